@@ -1,0 +1,149 @@
+"""Runs the rules over traces and merges what they say of the ranks into one analysis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfscope.analyzers.facts.device_time import DeviceTime, device_times
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
+from perfscope.analyzers.rules import load_rule, rule_ids
+from perfscope.analyzers.trace import RECORDED, Source, Trace
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step. ``traced`` tells whether a profiler was on while it ran."""
+
+    rank: int | None
+    number: int
+    duration_ns: int
+    traced: bool
+    start_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything a face shows: sources, device time, steps and outcomes. Draws itself in notebooks."""
+
+    sources: tuple[Source, ...]
+    devices: tuple[DeviceTime, ...]
+    steps: tuple[Step, ...]
+    outcomes: tuple[Outcome, ...]
+    run: Mapping[str, Any] | None = field(default=None)
+    """The run's manifest (allow-listed parts) where the sources are a run of ours."""
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.outcomes)
+
+    def __len__(self) -> int:
+        """Number of outcomes."""
+        return len(self.outcomes)
+
+    def __getitem__(self, rule: str) -> Outcome:
+        """The outcome of a rule, by id; ``KeyError`` if it was not asked."""
+        for outcome in self.outcomes:
+            if outcome.rule == rule.replace("-", "_"):
+                return outcome
+        raise KeyError(rule)
+
+    def findings(self) -> tuple[tuple[str, Finding], ...]:
+        """(rule, finding) of all outcomes, the costliest first; those without a time last."""
+        pairs = [(outcome.rule, finding) for outcome in self.outcomes for finding in outcome.findings]
+        return tuple(sorted(pairs, key=lambda pair: _cost_order(pair[1])))
+
+    def _repr_html_(self) -> str:
+        from perfscope.notebook import analysis_html
+
+        return analysis_html(self)
+
+
+def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
+    """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out."""
+    held = (traces,) if isinstance(traces, Trace) else tuple(traces)
+    chosen = [load_rule(rule) for rule in (rule_ids() if rules is None else rules)]
+    return Analysis(
+        sources=tuple(trace.source for trace in held),
+        devices=tuple(device for trace in held for device in trace.fact(device_times)),
+        steps=tuple(step for trace in held for step in _steps(trace)),
+        outcomes=tuple(merge_outcomes([judge(rule, trace) for trace in held], held) for rule in chosen),
+    )
+
+
+def judge(rule: Rule, trace: Trace) -> Outcome:
+    """What one rule says of one trace. A rule that breaks abstains and says so; it never passes as clean."""
+    absent = [key for key in rule.needs if key not in trace.recorded]
+    if absent:
+        return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
+    try:
+        findings = sorted(rule.check(trace), key=_cost_order)
+    except AbstainError as reason:
+        return Outcome(rule=rule.id, status="abstained", reason=str(reason))
+    except Exception as error:  # a broken third-party rule must not cost the user the other answers
+        _log.warning("rule %s failed on %s", rule.id, trace.source.path, exc_info=True)
+        return Outcome(rule=rule.id, status="abstained", reason=f"the rule failed: {type(error).__name__}: {error}")
+    return Outcome(rule=rule.id, status="flagged" if findings else "clean", findings=tuple(findings))
+
+
+def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outcome:
+    """One outcome over all ranks. Clean means every rank was looked at and is clean."""
+    if len(outcomes) == 1:
+        outcome = outcomes[0]
+        rank = traces[0].source.rank
+        ranks = () if rank is None else (rank,)
+        return replace(outcome, findings=tuple(replace(finding, ranks=ranks) for finding in outcome.findings))
+    labels = [_label(trace, index) for index, trace in enumerate(traces)]
+    blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
+    reason = None
+    if blind:
+        whose = "all sources" if len(blind) == len(outcomes) else ", ".join(label for label, _ in blind)
+        reason = f"{whose}: {blind[0][1].reason}"
+    findings = _merge_findings(outcomes, labels, traces)
+    if findings:
+        return Outcome(rule=outcomes[0].rule, status="flagged", reason=reason, findings=findings)
+    return Outcome(rule=outcomes[0].rule, status="abstained" if blind else "clean", reason=reason)
+
+
+def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: Sequence[Trace]) -> tuple[Finding, ...]:
+    groups: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
+    for index, outcome in enumerate(outcomes):
+        for finding in outcome.findings:
+            groups.setdefault((finding.subject, finding.where), []).append((index, finding))
+    merged = []
+    for members in groups.values():
+        members.sort(key=lambda pair: _cost_order(pair[1]))
+        worst = members[0][1]
+        evidence: list[Mapping[str, Cell]] = [
+            {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:3]
+        ]
+        ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
+        merged.append(replace(worst, evidence=tuple(evidence), ranks=tuple(ranks)))
+    return tuple(sorted(merged, key=_cost_order))
+
+
+def _label(trace: Trace, index: int) -> str:
+    return f"source {index}" if trace.source.rank is None else f"rank {trace.source.rank}"
+
+
+def _cost_order(finding: Finding) -> tuple[int, int, str]:
+    cost = finding.cost_ns_per_step if finding.cost_ns_per_step is not None else finding.cost_ns
+    return (0 if cost is not None else 1, -(cost or 0), finding.title)
+
+
+def _steps(trace: Trace) -> Iterator[Step]:
+    windows = trace.fact(step_windows)
+    for start, end, number in zip(windows.starts, windows.ends, windows.numbers, strict=True):
+        yield Step(
+            rank=trace.source.rank,
+            number=int(number),
+            duration_ns=int(end - start),
+            traced=True,
+            start_ns=int(start),
+        )
+    for number, duration in enumerate(trace.step_times_ns):
+        yield Step(rank=trace.source.rank, number=number, duration_ns=duration, traced=False)

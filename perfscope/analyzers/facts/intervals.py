@@ -1,0 +1,80 @@
+"""Unions, differences and overlaps of half-open integer intervals, in numpy, exact.
+
+A *disjoint* set is a pair of int64 arrays (starts, ends), sorted, not touching, none empty.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """A disjoint set of half-open intervals ``[start, end)`` in ns."""
+
+    starts: Int64
+    ends: Int64
+
+    def total(self) -> int:
+        """Summed length in ns."""
+        return int((self.ends - self.starts).sum())
+
+
+EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
+    """Disjoint union of any intervals. Touching ones are joined, empty ones vanish."""
+    begin, finish = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+    filled = finish > begin
+    begin, finish = begin[filled], finish[filled]
+    if not len(begin):
+        return EMPTY
+    order = np.argsort(begin, kind="stable")
+    begin, finish = begin[order], finish[order]
+    reach = np.maximum.accumulate(finish)
+    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
+    closes = np.concatenate((opens[1:], [True]))
+    return Intervals(begin[opens], reach[closes])
+
+
+def complement(busy: Intervals, start: int, end: int) -> Intervals:
+    """The gaps of ``busy`` within ``[start, end)``."""
+    starts = np.concatenate(([start], np.clip(busy.ends, start, end)))
+    ends = np.concatenate((np.clip(busy.starts, start, end), [end]))
+    keep = ends > starts
+    return Intervals(starts[keep], ends[keep])
+
+
+def covered(busy: Intervals, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
+    """For each given interval, how many ns of it lie inside ``busy``."""
+    return _covered_before(busy, np.asarray(ends, np.int64)) - _covered_before(busy, np.asarray(starts, np.int64))
+
+
+def _covered_before(busy: Intervals, times: Int64) -> Int64:
+    if not len(busy.starts):
+        return np.zeros(len(times), np.int64)
+    before = np.concatenate(([0], np.cumsum(busy.ends - busy.starts)))
+    index = np.searchsorted(busy.starts, times, side="right")
+    last_end = busy.ends[np.maximum(index - 1, 0)]
+    overshoot = np.where(index > 0, np.maximum(last_end - times, 0), 0)
+    return np.asarray(before[index] - overshoot, np.int64)
+
+
+def intersection_total(first: Intervals, second: Intervals) -> int:
+    """ns that lie in both sets."""
+    return int(covered(first, second.starts, second.ends).sum())
+
+
+def difference_total(first: Intervals, second: Intervals) -> int:
+    """ns of ``first`` outside ``second``."""
+    return first.total() - intersection_total(first, second)
+
+
+def merge(*sets: Intervals) -> Intervals:
+    """Union of disjoint sets."""
+    return union(np.concatenate([part.starts for part in sets]), np.concatenate([part.ends for part in sets]))

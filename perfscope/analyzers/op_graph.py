@@ -1,0 +1,73 @@
+"""The op graph of one step: what ran below autograd, on which storages, from which line.
+
+Written by the structure pass of ``perfscope run`` (``profiler/captures/op_graph.py``) as
+``structure.opgraph.json`` and read by ``readers/op_graph.py``. It carries no times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTensor:
+    """A tensor as an op saw it. ``storage`` is unique in the graph: ids of freed storages are not reused."""
+
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    bytes: int
+    """Bytes that reading all its elements once moves (elements times item size, expanded dimensions once)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOp:
+    """One dispatched op. Indices point into ``OpGraph.tensors``."""
+
+    index: int
+    name: str
+    """Overload name, such as ``aten.add.Tensor``."""
+    phase: Phase
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    mutated: tuple[int, ...]
+    """Inputs whose storage the op writes (in place, out=, foreach)."""
+    pointwise: bool
+    reduction: bool
+    view: bool
+    """True if it moves no bytes: a view, a metadata read or an allocation."""
+    flops: int | None
+    """None: no formula for this op. Zero is a statement, not a default."""
+    module: str
+    """Qualified name of the innermost ``nn.Module`` (backward: of the forward op), or ``''``."""
+    file: str | None
+    line: int | None
+    """The user's line: innermost frame outside torch and perfscope (backward: of the forward op)."""
+    function: str | None
+    sequence: int | None
+    """Autograd sequence number that joins a forward op with its backward ops."""
+    host_read: str | None = None
+    """Why an accelerator would stall the host here: ``item``, ``nonzero``, ``bool``, ``to_host`` ..., else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    """Ops in execution order, the tensors they touch, and what outlives the step."""
+
+    step: int
+    device: str
+    """Where the program's tensors live: ``cpu``, ``cuda`` ..."""
+    ops: tuple[GraphOp, ...]
+    tensors: tuple[GraphTensor, ...]
+    live_out: frozenset[int]
+    """Storages that are still alive at the end of the step (parameters, optimizer state, outputs)."""
+    parameters: frozenset[int]
+    """Storages of parameters and buffers, where known."""
+    truncated: bool = False
+    """True if the op limit was reached and the step's tail is missing."""

@@ -1,0 +1,12 @@
+"""The readers, a written list: format -> module. One format a file.
+
+A reader's module has ``sniff(path, head) -> bool`` (``head``: the first bytes, decompressed) and
+``read(path) -> Trace``. ``DataError`` in one line if the file is of the format but cannot be read.
+"""
+
+from __future__ import annotations
+
+READERS: dict[str, str] = {
+    "kineto": "perfscope.analyzers.readers.kineto",
+    "run": "perfscope.analyzers.readers.run",
+}

@@ -1,0 +1,48 @@
+"""The rules, a written list: id -> module. One rule a file, the file name is the id.
+
+A rule's module has ``NEEDS`` (keys of ``perfscope.analyzers.trace.RECORDED``) and
+``check(trace) -> Iterable[Finding]``. Its docstring is its page in ``docs/rules``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from perfscope.analyzers.finding import Rule
+from perfscope.profiler.errors import AskedWronglyError
+
+RULES: dict[str, str] = {
+    "excess_remat": "perfscope.analyzers.rules.excess_remat",
+    "exposed_communication": "perfscope.analyzers.rules.exposed_communication",
+    "full_precision_matmul": "perfscope.analyzers.rules.full_precision_matmul",
+    "host_sync": "perfscope.analyzers.rules.host_sync",
+    "input_stall": "perfscope.analyzers.rules.input_stall",
+    "launch_bound": "perfscope.analyzers.rules.launch_bound",
+    "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
+    "small_kernels": "perfscope.analyzers.rules.small_kernels",
+    "unfused_attention": "perfscope.analyzers.rules.unfused_attention",
+    "unfused_ops": "perfscope.analyzers.rules.unfused_ops",
+    "unfused_optimizer": "perfscope.analyzers.rules.unfused_optimizer",
+}
+
+ENTRY_POINTS = "perfscope.rules"
+
+
+def rule_ids() -> tuple[str, ...]:
+    """Ids of all rules, ours and those of installed packages, sorted."""
+    return tuple(sorted({*RULES, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
+
+
+def load_rule(rule_id: str) -> Rule:
+    """The rule of that id; dashes are taken as underscores. ``AskedWronglyError`` if there is none."""
+    wanted = rule_id.replace("-", "_")
+    path = RULES.get(wanted)
+    if path is not None:
+        module = importlib.import_module(path)
+    else:
+        found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
+        if not found:
+            raise AskedWronglyError(f"{rule_id}: no such rule; `perfscope rules` lists them")
+        module = found[0].load()
+    return Rule(id=wanted, doc=module.__doc__ or "", needs=tuple(module.NEEDS), check=module.check)

@@ -1,0 +1,20 @@
+"""The model: declared tables, and a trace that is held to them."""
+
+from perfscope.analyzers.trace.columns import MISSING, Column, Rows, Table
+from perfscope.analyzers.trace.tables import TABLES, CallKind, CopyKind, HostMemory, SliceKind
+from perfscope.analyzers.trace.trace import RECORDED, Source, Trace
+
+__all__ = [
+    "MISSING",
+    "RECORDED",
+    "TABLES",
+    "CallKind",
+    "Column",
+    "CopyKind",
+    "HostMemory",
+    "Rows",
+    "SliceKind",
+    "Source",
+    "Table",
+    "Trace",
+]

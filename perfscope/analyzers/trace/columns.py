@@ -1,0 +1,132 @@
+"""Columns declared once: name, dtype, unit, meaning. Readers are held to the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = npt.NDArray[Any]
+
+MISSING = -1
+"""Stored in a nullable integer column where the source said nothing; ``<NA>`` at the public edge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One declared column.
+
+    ``text`` columns hold int32 codes into ``Trace.strings``; ``refers`` names the table whose row
+    index the column holds; ``nullable`` columns may hold ``MISSING``.
+    """
+
+    name: str
+    dtype: str
+    unit: str
+    doc: str
+    nullable: bool = False
+    text: bool = False
+    refers: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A declared table: its name, what a row is, and its columns."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+
+    def column(self, name: str) -> Column:
+        """The declared column of that name; ``KeyError`` if there is none."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"{self.name} has no column {name}")
+
+
+class Rows(Mapping[str, Array]):
+    """The data of one table: equally long numpy arrays by column name, in declared order."""
+
+    __slots__ = ("_arrays", "table")
+
+    def __init__(self, table: Table, arrays: Mapping[str, npt.ArrayLike]) -> None:
+        """Hold ``arrays`` to ``table``: every declared column, no other, one length, right dtype.
+
+        A column that is nullable may be left out and is then all ``MISSING`` (NaN for floats).
+        """
+        unknown = set(arrays) - {column.name for column in table.columns}
+        if unknown:
+            raise ValueError(f"{table.name}: undeclared columns {sorted(unknown)}")
+        lengths = {name: len(np.asarray(values)) for name, values in arrays.items()}
+        size = next(iter(lengths.values()), 0)
+        if any(length != size for length in lengths.values()):
+            raise ValueError(f"{table.name}: columns of different length {lengths}")
+        held: dict[str, Array] = {}
+        for column in table.columns:
+            if column.name in arrays:
+                held[column.name] = np.asarray(arrays[column.name], dtype=column.dtype)
+            elif column.nullable:
+                blank = np.nan if np.dtype(column.dtype).kind == "f" else MISSING
+                held[column.name] = np.full(size, blank, dtype=column.dtype)
+            elif size == 0:
+                held[column.name] = np.empty(0, dtype=column.dtype)
+            else:
+                raise ValueError(f"{table.name}: column {column.name} is missing")
+        self.table = table
+        self._arrays = held
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        """Number of rows (not of columns)."""
+        first = next(iter(self._arrays.values()), None)
+        return 0 if first is None else len(first)
+
+    def take(self, rows: Array) -> Rows:
+        """The given rows (indices or a boolean mask), in that order."""
+        return Rows(self.table, {name: values[rows] for name, values in self._arrays.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return sum(values.nbytes for values in self._arrays.values())
+
+    def frame(self, strings: list[str]) -> pd.DataFrame:
+        """As pandas: text decoded to categoricals, ``MISSING`` to ``<NA>``."""
+        import pandas as pd
+
+        shown: dict[str, Any] = {}
+        for column in self.table.columns:
+            values = self._arrays[column.name]
+            if column.text:
+                shown[column.name] = _decode(values, strings)
+            elif column.nullable and values.dtype.kind == "i":
+                shown[column.name] = pd.array(values, dtype="Int64")
+                shown[column.name][values == MISSING] = pd.NA
+            else:
+                shown[column.name] = values
+        return pd.DataFrame(shown)
+
+
+def _decode(codes: Array, strings: list[str]) -> Any:
+    import pandas as pd
+
+    used, inverse = np.unique(codes, return_inverse=True)
+    present = used != MISSING
+    names = [strings[code] for code in used[present]]
+    compact = np.cumsum(present) - 1
+    compact[~present] = MISSING
+    if len(set(names)) != len(names):  # two codes may hold the same text
+        return pd.array([strings[code] if code != MISSING else None for code in codes], dtype="str")
+    return pd.Categorical.from_codes(compact[inverse].tolist(), categories=names)

@@ -1,0 +1,261 @@
+"""Every table of the model. What is not declared here does not exist for a rule or a page."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from perfscope.analyzers.trace.columns import Column, Table
+
+
+class SliceKind(IntEnum):
+    """What a host slice is."""
+
+    OP = 0
+    ANNOTATION = 1
+    PYTHON = 2
+    OVERHEAD = 3
+    OTHER = 4
+
+
+class CallKind(IntEnum):
+    """What a runtime or driver call does."""
+
+    KERNEL = 0
+    GRAPH = 1
+    COPY = 2
+    MEMSET = 3
+    SYNC = 4
+    MEMORY = 5
+    OTHER = 6
+
+
+class CopyKind(IntEnum):
+    """Direction of a copy; a memset has none."""
+
+    HOST_TO_DEVICE = 0
+    DEVICE_TO_HOST = 1
+    DEVICE_TO_DEVICE = 2
+    PEER_TO_PEER = 3
+    HOST_TO_HOST = 4
+    MEMSET = 5
+    UNKNOWN = 6
+
+
+class HostMemory(IntEnum):
+    """The host side of a copy."""
+
+    NONE = 0
+    PAGEABLE = 1
+    PINNED = 2
+    UNKNOWN = 3
+
+
+def _start(what: str) -> Column:
+    return Column(name="start_ns", dtype="int64", unit="ns", doc=f"{what} began, on the trace's clock")
+
+
+def _end(what: str) -> Column:
+    return Column(name="end_ns", dtype="int64", unit="ns", doc=f"{what} ended (half open)")
+
+
+def _text(name: str, doc: str, *, nullable: bool = False) -> Column:
+    return Column(name=name, dtype="int32", unit="text", doc=doc, text=True, nullable=nullable)
+
+
+def _row(name: str, table: str, doc: str, *, nullable: bool = True) -> Column:
+    return Column(name=name, dtype="int32", unit=f"row of {table}", doc=doc, refers=table, nullable=nullable)
+
+
+def _id(name: str, doc: str) -> Column:
+    return Column(name=name, dtype="int64", unit="id", doc=doc, nullable=True)
+
+
+_DEVICE = _row("device", "devices", "the device it ran on", nullable=False)
+_STREAM = Column(name="stream", dtype="int64", unit="id", doc="stream or queue on that device")
+_CORRELATION = _id("correlation", "id that joins a runtime call with the work it launched")
+_EXTERNAL = _id("external_id", "id that joins device work and calls with the host op")
+
+THREADS = Table(
+    name="threads",
+    doc="One row a host thread.",
+    columns=(
+        _text("process", "process id or name as recorded"),
+        _text("thread", "thread id or name as recorded"),
+    ),
+)
+
+DEVICES = Table(
+    name="devices",
+    doc="One row an accelerator that did work in the trace.",
+    columns=(
+        Column(name="ordinal", dtype="int64", unit="id", doc="number of the device in its process"),
+        _text("name", "product name", nullable=True),
+        Column(name="cores", dtype="int64", unit="count", doc="SMs or CUs", nullable=True),
+        Column(name="memory_bytes", dtype="int64", unit="B", doc="memory of the device", nullable=True),
+    ),
+)
+
+SLICES = Table(
+    name="slices",
+    doc="One row a host span: framework op, annotation, Python function, profiler overhead. "
+    "Sorted by thread, start, then longest first, so a parent stands before its children.",
+    columns=(
+        _start("the span"),
+        _end("the span"),
+        _text("name", "as recorded"),
+        Column(name="kind", dtype="uint8", unit="SliceKind", doc="0 op, 1 annotation, 2 python, 3 overhead, 4 other"),
+        _row("thread", "threads", "where it ran", nullable=False),
+        _row("parent", "slices", "innermost span of the same thread that encloses it"),
+        _EXTERNAL,
+        _id("sequence", "autograd sequence number"),
+        _id("forward_thread", "autograd: 0 in the forward pass, the forward's thread id in the backward"),
+        _text("shapes", "input shapes, JSON text", nullable=True),
+        _text("dtypes", "input types, JSON text", nullable=True),
+    ),
+)
+
+CALLS = Table(
+    name="calls",
+    doc="One row a runtime or driver call on the host (CUDA, HIP, MTIA). `launches` and `syncs` are its parts.",
+    columns=(
+        _start("the call"),
+        _end("the call"),
+        _text("name", "as recorded"),
+        Column(
+            name="kind",
+            dtype="uint8",
+            unit="CallKind",
+            doc="0 kernel, 1 graph, 2 copy, 3 memset, 4 sync, 5 memory, 6 other",
+        ),
+        _row("thread", "threads", "where it ran", nullable=False),
+        _row("parent", "slices", "innermost host span that encloses it"),
+        _CORRELATION,
+        _EXTERNAL,
+    ),
+)
+
+KERNELS = Table(
+    name="kernels",
+    doc="One row a kernel on a device.",
+    columns=(
+        _start("the kernel"),
+        _end("the kernel"),
+        _text("name", "as recorded"),
+        _DEVICE,
+        _STREAM,
+        _row("call", "calls", "the call that launched it (a graph launch for graph kernels)"),
+        _row("op", "slices", "the host op that launched it"),
+        Column(name="communication", dtype="bool", unit="flag", doc="a collective or point-to-point kernel"),
+        _CORRELATION,
+        _EXTERNAL,
+        Column(name="blocks", dtype="int64", unit="count", doc="thread blocks of the grid", nullable=True),
+        Column(name="threads_per_block", dtype="int32", unit="count", doc="threads of a block", nullable=True),
+        Column(name="occupancy", dtype="float32", unit="percent", doc="estimated by the profiler", nullable=True),
+    ),
+)
+
+COPIES = Table(
+    name="copies",
+    doc="One row a copy or memset on a device.",
+    columns=(
+        _start("the copy"),
+        _end("the copy"),
+        _text("name", "as recorded"),
+        _DEVICE,
+        _STREAM,
+        _row("call", "calls", "the call that launched it"),
+        _row("op", "slices", "the host op that launched it"),
+        _CORRELATION,
+        _EXTERNAL,
+        Column(name="kind", dtype="uint8", unit="CopyKind", doc="0 HtoD, 1 DtoH, 2 DtoD, 3 PtoP, 4 HtoH, 5 memset, 6 ?"),
+        Column(name="host_memory", dtype="uint8", unit="HostMemory", doc="0 none, 1 pageable, 2 pinned, 3 unknown"),
+        Column(name="bytes", dtype="int64", unit="B", doc="bytes moved or set", nullable=True),
+    ),
+)
+
+COLLECTIVES = Table(
+    name="collectives",
+    doc="One row a collective as one rank saw it: a communication kernel, or a host span (gloo).",
+    columns=(
+        _start("the collective"),
+        _end("the collective"),
+        _text("name", "operation, such as all_reduce"),
+        _row("kernel", "kernels", "the kernel, for a collective on a device"),
+        _row("slice", "slices", "the host span, for a collective on the host"),
+        _text("group", "process group name", nullable=True),
+        Column(name="group_size", dtype="int32", unit="count", doc="ranks in the group", nullable=True),
+        _text("ranks", "ranks of the group, JSON text", nullable=True),
+        Column(name="elements_in", dtype="int64", unit="count", doc="elements of the input message", nullable=True),
+        Column(name="elements_out", dtype="int64", unit="count", doc="elements of the output message", nullable=True),
+        _text("dtype", "element type", nullable=True),
+        _id("sequence", "number of the collective in its group"),
+    ),
+)
+
+SYNC_RECORDS = Table(
+    name="sync_records",
+    doc="One row a synchronisation as the device driver recorded it (only with sync events enabled).",
+    columns=(
+        _start("the wait"),
+        _end("the wait"),
+        _text("name", "Stream Sync, Event Sync, Context Sync or Stream Wait Event"),
+        _DEVICE,
+        _STREAM,
+        _row("call", "calls", "the host call"),
+        _CORRELATION,
+    ),
+)
+
+MEMORY = Table(
+    name="memory",
+    doc="One row an allocator event.",
+    columns=(
+        Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
+        _row("thread", "threads", "where", nullable=False),
+        _row("op", "slices", "innermost host span around it"),
+        Column(name="on_device", dtype="bool", unit="flag", doc="device memory, else host memory"),
+        Column(name="ordinal", dtype="int64", unit="id", doc="number of the device", nullable=True),
+        Column(name="address", dtype="uint64", unit="address", doc="address of the block"),
+        Column(name="bytes", dtype="int64", unit="B", doc="allocated; negative: freed"),
+        Column(name="allocated_bytes", dtype="int64", unit="B", doc="allocator total after it", nullable=True),
+        Column(name="reserved_bytes", dtype="int64", unit="B", doc="allocator reserve after it", nullable=True),
+    ),
+)
+
+STEPS = Table(
+    name="steps",
+    doc="One row a step of the program's loop.",
+    columns=(
+        _start("the step"),
+        _end("the step"),
+        _text("name", "as recorded"),
+        Column(name="number", dtype="int64", unit="count", doc="number the program gave it"),
+    ),
+)
+
+COUNTERS = Table(
+    name="counters",
+    doc="One row a sample of a counter.",
+    columns=(
+        Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
+        _text("name", "counter and its series"),
+        Column(name="value", dtype="float64", unit="as recorded", doc="the sample"),
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        CALLS,
+        COLLECTIVES,
+        COPIES,
+        COUNTERS,
+        DEVICES,
+        KERNELS,
+        MEMORY,
+        SLICES,
+        STEPS,
+        SYNC_RECORDS,
+        THREADS,
+    )
+}

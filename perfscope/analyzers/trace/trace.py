@@ -1,0 +1,210 @@
+"""One rank's recording as declared tables on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from perfscope.analyzers.trace.columns import MISSING, Rows
+from perfscope.analyzers.trace.tables import TABLES, CallKind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfscope.analyzers.op_graph import OpGraph
+
+RECORDED: dict[str, str] = {
+    "device_work": "kernels and copies of an accelerator",
+    "host_ops": "framework ops on the host",
+    "launch_links": "which call launched which kernel (correlation ids)",
+    "op_links": "which host op launched which device work",
+    "runtime_calls": "runtime and driver calls of the accelerator",
+    "python_stack": "Python functions",
+    "shapes": "input shapes of ops",
+    "autograd": "autograd sequence numbers",
+    "memory": "allocator events",
+    "collectives": "collectives with their sizes",
+    "sync_records": "synchronisations as the driver saw them",
+    "steps": "step boundaries",
+    "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
+}
+"""What a source may have recorded. A rule that needs a key which is absent abstains."""
+
+FactT = TypeVar("FactT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a trace came from and what was read of it. Counts are events of the file."""
+
+    path: str
+    format: str
+    rank: int | None
+    events_read: int
+    events_unplaced: int
+    unplaced: Mapping[str, int] = field(default_factory=dict)
+    """Unplaced events by reason."""
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """What was mended while reading, by kind (unescaped quotes ...)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the report must know, one sentence each."""
+    world_size: int | None = None
+    backend: str | None = None
+
+
+class Trace:
+    """One rank's recording: declared tables, the string pool, and what was recorded at all.
+
+    ``trace.kernels`` and its sisters are pandas frames (columns: ``docs/model.md``);
+    ``trace.rows["kernels"]`` holds the same as numpy arrays.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        strings: list[str],
+        rows: Mapping[str, Rows],
+        recorded: frozenset[str],
+        detail: Trace | None = None,
+        op_graph: OpGraph | None = None,
+        step_times_ns: tuple[int, ...] = (),
+    ) -> None:
+        """Hold the parts. Tables left out are empty.
+
+        ``detail``: a second recording of the same program with shapes and Python stacks, used for
+        call sites and never for time. ``step_times_ns``: steps timed with no profiler on.
+        """
+        unknown = recorded - set(RECORDED)
+        if unknown:
+            raise ValueError(f"undeclared recorded keys {sorted(unknown)}")
+        self.source = source
+        self.strings = strings
+        self.rows: dict[str, Rows] = {
+            name: rows[name] if name in rows else Rows(table, {}) for name, table in TABLES.items()
+        }
+        self.recorded = recorded
+        self.detail = detail
+        self.op_graph = op_graph
+        self.step_times_ns = step_times_ns
+        self._facts: dict[Any, Any] = {}
+
+    def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
+        """``derive(self)``, computed once and kept. Facts are pure functions of a trace."""
+        if derive not in self._facts:
+            self._facts[derive] = derive(self)
+        found: FactT = self._facts[derive]
+        return found
+
+    def text(self, code: int) -> str:
+        """The string of a text column's code; ``''`` for ``MISSING``."""
+        return "" if code == MISSING else self.strings[code]
+
+    def span_ns(self) -> tuple[int, int]:
+        """First start and last end of everything in the trace; ``(0, 0)`` if there is nothing."""
+        filled = [rows for rows in self.rows.values() if "start_ns" in rows and len(rows)]
+        if not filled:
+            return (0, 0)
+        return (
+            int(min(rows["start_ns"].min() for rows in filled)),
+            int(max(rows["end_ns"].max() for rows in filled)),
+        )
+
+    def frame(self, table: str) -> pd.DataFrame:
+        """A table as pandas, with the rank as first column where it is known."""
+        shown = self.rows[table].frame(self.strings)
+        if self.source.rank is not None:
+            shown.insert(0, "rank", self.source.rank)
+        return shown
+
+    @property
+    def slices(self) -> pd.DataFrame:
+        """Host spans: ops, annotations, Python functions."""
+        return self.frame("slices")
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """Kernels."""
+        return self.frame("kernels")
+
+    @property
+    def copies(self) -> pd.DataFrame:
+        """Copies and memsets."""
+        return self.frame("copies")
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """Collectives."""
+        return self.frame("collectives")
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Allocator events."""
+        return self.frame("memory")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Steps."""
+        return self.frame("steps")
+
+    @property
+    def counters(self) -> pd.DataFrame:
+        """Counter samples."""
+        return self.frame("counters")
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """All runtime and driver calls."""
+        return self.frame("calls")
+
+    @property
+    def launches(self) -> pd.DataFrame:
+        """The calls that put work on a device; the index is the row in ``calls``."""
+        kinds = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+        return self._calls_of(*kinds)
+
+    @property
+    def syncs(self) -> pd.DataFrame:
+        """The calls that wait for a device; the index is the row in ``calls``."""
+        return self._calls_of(CallKind.SYNC)
+
+    def _calls_of(self, *kinds: CallKind) -> pd.DataFrame:
+        calls = self.frame("calls")
+        return calls[np.isin(calls["kind"].to_numpy(), [int(kind) for kind in kinds])]
+
+    def check(self) -> None:
+        """Hold the trace to its declaration; ``ValueError`` names the first thing that is wrong.
+
+        Intervals do not end before they start, codes and row references point at something, and
+        the parts of every device's time sum to its span.
+        """
+        from perfscope.analyzers.facts.device_time import device_times
+
+        for name, rows in self.rows.items():
+            if "start_ns" in rows and (rows["end_ns"] < rows["start_ns"]).any():
+                raise ValueError(f"{name}: a row ends before it starts")
+            for column in rows.table.columns:
+                limit = None
+                if column.text:
+                    limit = len(self.strings)
+                elif column.refers is not None:
+                    limit = len(self.rows[column.refers])
+                if limit is None or not len(rows):
+                    continue
+                low, high = int(rows[column.name].min()), int(rows[column.name].max())
+                if high >= limit or low < (MISSING if column.nullable else 0):
+                    raise ValueError(f"{name}.{column.name}: points outside its target ({low}..{high} of {limit})")
+        for device in self.fact(device_times):
+            device.check()
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(rows):,} {name}" for name, rows in self.rows.items() if len(rows))
+        return f"<perfscope.Trace {self.source.path}: {counts or 'empty'}>"
+
+    def _repr_html_(self) -> str:
+        from perfscope.notebook import trace_html
+
+        return trace_html(self)

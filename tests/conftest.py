@@ -1,0 +1,24 @@
+"""Finds the corpus of real traces; tests that need it skip with a reason where it is absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
+
+
+def corpus_files(folder: str, pattern: str = "*") -> list[Path]:
+    """Files of a corpus folder, sorted; empty where the corpus is absent."""
+    return sorted((CORPUS / folder).glob(pattern))
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The corpus folder."""
+    if not CORPUS.is_dir():
+        pytest.skip(f"no corpus at {CORPUS}; set PERFSCOPE_CORPUS")
+    return CORPUS
