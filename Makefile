@@ -1,0 +1,46 @@
+# make demo   install into .venv, profile the example program, print the findings, write the HTML report
+# make test   install into .venv with the test tools, check style, types and layers, run the tests
+#
+# Both need Python 3.11 or newer and nothing else. A second run reuses .venv.
+
+PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+# One thread a process: the workers share the cores, and two runs of the demo take the same path.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint docs clean
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=15
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist perfscope.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.installed-demo: EXTRAS := torch
+$(VENV)/.installed-test: EXTRAS := torch,test
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(BIN)/python:
+	@test -n '$(PYTHON)' || { echo >&2 'make: no Python 3.11 or newer found; install one, or say which: make PYTHON=/path/to/python3'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 'make: $(PYTHON) is older than 3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 'make: $(PYTHON) cannot create environments; install its venv package (Debian, Ubuntu: apt install python3-venv)'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
