@@ -1,0 +1,15 @@
+"""The verbs, a written list: name -> ``module:attribute`` of a click command. One verb a file.
+
+A command returns its exit code (``None`` is 0) and raises ``PerfscopeError``; it prints no errors
+and never exits by itself: ``perfscope.__main__.main`` does. What is heavy it imports in its body.
+"""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, str] = {
+    "analyze": "perfscope.commands.analyze:analyze",
+    "doctor": "perfscope.commands.doctor:doctor",
+    "rules": "perfscope.commands.rules:rules",
+    "run": "perfscope.commands.run:run",
+    "runs": "perfscope.commands.runs:runs",
+}

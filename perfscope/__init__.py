@@ -1,0 +1,83 @@
+"""perfscope: where the time and memory of PyTorch and JAX programs go, why, and what fixing it would gain.
+
+    import perfscope
+
+    trace = perfscope.load("trace.json.gz")     # one recording; trace.kernels is a pandas frame
+    analysis = perfscope.analyze(trace)         # outcomes of all rules, costliest finding first
+
+Names are loaded when they are first used: importing perfscope loads no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.engine import Analysis as Analysis
+    from perfscope.analyzers.engine import analyze as analyze
+    from perfscope.analyzers.finding import Finding as Finding
+    from perfscope.analyzers.finding import Outcome as Outcome
+    from perfscope.analyzers.load import load_all as load_all
+    from perfscope.analyzers.load import load_one as load
+    from perfscope.analyzers.trace import Trace as Trace
+    from perfscope.dashboards import figures as figures
+    from perfscope.profiler.annotate import region as region
+    from perfscope.profiler.annotate import step as step
+
+    __version__: str
+
+__all__ = [
+    "Analysis",
+    "Finding",
+    "Outcome",
+    "Trace",
+    "__version__",
+    "analyze",
+    "figures",
+    "load",
+    "load_all",
+    "region",
+    "step",
+]
+
+_HOMES = {
+    "Analysis": "perfscope.analyzers.engine:Analysis",
+    "Finding": "perfscope.analyzers.finding:Finding",
+    "Outcome": "perfscope.analyzers.finding:Outcome",
+    "Trace": "perfscope.analyzers.trace:Trace",
+    "analyze": "perfscope.analyzers.engine:analyze",
+    "load": "perfscope.analyzers.load:load_one",
+    "load_all": "perfscope.analyzers.load:load_all",
+    "region": "perfscope.profiler.annotate:region",
+    "step": "perfscope.profiler.annotate:step",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module at first use and keep it."""
+    if name == "__version__":
+        value: Any = _version()
+    elif name == "figures":
+        value = import_module("perfscope.dashboards.figures")
+    elif name in _HOMES:
+        module, _, attribute = _HOMES[name].partition(":")
+        value = getattr(import_module(module), attribute)
+    else:
+        raise AttributeError(f"module 'perfscope' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("perfscope")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0+unknown"

@@ -1,0 +1,77 @@
+"""``perfscope`` and ``python -m perfscope``. This module alone prints errors and exits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from perfscope.commands.group import cli
+from perfscope.commands.options import Flags
+from perfscope.profiler.errors import DATA_UNREADABLE, DONE, PerfscopeError
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell says it."""
+PIPE_CLOSED = 141
+"""128 + SIGPIPE: the reader of our output went away, as ``| head`` does."""
+OWN_FAULT = 70
+"""EX_SOFTWARE of sysexits.h: perfscope itself broke, which says nothing of the data."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (``sys.argv`` if not given) and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors become one line on stderr."""
+    flags = Flags()
+    try:
+        code = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="perfscope",
+            standalone_mode=False,
+            obj=flags,
+        )
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return PIPE_CLOSED
+    except PerfscopeError as error:
+        return _report(str(error), error.exit_code, verbose=flags.verbose)
+    except MemoryError:
+        return _report("not enough memory for this input", DATA_UNREADABLE, verbose=flags.verbose)
+    except Exception as error:
+        line = f"internal error: {type(error).__name__}: {error} (-v shows where; please report it)"
+        return _report(line, OWN_FAULT, verbose=flags.verbose)
+    return code if isinstance(code, int) else DONE
+
+
+def _report(line: str, code: int, *, verbose: bool) -> int:
+    """One line on stderr, with nothing in it that could steer a terminal."""
+    from perfscope.dashboards.shown import shown
+
+    if verbose:
+        traceback.print_exc()
+    print(f"perfscope: {shown(line)}", file=sys.stderr)
+    return code
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter from complaining at exit that it cannot flush stdout."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""From a path to traces: a run, a trace file, or a folder of them; the reader is found by content."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from perfscope.analyzers.readers import READERS
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.errors import AskedWronglyError, DataError
+
+ENTRY_POINTS = "perfscope.readers"
+
+RUNS_FOLDER = "perfscope-runs"
+"""Where ``perfscope run`` keeps runs, below the folder it was started in."""
+
+HEAD_BYTES = 65_536
+"""Bytes of (decompressed) content a reader may sniff: a Kineto header with device properties fits."""
+
+MOST_FILES = 20_000
+"""Files a folder may hold: more than ranks of the largest jobs, fewer than a home directory."""
+
+_LOOKS = (
+    (b"SQLite format 3\x00", "an SQLite database"),
+    (b"PK\x03\x04", "a zip archive (unpack it first)"),
+    (b"\x1f\x8b", "gzip data that cannot be decompressed"),
+    (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
+    (b"BZh", "bzip2 data (decompress it first)"),
+    (b"\xfd7zXZ\x00", "xz data (decompress it first)"),
+    (b"\x7fELF", "a program"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the file itself"),
+    (b"<", "HTML or XML"),
+    (b"{", "JSON, but of no trace format"),
+    (b"[", "JSON, but of no trace format"),
+)
+"""First bytes -> what a person would call the file; the first that fits is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A file of a folder that was not read. ``broken``: it is a trace, but damaged."""
+
+    path: str
+    reason: str
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The traces below a path, by rank and then path, and what else lay there."""
+
+    traces: tuple[Trace, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def load(path: str | Path) -> list[Trace]:
+    """The traces of a run directory, ``latest``, a trace file, or a folder (all below it).
+
+    ``DataError``: nothing there, no permission, empty, damaged, or of no known format.
+    """
+    return list(load_path(path).traces)
+
+
+def load_one(path: str | Path) -> Trace:
+    """The one trace at ``path``; ``AskedWronglyError`` if there are several, ``DataError`` as in ``load``."""
+    traces = load(path)
+    if len(traces) > 1:
+        raise AskedWronglyError(f"{path}: holds {len(traces)} traces; perfscope.load_all() gives them all")
+    return traces[0]
+
+
+def load_all(path: str | Path) -> list[Trace]:
+    """All traces at or below ``path``, one for each rank, by rank; ``DataError`` as in ``load``."""
+    return load(path)
+
+
+def load_path(path: str | Path) -> Loaded:
+    """As ``load``, with what was skipped in a folder and why."""
+    place = resolve(path)
+    try:
+        reader = reader_of(place)
+    except OSError as error:
+        raise DataError(f"{path}: {_said(error)}") from error
+    if reader is not None:
+        return Loaded(traces=(_read(reader, place),))
+    if place.is_dir():
+        return _load_folder(place)
+    raise DataError(f"{path}: {_what_it_is(place)}; perfscope reads: {', '.join(sorted(_readers()))}")
+
+
+def resolve(path: str | Path) -> Path:
+    """Where ``path`` leads: itself, or the run of that name (``latest`` among them). It exists."""
+    place = Path(path)
+    try:
+        if place.exists():
+            return place
+        run = Path(RUNS_FOLDER) / place
+        if place.name == str(path) and run.exists():
+            return run
+    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+        raise DataError(f"{path}: {_said(error)}") from error
+    if str(path) == "latest":
+        raise DataError(f"{RUNS_FOLDER}/latest: no run was captured here yet; `perfscope run` makes one")
+    raise DataError(f"{path}: no such file or folder")
+
+
+def reader_of(place: Path) -> ModuleType | None:
+    """The reader that knows what lies at ``place``, or ``None``. ``OSError`` if it cannot be opened."""
+    if not place.is_dir() and not place.is_file():
+        return None
+    head = b"" if place.is_dir() else head_of(place)
+    for home in _readers().values():
+        if home.sniff(place, head):
+            return home
+    return None
+
+
+def head_of(file: Path) -> bytes:
+    """The first bytes of a file, decompressed if it is gzip (as far as it is intact)."""
+    with file.open("rb") as stream:
+        raw = stream.read(HEAD_BYTES)
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)
+    except zlib.error:
+        return raw
+
+
+def _readers() -> dict[str, ModuleType]:
+    """Reader modules by format: ours first, then those of installed packages."""
+    found = {name: importlib.import_module(home) for name, home in sorted(READERS.items())}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        found.setdefault(entry.name, entry.load())
+    return found
+
+
+def _read(reader: ModuleType, place: Path) -> Trace:
+    """One trace. What a reader stumbles over in damaged data becomes one line with the path."""
+    try:
+        trace: Trace = reader.read(place)
+    except OSError as error:
+        raise DataError(f"{place}: {_said(error)}") from error
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
+        raise DataError(f"{place}: damaged, or not what it seems: {type(error).__name__}: {error}") from error
+    return trace
+
+
+def _load_folder(folder: Path) -> Loaded:
+    traces, skipped, runs = [], [], []
+    for place in _candidates(folder):
+        try:
+            reader = reader_of(place)
+            if reader is None:
+                if not place.is_dir():
+                    skipped.append(Skipped(path=str(place), reason=_what_it_is(place), broken=False))
+                continue
+            if place.is_dir():
+                runs.append(place)
+            traces.append(_read(reader, place))
+        except OSError as error:
+            skipped.append(Skipped(path=str(place), reason=_said(error), broken=True))
+        except DataError as error:
+            reason = str(error).removeprefix(f"{place}: ")
+            skipped.append(Skipped(path=str(place), reason=reason, broken=True))
+        if len(runs) > 1:
+            raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
+    if not traces:
+        raise DataError(f"{folder}: {_why_nothing(skipped)}")
+    traces.sort(key=_by_rank)
+    return Loaded(traces=tuple(traces), skipped=tuple(skipped))
+
+
+def _by_rank(trace: Trace) -> tuple[bool, int, str]:
+    rank = trace.source.rank
+    return (rank is None, rank or 0, trace.source.path)
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    """Files below ``folder``, and folders that are one source (a run), sorted; hidden ones and links to
+    folders are left alone."""
+    count = 0
+    for root, folders, files in os.walk(folder):
+        whole = [name for name in sorted(folders) if _is_source(Path(root, name))]
+        folders[:] = sorted(name for name in folders if name not in whole and not name.startswith("."))
+        yield from (Path(root, name) for name in whole)
+        for name in sorted(files):
+            if name.startswith("."):
+                continue
+            count += 1
+            if count > MOST_FILES:
+                raise DataError(f"{folder}: more than {MOST_FILES:,} files below it; name a narrower folder")
+            yield Path(root, name)
+
+
+def _is_source(folder: Path) -> bool:
+    return not folder.is_symlink() and not folder.name.startswith(".") and reader_of(folder) is not None
+
+
+def _why_nothing(skipped: list[Skipped]) -> str:
+    broken = [one for one in skipped if one.broken]
+    if broken:
+        return f"no readable trace: {Path(broken[0].path).name}: {broken[0].reason}"
+    if skipped:
+        return f"no trace in it; {Path(skipped[0].path).name} is {skipped[0].reason}"
+    return "an empty folder"
+
+
+def _what_it_is(file: Path) -> str:
+    """``'an SQLite database'``: what a file looks like that no reader knows."""
+    if not file.is_file():
+        return "not a file"
+    if file.stat().st_size == 0:
+        return "an empty file"
+    head = head_of(file)
+    if not head:
+        return "an empty gzip file"
+    for magic, name in _LOOKS:
+        if head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(magic):
+            return name
+    try:
+        head[:1024].decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < min(len(head), 1024) - 4:
+            return "binary data of an unknown format"
+    return "text" if b"\x00" not in head else "binary data of an unknown format"
+
+
+def _said(error: OSError | ValueError) -> str:
+    """The reason alone: the path stands before it already."""
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return (text or type(error).__name__).lower()
