@@ -1,0 +1,230 @@
+"""Writes the generated pages: one a rule from its docstring, the list of rules, and the tables of the model.
+
+python docs/generate.py             write them
+python docs/generate.py --check     change nothing; exit 1 and name the pages that differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.rules import RULES
+from perfscope.analyzers.trace import RECORDED
+from perfscope.analyzers.trace.tables import TABLES
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.trace.columns import Column
+
+DOCS = Path(__file__).resolve().parent
+GENERATED = "<!-- Written by docs/generate.py; `make docs` writes it again. -->"
+SECTION = re.compile(r"^([A-Z][A-Za-z ]{2,40}):(?:\s+(.*))?$")
+"""A section of a docstring: a capitalised heading at the margin, a colon, then text on that line or below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSource:
+    """What a rule's page is made of, read from its file without running it."""
+
+    id: str
+    path: str
+    doc: str
+    needs: tuple[str, ...]
+    constants: tuple[tuple[str, str, str], ...]
+    """(name, value, reason) of the thresholds."""
+
+
+def rule_source(rule_id: str, path: Path) -> RuleSource:
+    """Read a rule's file. ``ValueError`` if it has no docstring or no ``NEEDS``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    doc = ast.get_docstring(tree)
+    if not doc:
+        raise ValueError(f"{path}: a rule's docstring is its page; there is none")
+    constants = tuple(_constants(tree))
+    needs = [value for name, value, _ in constants if name == "NEEDS"]
+    if not needs:
+        raise ValueError(f"{path}: NEEDS is missing")
+    return RuleSource(
+        id=rule_id,
+        path=f"perfscope/analyzers/rules/{path.name}",
+        doc=doc,
+        needs=tuple(ast.literal_eval(needs[0])),
+        constants=tuple(row for row in constants if row[0] != "NEEDS" and row[2]),
+    )
+
+
+def _constants(tree: ast.Module) -> list[tuple[str, str, str]]:
+    found = []
+    for statement, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name, value = statement.targets[0].id, statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            name, value = statement.target.id, statement.value
+        else:
+            continue
+        if name.isupper() and not name.startswith("_"):
+            found.append((name, ast.unparse(value), _text_of(after)))
+    return found
+
+
+def _text_of(statement: ast.stmt | None) -> str:
+    """The string that stands below a constant as its documentation; ``''`` if there is none."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        value = statement.value.value
+        return inspect.cleandoc(value) if isinstance(value, str) else ""
+    return ""
+
+
+def rule_page(rule: RuleSource) -> str:
+    """One rule as Markdown: the docstring's sections, what it needs, its thresholds, its file."""
+    summary, _, body = rule.doc.partition("\n")
+    parts = [GENERATED, f"# {rule.id}", _markdown(summary), *_sections(body)]
+    parts.append("## What it needs")
+    if rule.needs:
+        parts.append("\n".join(f"- `{key}`: {RECORDED[key]}" for key in rule.needs))
+        parts.append("Where one of these was not recorded the rule abstains and says so.")
+    else:
+        parts.append(
+            "Nothing in every case: it looks at what was recorded, and abstains with a reason where it cannot."
+        )
+    if rule.constants:
+        parts.append("## Thresholds")
+        rows = [f"| `{name}` | `{_cell(value)}` | {_cell(_markdown(why))} |" for name, value, why in rule.constants]
+        parts.append("\n".join(["| constant | value | reason |", "| --- | --- | --- |", *rows]))
+    parts.append(f"Source: [`{rule.path}`](../../{rule.path})")
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(body: str) -> list[str]:
+    """The docstring's body, its ``Heading:`` lines turned into headings."""
+    parts: list[str] = []
+    lines: list[str] = []
+    for line in body.splitlines():
+        heading = SECTION.match(line)
+        if heading is None:
+            lines.append(line)
+            continue
+        parts += [_paragraphs(lines), f"## {heading.group(1)}"]
+        lines = [heading.group(2) or ""]
+    return [part for part in [*parts, _paragraphs(lines)] if part]
+
+
+def _paragraphs(lines: list[str]) -> str:
+    """Lines of one section as Markdown, at the margin whether or not the docstring indents its sections."""
+    return _markdown(inspect.cleandoc("\n".join(lines))).strip("\n")
+
+
+def _markdown(text: str) -> str:
+    """Docstring text as Markdown: double backticks become single ones; a literal block loses its ``::``."""
+    return re.sub(r"::$", ":", re.sub(r"``([^`]+)``", r"`\1`", text), flags=re.MULTILINE)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def rule_list(rules: list[RuleSource]) -> str:
+    """The list of all rules with their one-line summaries."""
+    rows = [f"| [`{rule.id}`]({rule.id}.md) | {_cell(_markdown(rule.doc.splitlines()[0]))} |" for rule in rules]
+    return "\n\n".join(
+        [
+            GENERATED,
+            "# The rules",
+            "`perfscope rules` lists them, `perfscope rules ID` prints one of these pages.",
+            "\n".join(["| rule | what it finds |", "| --- | --- |", *rows]),
+            "How to write one: [adding a rule](../adding-a-rule.md).",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def model_page() -> str:
+    """The tables of a trace with every column's type, unit and meaning."""
+    parts = [
+        GENERATED,
+        "# The tables of a trace",
+        "`perfscope.load(path)` gives a `Trace`. `trace.kernels` and its sisters are pandas frames with the columns "
+        "below; text columns are categorical, and a nullable column holds `<NA>` (NaN where it holds "
+        "floats) where the source said nothing. Times are integer nanoseconds on the trace's own clock; intervals are "
+        "half open. Where the rank is known, each frame begins with it.",
+    ]
+    for name, table in sorted(TABLES.items()):
+        rows = [
+            f"| `{column.name}` | {_type(column)} | {_cell(column.unit)} | {_cell(column.doc)} |"
+            for column in table.columns
+        ]
+        parts += [
+            f"## {name}",
+            table.doc,
+            "\n".join(["| column | type | unit | meaning |", "| --- | --- | --- | --- |", *rows]),
+        ]
+    parts += [
+        "## What was recorded",
+        '`trace.recorded` tells "nothing happened" from "nobody looked". A rule whose input was not recorded abstains.',
+        "\n".join(
+            [
+                "| key | what it stands for |",
+                "| --- | --- |",
+                *(f"| `{key}` | {_cell(text)} |" for key, text in RECORDED.items()),
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _type(column: Column) -> str:
+    return ("text" if column.text else column.dtype) + (", nullable" if column.nullable else "")
+
+
+def pages() -> dict[str, str]:
+    """Every generated page: path below docs/ -> content."""
+    rules = []
+    for rule_id, module in sorted(RULES.items()):
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ValueError(f"{module} is registered and cannot be found")
+        rules.append(rule_source(rule_id, Path(spec.origin)))
+    written = {f"rules/{rule.id}.md": rule_page(rule) for rule in rules}
+    return {**written, "rules/README.md": rule_list(rules), "model.md": model_page()}
+
+
+def stale(folder: Path = DOCS) -> list[str]:
+    """Pages under ``folder`` that are absent, differ, or belong to no rule any more."""
+    wanted = pages()
+    wrong = [name for name, text in wanted.items() if not _holds(folder / name, text)]
+    extra = [f"rules/{path.name}" for path in (folder / "rules").glob("*.md") if f"rules/{path.name}" not in wanted]
+    return sorted([*wrong, *extra])
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+def main() -> int:
+    """Write the pages, or with ``--check`` only say which differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page differs")
+    wrong = stale()
+    if parser.parse_args().check:
+        for name in wrong:
+            print(f"docs/{name} differs from what docs/generate.py writes")
+        return 1 if wrong else 0
+    wanted = pages()
+    (DOCS / "rules").mkdir(exist_ok=True)
+    for name in wrong:
+        if name in wanted:
+            (DOCS / name).write_text(wanted[name], encoding="utf-8")
+        else:
+            (DOCS / name).unlink()
+        print(f"docs/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
