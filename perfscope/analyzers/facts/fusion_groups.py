@@ -1,0 +1,299 @@
+"""Groups of elementwise ops that one kernel could run, exact from the op graph.
+
+A group is what a fusing compiler would merge: pointwise ops over one iteration domain, with the
+reductions over that domain and the small ops that broadcast into it. Groups are convex and can
+all be scheduled together: every op gets a level that never falls along a dependency and rises at
+every edge that cannot be fused, and a group lies on one level. A path that leaves a group has
+risen, so it cannot come back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of, trace_flow
+from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
+from perfscope.analyzers.trace import Trace
+
+ELEMENTWISE = frozenset(
+    {"aten._to_copy", "aten.copy_", "aten.native_dropout", "aten.native_dropout_backward", "aten.bernoulli_"}
+)
+"""Elementwise ops that carry no pointwise tag; compilers fuse them like the tagged ones."""
+
+NORMALIZING = frozenset(
+    {
+        "aten._softmax",
+        "aten._log_softmax",
+        "aten._softmax_backward_data",
+        "aten._log_softmax_backward_data",
+    }
+)
+"""Reduce and broadcast back over the same domain; they carry no reduction tag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionGroup:
+    """At least two ops that one kernel could run. Bytes are those of one step."""
+
+    ops: tuple[int, ...]
+    """Indices into ``OpGraph.ops``, in execution order."""
+    eager_bytes: int
+    """Sum over the ops of what each reads and writes."""
+    fused_bytes: int
+    """What a fused kernel reads from outside and writes for others."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that never leave the chip when fused; never negative."""
+        return self.eager_bytes - self.fused_bytes
+
+    @property
+    def saved_share(self) -> float:
+        """``saved_bytes`` as a part of ``eager_bytes``; 0 where nothing is moved."""
+        return self.saved_bytes / self.eager_bytes if self.eager_bytes else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """A group under construction."""
+
+    ops: list[int]
+    level: int
+    domain: int
+    reduces: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What decides whether an op fuses at all, and with whom. Domain in elements."""
+
+    domain: int
+    reduces: bool
+    to_scalar: bool
+    device: str
+    phase: str
+    segment: int
+
+
+def fusion_groups(trace: Trace) -> tuple[FusionGroup, ...]:
+    """The groups of the trace's op graph, most saved bytes first; empty if none was recorded."""
+    flow = trace.fact(trace_flow)
+    return () if trace.op_graph is None or flow is None else find_groups(trace.op_graph, flow)
+
+
+def find_groups(graph: OpGraph, flow: Flow | None = None) -> tuple[FusionGroup, ...]:
+    """All groups of a graph, most saved bytes first. Time grows linearly with ops and edges."""
+    held = flow_of(graph) if flow is None else flow
+    builder = _Builder(graph, held)
+    builder.raise_parts()
+    groups = (group_of(graph, held, sorted(part.ops)) for part in builder.parts.values() if len(part.ops) > 1)
+    return tuple(sorted(groups, key=lambda group: (-group.saved_bytes, group.ops)))
+
+
+def group_of(graph: OpGraph, flow: Flow, ops: list[int]) -> FusionGroup:
+    """The bytes of a set of ops, run one by one and as one kernel.
+
+    eager = sum over ops of distinct bytes in and out; fused = distinct bytes read from outside the
+    set, plus those written and used outside it, later in the step or after it.
+    """
+    members = set(ops)
+    eager = 0
+    external: set[int] = set()
+    written: set[int] = set()
+    live: set[int] = set()
+    for index in ops:
+        eager += region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+        inside = {tensor for tensor, producer in flow.producers[index] if producer in members}
+        external.update(tensor for tensor in flow.reads[index] if tensor not in inside)
+        written.update(flow.writes[index])
+        if flow.outlives[index] or any(reader not in members for reader in flow.consumers[index]):
+            live.update(graph.tensors[tensor].storage for tensor in flow.writes[index])
+    kept = tuple(tensor for tensor in written if graph.tensors[tensor].storage in live)
+    fused = region_bytes(graph, flow, tuple(external)) + region_bytes(graph, flow, kept)
+    return FusionGroup(ops=tuple(ops), eager_bytes=eager, fused_bytes=fused)
+
+
+def region_bytes(graph: OpGraph, flow: Flow, tensors: tuple[int, ...]) -> int:
+    """Bytes of distinct regions; of no storage more than it has."""
+    regions = {flow.region(graph, tensor): graph.tensors[tensor].bytes for tensor in tensors}
+    by_storage: dict[int, int] = {}
+    for (storage, _), size in regions.items():
+        by_storage[storage] = by_storage.get(storage, 0) + size
+    return sum(min(size, flow.storage_bytes[storage]) for storage, size in by_storage.items())
+
+
+def is_elementwise(op: GraphOp) -> bool:
+    """True if each output element depends on one element of each input."""
+    name = base_name(op)
+    if name.startswith(("aten._foreach_", "aten._fused_")):
+        return False  # one kernel over many tensors already
+    return not op.view and (op.pointwise or name in ELEMENTWISE)
+
+
+class _Builder:
+    """Assigns levels in execution order, joining parts where an edge fuses; then raises parts."""
+
+    def __init__(self, graph: OpGraph, flow: Flow) -> None:
+        self.graph = graph
+        self.flow = flow
+        self.kinds = _kinds(graph)
+        self.level = [0] * len(graph.ops)
+        self.part = [-1] * len(graph.ops)
+        self.parts: dict[int, _Part] = {}
+        self.followers: list[list[int]] = [[] for _ in graph.ops]
+        """By op: later ops that must stay behind it without reading from it."""
+        for index, op in enumerate(graph.ops):
+            if not op.view:
+                self._place(index)
+
+    def _place(self, index: int) -> None:
+        edges = dict.fromkeys(producer for _, producer in self.flow.producers[index])
+        joins = {producer for producer in edges if self.fuses(producer, index)}
+        for before in self.flow.order[index]:
+            if before not in edges:
+                edges[before] = None
+                self.followers[before].append(index)
+        kind = self.kinds[index]
+        while True:
+            level = max((self.level[before] + (before not in joins) for before in edges), default=0)
+            same = [before for before in joins if self.level[before] == level]
+            if kind is None:
+                break
+            blank = _Part(ops=[index], level=level, domain=kind.domain, reduces=kind.reduces)
+            failed = self._merge_all(blank, [(self.part[before], before) for before in same])
+            if failed is None:
+                break
+            joins.discard(failed)
+        self.level[index] = level
+        if kind is not None:
+            self._store(index, blank, {self.part[before] for before in same})
+
+    def _merge_all(self, part: _Part, others: list[tuple[int, int]]) -> int | None:
+        """Widen ``part`` by the parts that feed it; the op whose part does not fit, or ``None``."""
+        for other_id, producer in others:
+            merged = self._merged(self.parts[other_id], producer, part)
+            if merged is None:
+                return producer
+            part.domain, part.reduces = merged.domain, merged.reduces
+        return None
+
+    def _merged(self, upstream: _Part, producer: int, downstream: _Part) -> _Part | None:
+        """Domain of two parts as one, or ``None``: one kernel has one iteration domain.
+
+        A smaller part may broadcast into a larger one if it holds no reduction of its own; the
+        result of a reduction may be worked on after it.
+        """
+        if upstream.domain < downstream.domain and upstream.reduces:
+            return None
+        if upstream.domain > downstream.domain:
+            shrunk = max(_elements(self.graph.tensors[t]) for t in self.flow.writes[producer]) < upstream.domain
+            if downstream.reduces or not upstream.reduces or not shrunk:
+                return None
+        return replace(
+            downstream,
+            domain=max(upstream.domain, downstream.domain),
+            reduces=upstream.reduces or downstream.reduces,
+        )
+
+    def _store(self, key: int, part: _Part, absorbed: set[int]) -> None:
+        for other in absorbed:
+            part.ops.extend(self.parts.pop(other).ops)
+        home = key
+        self.parts[home] = part
+        for op in part.ops:
+            self.part[op] = home
+            self.level[op] = part.level
+
+    def fuses(self, producer: int, reader: int) -> bool:
+        """True if nothing about the two ops themselves keeps them from one kernel."""
+        first, second = self.kinds[producer], self.kinds[reader]
+        if first is None or second is None or first.to_scalar:
+            return False
+        if (first.device, first.phase, first.segment) != (second.device, second.phase, second.segment):
+            return False
+        tensors = self.graph.tensors
+        read = [tensors[tensor] for tensor, made_by in self.flow.producers[reader] if made_by == producer]
+        made = {tensors[t].storage: tensors[t] for t in self.flow.writes[producer]}
+        whole = all(t.bytes == made[t.storage].bytes and t.dtype == made[t.storage].dtype for t in read)
+        in_order = all(
+            before != producer or self._overwrites_only_what_it_reads(producer, reader)
+            for before in self.flow.order[reader]
+        )
+        return whole and in_order
+
+    def _overwrites_only_what_it_reads(self, before: int, index: int) -> bool:
+        """An in-place op may fuse with the op that made its input, not with another reader of it."""
+        tensors = self.graph.tensors
+        read_by_before = {tensors[tensor].storage for tensor in self.flow.reads[before]}
+        made_by_before = {tensors[tensor].storage for tensor in self.flow.writes[before]}
+        written = {tensors[tensor].storage for tensor in self.flow.writes[index]}
+        return not (written & read_by_before) - made_by_before
+
+    def raise_parts(self) -> None:
+        """Lift parts to the level of their readers where that lets them join, latest first."""
+        for key in sorted(self.parts, key=lambda held: -self.parts[held].level):
+            part = self.parts.get(key)
+            if part is None:
+                continue
+            members = set(part.ops)
+            feeds: dict[int, int] = {}
+            ceiling: int | None = None
+            reach: list[tuple[int, int, int]] = []
+            for op in part.ops:
+                for reader in self.flow.consumers[op]:
+                    if reader not in members:
+                        fused = self.fuses(op, reader)
+                        reach.append((self.level[reader] - (not fused), op, reader if fused else -1))
+                reach.extend((self.level[after] - 1, op, -1) for after in self.followers[op] if after not in members)
+            ceiling = min((level for level, _, _ in reach), default=part.level)
+            if ceiling <= part.level:
+                continue
+            feeds = {self.part[reader]: op for level, op, reader in reach if level == ceiling and reader >= 0}
+            self._lift(key, part, ceiling, feeds)
+
+    def _lift(self, key: int, part: _Part, level: int, feeds: dict[int, int]) -> None:
+        """Join ``part`` with the parts it feeds on ``level``, if all of them fit."""
+        whole = part
+        for other_id, producer in feeds.items():
+            merged = self._merged(whole, producer, self.parts[other_id])
+            if merged is None:
+                return
+            whole = replace(part, domain=merged.domain, reduces=merged.reduces)
+        if feeds:
+            self._store(key, replace(whole, level=level, ops=list(part.ops)), set(feeds))
+
+
+def _kinds(graph: OpGraph) -> list[_Kind | None]:
+    """What each op is to fusion; ``None`` for ops that stand alone. A host read ends a segment."""
+    kinds: list[_Kind | None] = []
+    segment = 0
+    for op in graph.ops:
+        segment += op.host_read is not None
+        kinds.append(_kind(graph, op, segment))
+    return kinds
+
+
+def _kind(graph: OpGraph, op: GraphOp, segment: int) -> _Kind | None:
+    reduces = (op.reduction or base_name(op) in NORMALIZING) and not op.view
+    if not (is_elementwise(op) or reduces) or op.host_read is not None or not op.outputs:
+        return None
+    inputs = [graph.tensors[tensor] for tensor in op.inputs]
+    outputs = [graph.tensors[tensor] for tensor in op.outputs]
+    devices = {tensor.device for tensor in (*inputs, *outputs) if tensor.shape}
+    if len(devices) > 1:
+        return None
+    out = max(map(_elements, outputs))
+    domain = max(out, *map(_elements, inputs)) if reduces and inputs else out
+    return _Kind(
+        domain=domain,
+        reduces=reduces,
+        to_scalar=reduces and out == 1 < domain,
+        device=outputs[0].device,
+        phase=op.phase,
+        segment=segment,
+    )
+
+
+def _elements(tensor: GraphTensor) -> int:
+    return math.prod(tensor.shape)
