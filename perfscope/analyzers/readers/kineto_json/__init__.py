@@ -1,0 +1,1 @@
+"""Parts of the Kineto reader: bytes -> chunks -> events -> columns -> tables."""

@@ -1,0 +1,168 @@
+"""Events as msgspec decodes them: known fields by allow-list, everything else is skipped unread."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+Id = int | str | None
+
+
+class Args(msgspec.Struct, gc=False, omit_defaults=True):
+    """The arguments perfscope reads; environment dumps and concrete inputs are not among them."""
+
+    external_id: int = msgspec.field(default=-1, name="External id")
+    old_external_id: int = msgspec.field(default=-1, name="external id")
+    correlation: int = -1
+    device: Id = None
+    stream: Id = None
+    sequence: int = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: int = msgspec.field(default=-1, name="Fwd thread id")
+    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    dtypes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
+    size: int | str = msgspec.field(default=-1, name="bytes")  # HIP calls write it as text
+    grid: list[int] | None = None
+    block: list[int] | None = None
+    occupancy: float | None = msgspec.field(default=None, name="est. achieved occupancy %")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements_in: int = msgspec.field(default=-1, name="In msg nelems")
+    elements_out: int = msgspec.field(default=-1, name="Out msg nelems")
+    group_size: int = msgspec.field(default=-1, name="Group size")
+    group: Id = msgspec.field(default=None, name="Process Group Name")
+    ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
+    dtype: str | None = None
+    group_sequence: int = msgspec.field(default=-1, name="Seq")
+
+
+NO_ARGS = Args()
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """Arguments of a ``[memory]`` instant."""
+
+    address: int = msgspec.field(default=0, name="Addr")
+    size: int | None = msgspec.field(default=None, name="Bytes")
+    allocated: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved: int = msgspec.field(default=-1, name="Total Reserved")
+    device_type: int = msgspec.field(default=0, name="Device Type")
+    device: int = msgspec.field(default=-1, name="Device Id")
+
+
+class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event. ``ts`` and ``dur`` in us."""
+
+    ts: float
+    name: str = ""
+    cat: str | None = None
+    dur: float = 0.0
+    pid: Id = None
+    tid: Id = None
+    args: Args | None = None
+
+
+class ExactSpan(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event with its times as text, for epoch microseconds."""
+
+    ts: msgspec.Raw
+    name: str = ""
+    cat: str | None = None
+    dur: msgspec.Raw = msgspec.Raw(b"0")
+    pid: Id = None
+    tid: Id = None
+    args: Args | None = None
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An instant; only ``[memory]`` ones carry data."""
+
+    name: str = ""
+    ts: msgspec.Raw = msgspec.Raw(b"0")
+    pid: Id = None
+    tid: Id = None
+    args: MemoryArgs | None = None
+
+
+class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
+    """A counter sample: one value a series."""
+
+    name: str = ""
+    ts: msgspec.Raw = msgspec.Raw(b"0")
+    args: dict[str, Any] | None = None
+
+
+class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """Names of processes and threads: read as nothing, they may hold host names."""
+
+
+class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+    """An arrow's start; correlation and sequence ids carry the same link."""
+
+
+class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
+    """An arrow's end."""
+
+
+class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
+    """An arrow's middle."""
+
+
+Event = Span | Instant | Counter | Metadata | FlowStart | FlowEnd | FlowStep
+ExactEvent = ExactSpan | Instant | Counter | Metadata | FlowStart | FlowEnd | FlowStep
+
+ArgsT = TypeVar("ArgsT", Args, MemoryArgs)
+
+FAST = msgspec.json.Decoder(list[Event])
+EXACT = msgspec.json.Decoder(list[ExactEvent])
+
+
+def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
+    """One event of unusual types, coerced field by field; a string says why it cannot be placed.
+
+    ``event`` comes from ``json.loads(..., parse_float=str)``, so fractions are still text.
+    """
+    if not isinstance(event, dict):
+        return "not an object"
+    phase = event.get("ph")
+    if phase in ("M", "s", "f", "t"):
+        return Metadata()
+    name, args = str(event.get("name", "")), event.get("args")
+    time = msgspec.Raw(str(event.get("ts", "")).encode())
+    pid, tid = (_identity(event.get(key)) for key in ("pid", "tid"))
+    if phase == "X":
+        duration = msgspec.Raw(str(event.get("dur", 0)).encode())
+        category = event.get("cat")
+        return ExactSpan(
+            ts=time,
+            name=name,
+            cat=None if category is None else str(category),
+            dur=duration,
+            pid=pid,
+            tid=tid,
+            args=_arguments(args, Args) if isinstance(args, dict) else None,
+        )
+    if phase in ("i", "I"):
+        return Instant(name, time, pid, tid, _arguments(args, MemoryArgs) if isinstance(args, dict) else None)
+    if phase == "C":
+        return Counter(name, time, args if isinstance(args, dict) else None)
+    return f"phase {str(phase)[:12]}"
+
+
+def _identity(value: Any) -> Id:
+    return value if value is None or isinstance(value, int | str) else str(value)
+
+
+def _arguments(args: dict[str, Any], kind: type[ArgsT]) -> ArgsT:
+    kept = kind()
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name not in args:
+            continue
+        value = args[field.encode_name]
+        if field.type is msgspec.Raw:
+            setattr(kept, field.name, msgspec.Raw(msgspec.json.encode(value)))
+            continue
+        try:
+            setattr(kept, field.name, msgspec.convert(value, field.type, strict=False))
+        except msgspec.ValidationError:
+            continue  # one odd argument does not cost the event
+    return kept
