@@ -1,0 +1,25 @@
+"""What can be captured, a written list: tool -> module. Each has ``available() -> str | None``: why not."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+CAPTURES: dict[str, str] = {
+    "op_graph": "perfscope.profiler.captures.op_graph",
+    "torch_profiler": "perfscope.profiler.captures.torch_profiler",
+}
+
+
+def load_capture(tool: str) -> ModuleType:
+    """The module of a capture tool, imported now; ``KeyError`` if there is no such tool."""
+    return importlib.import_module(CAPTURES[tool])
+
+
+def unavailable(tool: str) -> str | None:
+    """Why a tool cannot capture here, or ``None`` if it can. A tool that cannot be loaded says so."""
+    try:
+        reason: str | None = load_capture(tool).available()
+    except Exception as error:  # this runs inside the user's program, which must go on whatever we break
+        return f"{tool} cannot be loaded: {type(error).__name__}: {error}"
+    return reason

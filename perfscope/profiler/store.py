@@ -1,0 +1,201 @@
+"""The folder that keeps runs: make one, write it so that it always opens, find, list and prune."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
+from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, Process, Run, dump, load_process, load_run
+
+RUNS_FOLDER = "perfscope-runs"
+"""Below the folder a program was started in."""
+LATEST = "latest"
+ALIVE_FILE = ".alive"
+"""Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one."""
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+MOST_NAME = 40
+"""Characters of a run's name: the directory stays readable in a listing."""
+MOST_TRIES = 16
+"""Directories tried before giving up; four random hex digits collide once in 65,536 within a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A run directory as a listing shows it; ``problem`` says why its manifest cannot be read."""
+
+    directory: Path
+    run: Run | None
+    problem: str | None = None
+
+
+def create(root: Path, name: str) -> Path:
+    """A new, empty run directory ``<utc>-<name>-<4 hex>`` below ``root``, which ``latest`` now points to.
+
+    It is made by an atomic mkdir and never is one that existed. ``NotStartedError`` if it cannot be made.
+    """
+    label = _NAME.sub("-", name).strip("-.")[:MOST_NAME] or "run"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for _ in range(MOST_TRIES):
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            directory = root / f"{stamp}-{label}-{secrets.token_hex(2)}"
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            _point_latest(root, directory.name)
+            return directory
+    except OSError as error:
+        raise NotStartedError(f"{root}: no run directory can be made: {error.strerror or error}") from error
+    raise NotStartedError(f"{root}: no free run directory after {MOST_TRIES} tries")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write(directory: Path, run: Run) -> None:
+    """Write the manifest of the run in ``directory``."""
+    write_atomically(directory / RUN_FILE, dump(run))
+
+
+@contextlib.contextmanager
+def alive(directory: Path) -> Iterator[None]:
+    """While this is held, a reader sees the run in ``directory`` as running."""
+    with (directory / ALIVE_FILE).open("w") as stream:
+        # Some network file systems have no locks; then a running run reads as killed until it ends.
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether a ``perfscope run`` still holds the run in ``directory``."""
+    try:
+        with (directory / ALIVE_FILE).open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def is_run(directory: Path) -> bool:
+    """Whether ``directory`` looks like a run: it holds a manifest."""
+    return (directory / RUN_FILE).is_file()
+
+
+def read(directory: Path) -> Run:
+    """The run in ``directory`` with what its processes wrote last; ``DataError`` if it is corrupt.
+
+    A run that says it is running though nobody runs it any more reads as killed.
+    """
+    run = load_run(directory / RUN_FILE)
+    processes = read_processes(directory)
+    if processes:
+        run = replace(run, processes=processes)
+    if run.state == "running" and not is_alive(directory):
+        run = replace(run, state="killed")
+    return run
+
+
+def read_processes(directory: Path) -> tuple[Process, ...]:
+    """What the processes of a run wrote of themselves, by rank; ``DataError`` if one is corrupt."""
+    files = sorted(directory.glob(f"rank*/{PROCESS_FILE}"))
+    return tuple(sorted((load_process(file) for file in files), key=lambda one: (one.rank, one.directory)))
+
+
+def directories(root: Path) -> list[Path]:
+    """Run directories below ``root``, the newest first (their names begin with the time)."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if not path.is_symlink() and path.is_dir() and is_run(path)]
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def list_runs(root: Path) -> list[Listed]:
+    """All runs below ``root``, the newest first; corrupt ones are listed with their problem."""
+    listed = []
+    for directory in directories(root):
+        try:
+            listed.append(Listed(directory=directory, run=read(directory)))
+        except DataError as error:
+            listed.append(Listed(directory=directory, run=None, problem=str(error)))
+    return listed
+
+
+def find(which: str, root: Path | None = None) -> Path:
+    """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one.
+
+    ``DataError`` if there is none, ``AskedWronglyError`` if several begin so.
+    """
+    folder = Path(RUNS_FOLDER) if root is None else root
+    direct = Path(which)
+    if is_run(direct):
+        return direct
+    if which == LATEST:
+        if is_run(folder / LATEST):
+            return (folder / LATEST).resolve()
+        raise DataError(f"{folder / LATEST}: no run was captured here yet; `perfscope run` makes one")
+    held = [path for path in directories(folder) if which and path.name.startswith(which)]
+    if len(held) == 1:
+        return held[0]
+    if held:
+        raise AskedWronglyError(f"{which}: {len(held)} runs begin so ({held[0].name}, {held[1].name} ...)")
+    raise DataError(f"{which}: no such run in {folder}")
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove all but the ``keep`` newest runs below ``root``; runs that are running stay. What was removed."""
+    if keep < 0:
+        raise AskedWronglyError(f"--prune {keep}: the number of runs to keep cannot be negative")
+    removed = []
+    for directory in directories(root)[keep:]:
+        if is_alive(directory):
+            continue
+        try:
+            # The manifest goes first: what a broken-off removal leaves no longer looks like a run.
+            (directory / RUN_FILE).unlink()
+            shutil.rmtree(directory)
+        except OSError as error:
+            raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
+        removed.append(directory)
+    link = root / LATEST
+    if removed and link.is_symlink() and not link.exists():
+        link.unlink()
+        if remaining := directories(root):
+            _point_latest(root, remaining[0].name)
+    return removed
+
+
+def _point_latest(root: Path, name: str) -> None:
+    """Move the link in one step; a file or folder of that name that is not ours is left alone."""
+    link = root / LATEST
+    if link.exists() and not link.is_symlink():
+        return
+    draft = root / f".{LATEST}.{os.getpid()}.{secrets.token_hex(2)}"
+    try:
+        draft.symlink_to(name)
+        draft.replace(link)
+    except OSError:  # a file system without links: the listing still finds the newest run
+        draft.unlink(missing_ok=True)
