@@ -6,7 +6,7 @@ import importlib
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -178,6 +178,8 @@ def _load_folder(folder: Path) -> Loaded:
     if not traces:
         raise DataError(f"{folder}: {_why_nothing(skipped)}")
     traces.sort(key=_by_rank)
+    lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
+    traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
     return Loaded(traces=tuple(traces), skipped=tuple(skipped))
 
 
@@ -187,8 +189,10 @@ def _by_rank(trace: Trace) -> tuple[bool, int, str]:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Files below ``folder``, and folders that are one source (a run), sorted; hidden ones and links to
-    folders are left alone."""
+    """Files below ``folder`` and folders that are one source (a run), sorted.
+
+    Hidden ones and links to folders are left alone: ``latest`` would be read twice.
+    """
     count = 0
     for root, folders, files in os.walk(folder):
         whole = [name for name in sorted(folders) if _is_source(Path(root, name))]

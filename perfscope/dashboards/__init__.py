@@ -1,0 +1,1 @@
+"""PRESENTATION: reports, figures and pages that show what the analysers found."""

@@ -1,0 +1,131 @@
+"""``perfscope analyze``: judge a run, a trace file, or a folder of traces."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import DONE, GATE_NOT_MET
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.load import Skipped
+    from perfscope.analyzers.trace import Trace
+
+FORMATS = ("text", "json", "markdown", "html")
+SEVERITIES = ("low", "medium", "high")
+
+MOST_NAMED = 3
+"""Skipped files that are named one by one; of more, the number says enough."""
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="What to print. [text, or by the suffix of -o]")
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Write here, not to stdout (repeatable)."
+)
+@click.option("--rule", "rules", multiple=True, metavar="ID", help="Ask this rule only (repeatable).")
+@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
+@quiet_option
+@verbose_option
+def analyze(
+    paths: tuple[str, ...],
+    form: str | None,
+    outputs: tuple[str, ...],
+    rules: tuple[str, ...],
+    fail_on: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Say where the time goes and what fixing it would gain.
+
+    PATH is a run (`latest`, or its name), a trace file, or a folder with the traces of one job's
+    ranks. Several are taken as ranks of one job.
+    """
+    from perfscope.analyzers.engine import analyze as judge
+    from perfscope.analyzers.rules import load_rule
+
+    targets = [(_format_for(output, form), output) for output in outputs]
+    chosen = [load_rule(rule).id for rule in dict.fromkeys(rules)] or None
+    loaded, skipped = _load(paths)
+    analysis = judge(loaded, chosen)
+    if not quiet:
+        _tell(skipped)
+    if targets:
+        _write(analysis, targets, quiet=quiet)
+    else:
+        _print(analysis, form or "text", verbose=verbose)
+    return GATE_NOT_MET if fail_on is not None and gate(analysis, fail_on) else DONE
+
+
+def gate(analysis: Analysis, fail_on: str) -> bool:
+    """True if a finding is as severe as ``fail_on`` or worse. An abstention is no finding."""
+    worst = SEVERITIES.index(fail_on)
+    return any(SEVERITIES.index(finding.severity) >= worst for _, finding in analysis.findings())
+
+
+def _format_for(output: str, form: str | None) -> str:
+    """The format of an output file: ``--format``, else what its suffix says."""
+    from perfscope.dashboards.reports import format_of
+
+    found = form or format_of(output)
+    if found is None:
+        raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
+    return found
+
+
+def _load(paths: Sequence[str]) -> tuple[list[Trace], list[Skipped]]:
+    """The traces of all paths, each once, and what was skipped."""
+    from pathlib import Path
+
+    from perfscope.analyzers.load import load_path
+
+    traces: dict[Path, Trace] = {}
+    skipped: list[Skipped] = []
+    for path in paths:
+        loaded = load_path(path)
+        skipped.extend(loaded.skipped)
+        for trace in loaded.traces:
+            traces.setdefault(Path(trace.source.path).absolute(), trace)
+    return list(traces.values()), skipped
+
+
+def _tell(skipped: Sequence[Skipped]) -> None:
+    """On stderr: which files of a folder were not read; each damaged trace has its own line."""
+    from perfscope.dashboards.shown import shown
+
+    others = [one for one in skipped if not one.broken]
+    for one in skipped:
+        if one.broken:
+            click.echo(f"perfscope: {shown(one.path)}: not read: {shown(one.reason)}", err=True)
+    if others:
+        named = ", ".join(shown(one.path) for one in others[:MOST_NAMED])
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
+
+
+def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+    from perfscope.dashboards.reports import render, write
+    from perfscope.dashboards.shown import shown
+
+    for form, output in targets:
+        write(output, render(analysis, form))
+        if not quiet:
+            click.echo(f"perfscope: wrote {shown(output)}", err=True)
+
+
+def _print(analysis: Analysis, form: str, *, verbose: bool) -> None:
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import render
+
+    if form == "text":
+        text = render(analysis, form, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
+    else:
+        text = render(analysis, form)
+    click.echo(text, nl=False, color=True)

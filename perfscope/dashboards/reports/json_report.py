@@ -1,0 +1,117 @@
+"""The report as JSON: stable, documented by ``docs/report-schema.json``, made for programs.
+
+Times are integer nanoseconds. Keys are only added within a schema version, never renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from perfscope.dashboards.shown import shown_value
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.engine import Analysis, Step
+    from perfscope.analyzers.facts.device_time import DeviceTime
+    from perfscope.analyzers.finding import Finding, Outcome
+    from perfscope.analyzers.trace import Source
+
+SUFFIXES = (".json",)
+
+SCHEMA = "perfscope.report/1"
+
+
+def render(analysis: Analysis) -> str:
+    """The report as indented JSON text; never ``NaN``, which is not JSON."""
+    return json.dumps(document(analysis), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(analysis: Analysis) -> dict[str, Any]:
+    """The report as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
+    held: dict[str, Any] = shown_value(
+        {
+            "schema": SCHEMA,
+            "sources": [_source(source) for source in analysis.sources],
+            "devices": [_device(device) for device in analysis.devices],
+            "steps": [_step(step) for step in analysis.steps],
+            "outcomes": [_outcome(outcome) for outcome in analysis.outcomes],
+            "run": None if analysis.run is None else _plain(analysis.run),
+        }
+    )
+    return held
+
+
+def _source(source: Source) -> dict[str, Any]:
+    return {
+        "path": source.path,
+        "format": source.format,
+        "rank": source.rank,
+        "events_read": source.events_read,
+        "events_unplaced": source.events_unplaced,
+        "unplaced": dict(source.unplaced),
+        "repairs": dict(source.repairs),
+        "notes": list(source.notes),
+        "world_size": source.world_size,
+        "backend": source.backend,
+    }
+
+
+def _device(device: DeviceTime) -> dict[str, Any]:
+    return {
+        "rank": device.rank,
+        "device": device.ordinal,
+        "name": device.name,
+        "span_ns": device.span_ns,
+        "busy_ns": device.busy_ns,
+        "compute_ns": device.compute_ns,
+        "communication_ns": device.communication_ns,
+        "exposed_communication_ns": device.exposed_communication_ns,
+        "exposed_copy_ns": device.exposed_copy_ns,
+        "idle_ns": device.idle_ns,
+        "kernel_time_ns": device.kernel_time_ns,
+        "kernels": device.kernels,
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return asdict(step)
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "rule": outcome.rule,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "findings": [_finding(finding) for finding in outcome.findings],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "subject": finding.subject,
+        "title": finding.title,
+        "severity": finding.severity,
+        "cost_ns": finding.cost_ns,
+        "cost_ns_per_step": finding.cost_ns_per_step,
+        "cost_bytes": finding.cost_bytes,
+        "basis": finding.basis,
+        "where": asdict(finding.where),
+        "evidence": [{key: _plain(cell) for key, cell in row.items()} for row in finding.evidence],
+        "advice": finding.advice,
+        "ranks": list(finding.ranks),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: numpy numbers as Python's, what is not finite as ``null``."""
+    if isinstance(value, dict):
+        return {str(key): _plain(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    if hasattr(value, "item"):  # a numpy scalar: reading its value needs no import of numpy
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

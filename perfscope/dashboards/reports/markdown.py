@@ -1,0 +1,171 @@
+"""The report as a comment on a pull request: GitHub's Markdown, within GitHub's size."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.summary import (
+    NO_TIME,
+    SHARE_OF,
+    FindingRow,
+    Summary,
+    evidence_cell,
+    evidence_header,
+    summarize,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from perfscope.analyzers.engine import Analysis
+
+SUFFIXES = (".md", ".markdown")
+
+MOST_CHARACTERS = 60_000
+"""GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
+
+MOST_EVIDENCE = 5
+"""Evidence rows of a finding: a comment is an overview, the other formats hold all."""
+
+_MARKS = {"high": "\N{LARGE RED CIRCLE}", "medium": "\N{LARGE YELLOW CIRCLE}", "low": "\N{MEDIUM WHITE CIRCLE}"}
+
+_ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
+"""What formats inside a line. Of links and pictures the brackets do; a cell ends at ``|``."""
+_BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
+"""What makes a heading, a list or a rule where a line begins with it."""
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_LINKED = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))")
+"""GitHub makes mentions, issue references and links of bare text even after HTML entities are resolved."""
+_APART = "\u200b"
+"""A space of no width: what stands on both sides of it is no mention and no link."""
+_FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
+
+
+def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
+    """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing."""
+    summary = summarize(analysis)
+    head = "\n\n".join(_head(summary)) + "\n"
+    parts = [_finding(row) for row in summary.findings]
+    tail = "\n".join(_tail(summary))
+    notice = "\n_{} more findings do not fit here; the JSON and HTML reports hold all._\n"
+    room = limit - len(head) - min(len(tail), limit // 3) - len(notice) - 20
+    kept: list[str] = []
+    for part in parts:
+        if len(part) > room:
+            break
+        kept.append(part)
+        room -= len(part)
+    missing = notice.format(len(parts) - len(kept)) if len(kept) < len(parts) else ""
+    return _cut(f"{head}{''.join(kept)}{missing}\n{tail}\n", limit)
+
+
+def escape(text: str) -> str:
+    """``text`` as plain words of a Markdown line: no formatting, HTML, mention, link or table cell."""
+    return _BLOCK.sub(r"\1\2\\", _ACTIVE.sub(r"\\\g<0>", in_html(text)))
+
+
+def in_html(text: str) -> str:
+    """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
+    return _LINKED.sub(lambda found: found[0] + _APART, text.translate(_ENTITIES))
+
+
+def code(text: str) -> str:
+    """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
+    return f"<code>{_ACTIVE.sub(lambda found: f'&#{ord(found[0])};', text.translate(_ENTITIES))}</code>"
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    notice = "\n\n_cut: the report is larger than a comment may be._\n"
+    return text[: limit - len(notice)].rpartition("\n")[0] + notice
+
+
+def _head(summary: Summary) -> Iterable[str]:
+    counts = [f"{_MARKS[level]} {count} {level}" for level in _MARKS if (count := _count(summary, level))]
+    yield f"### perfscope: {', '.join(counts) or 'no findings'}"
+    yield escape(summary.headline)
+    if summary.facts:
+        yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
+    if summary.devices:
+        rows = [
+            (escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices
+        ]
+        heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
+        yield _table(heads, rows, "llrrrrr")
+    if summary.findings:
+        share = SHARE_OF[any(row.per_step for row in summary.findings)]
+        heads = ("", "saves up to", share, "finding", "where", "known by")
+        yield _table(heads, [_row(row) for row in summary.findings[:50]], "lrrlll")
+
+
+def _count(summary: Summary, level: str) -> int:
+    return sum(row.severity == level for row in summary.findings)
+
+
+def _row(row: FindingRow) -> tuple[str, ...]:
+    title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
+    return (_MARKS[row.severity], row.saves or NO_TIME, row.share, title, code(row.where), row.known_by)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
+    rule = "|".join("-:" if side == "r" else "-" for side in align)
+    lines = [f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def _finding(row: FindingRow) -> str:
+    """One finding folded away: place, evidence, advice."""
+    title = f"{in_html(row.rule)}: {in_html(row.title)}"  # a line of HTML: no Markdown is read in it
+    parts = [f"\n<details><summary>{title}</summary>\n"]
+    known = [f"{what} {code(name)}" for what, name in row.place]
+    if row.bytes:
+        known.append(f"moves {row.bytes}")
+    if known:
+        parts.append(", ".join(known) + "\n")
+    if row.evidence:
+        heads = [escape(evidence_header(key)) for key in row.evidence[0]]
+        align = "".join("l" if isinstance(value, str) else "r" for value in row.evidence[0].values())
+        rows = [
+            [code(text) if isinstance(value, str) else text for key, value in cells.items()
+             for text in (evidence_cell(key, value),)]
+            for cells in row.evidence[:MOST_EVIDENCE]
+        ]  # fmt: skip
+        parts.append(_table(heads, rows, align) + "\n")
+    parts.append(_advice(row.advice))
+    parts.append("\n</details>\n")
+    return "\n".join(parts)
+
+
+def _advice(text: str) -> str:
+    """Advice keeps its fenced code; its prose is escaped but for ```code```. Fences are closed."""
+    lines, inside = [], ""
+    for line in text.splitlines():
+        fence = _FENCE.match(line)
+        if inside:
+            if fence and fence[1].startswith(inside) and line.strip() == fence[1]:
+                inside = ""
+            lines.append(line)
+        elif fence:
+            inside = fence[1]
+            lines.append(line if re.fullmatch(r"\s*[`~]+\w*", line) else fence[0])
+        else:
+            lines.append(_prose(line))
+    return "\n".join([*lines, *([inside] if inside else [])])
+
+
+def _prose(line: str) -> str:
+    pieces = re.split(r"`([^`]+)`", line)
+    return "".join(code(piece) if index % 2 else escape(piece) for index, piece in enumerate(pieces))
+
+
+def _tail(summary: Summary) -> Iterable[str]:
+    if summary.clean:
+        yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
+    for reason, rules in summary.abstained:
+        yield f"**could not look**: {escape(', '.join(rules))} ({escape(reason)})\n"
+    for rule, reason in summary.partly:
+        yield f"**looked at a part**: {escape(rule)} ({escape(reason)})\n"
+    yield from (f"{escape(remark)}\n" for remark in summary.remarks)

@@ -1,0 +1,373 @@
+"""What every report says, decided once: which rows, in which order, with which words.
+
+The faces differ in layout alone. All text here is already fit to be shown (``dashboards.shown``)
+but escaped for no format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perfscope.analyzers.engine import Analysis, Step
+    from perfscope.analyzers.facts.device_time import DeviceTime
+    from perfscope.analyzers.finding import Cell, Finding, Severity
+
+FEW_STEPS = 10
+"""Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
+
+MOST_DEVICE_ROWS = 8
+"""Devices shown one by one: a node's worth. More are folded."""
+
+FOLD_SPAN = 0.01
+"""Devices are folded into one row if their spans agree to 1%, the usual spread between ranks."""
+
+
+NO_TIME = "no time"
+"""Stands where a saving would: the finding is known from the program alone."""
+
+SHARE_OF = {True: "of step", False: "of span"}
+"""What a share is of, by whether a step is known."""
+
+WHERE_LIMIT = 44
+"""Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """A finding as a row. ``share`` is of the step (or of the device's span), ``''`` if unknown."""
+
+    rule: str
+    """The id as a person types it, with dashes."""
+    title: str
+    severity: Severity
+    saves: str
+    """``'6.90 ms'`` a step, ``'6.90 ms in all'``, or ``''`` where no time is known."""
+    share: str
+    per_step: bool
+    where: str
+    place: tuple[tuple[str, str], ...]
+    """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
+    known_by: str
+    on_ranks: str
+    """``' (ranks 0-7)'``, ``''`` where there is one source only."""
+    bytes: str
+    advice: str
+    evidence: tuple[Mapping[str, Cell], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """The time of one device, or of several that are alike (medians then)."""
+
+    ranks: str
+    device: str
+    count: int
+    span_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+    def shares(self) -> tuple[str, str, str, str]:
+        """Compute, exposed communication, exposed copy and idle, in percent of the span."""
+        parts = (self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.idle_ns)
+        compute, communication, copy, idle = (format_share(part, self.span_ns) for part in parts)
+        return compute, communication, copy, idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The middle of some durations and how far they spread: the range, or 10th to 90th percentile."""
+
+    count: int
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    how: str
+    """``'min-max'`` or ``'p10-p90'``."""
+
+    @classmethod
+    def of(cls, durations_ns: Sequence[int]) -> Spread | None:
+        """``None`` if there are no durations."""
+        if not durations_ns:
+            return None
+        low, high, how = float(min(durations_ns)), float(max(durations_ns)), "min-max"
+        if len(durations_ns) >= FEW_STEPS:
+            deciles = quantiles(durations_ns, n=10, method="inclusive")
+            low, high, how = deciles[0], deciles[-1], "p10-p90"
+        return cls(count=len(durations_ns), median_ns=median(durations_ns), low_ns=low, high_ns=high, how=how)
+
+    def text(self, when: str) -> str:
+        """``'41.2 ms (median of 20 while traced, p10-p90 40.8 ms to 41.9 ms)'``."""
+        middle = format_ns(self.median_ns)
+        if self.count == 1:
+            return f"{middle} (one, {when})"
+        spread = f"{self.how} {format_ns(self.low_ns)} to {format_ns(self.high_ns)}"
+        return f"{middle} (median of {self.count:,} {when}, {spread})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All a report shows of an analysis, in the order in which it shows it."""
+
+    headline: str
+    facts: tuple[str, ...]
+    """Sentences on the whole: step time, how busy the devices were."""
+    devices: tuple[DeviceRow, ...]
+    timed: tuple[FindingRow, ...]
+    """Findings with a time, the costliest first."""
+    untimed: tuple[FindingRow, ...]
+    """Findings known from the program alone: no time is known."""
+    clean: tuple[str, ...]
+    abstained: tuple[tuple[str, tuple[str, ...]], ...]
+    """(reason, rules) that could not look."""
+    partly: tuple[tuple[str, str], ...]
+    """(rule, reason) that looked at some sources only."""
+    remarks: tuple[str, ...]
+    """Unplaced events, repairs and notes of the readers."""
+
+    @property
+    def findings(self) -> tuple[FindingRow, ...]:
+        """All findings: with a time first."""
+        return (*self.timed, *self.untimed)
+
+
+def summarize(analysis: Analysis) -> Summary:
+    """The analysis as rows and sentences."""
+    rows = [_finding_row(rule, finding, analysis) for rule, finding in analysis.findings()]
+    return Summary(
+        headline=_headline(analysis),
+        facts=tuple(_facts(analysis)),
+        devices=fold_devices(analysis.devices),
+        timed=tuple(row for row in rows if row.saves),
+        untimed=tuple(row for row in rows if not row.saves),
+        clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
+        abstained=_abstained(analysis),
+        partly=tuple(
+            (dashed(outcome.rule), shown(outcome.reason, TEXT_LIMIT))
+            for outcome in analysis.outcomes
+            if outcome.status == "flagged" and outcome.reason
+        ),
+        remarks=tuple(_remarks(analysis)),
+    )
+
+
+def dashed(rule: str) -> str:
+    """A rule's id as it is shown and typed: ``host-sync``."""
+    return shown(rule).replace("_", "-")
+
+
+def span_text(numbers: Sequence[int]) -> str:
+    """``(0, 1, 2, 5)`` -> ``'0-2, 5'``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def fold_devices(devices: Sequence[DeviceTime]) -> tuple[DeviceRow, ...]:
+    """A row a device; where there are many, those that are alike to a percent share one."""
+    if len(devices) <= MOST_DEVICE_ROWS:
+        return tuple(_device_row([device]) for device in devices)
+    groups: dict[tuple[object, ...], list[DeviceTime]] = {}
+    for device in devices:
+        parts = (device.compute_ns, device.exposed_communication_ns, device.exposed_copy_ns)
+        alike = tuple(round(100 * part / device.span_ns) if device.span_ns else 0 for part in parts)
+        near = [key for key in groups if key[:-1] == (device.name, alike) and _same_span(groups[key][0], device)]
+        groups.setdefault(near[0] if near else (device.name, alike, len(groups)), []).append(device)
+    rows = sorted(groups.values(), key=lambda group: -sum(device.idle_ns for device in group) / len(group))
+    if len(rows) > MOST_DEVICE_ROWS:  # the most idle ones keep their row, the rest is summed up by its median
+        kept = MOST_DEVICE_ROWS - 1
+        rows = [*rows[:kept], [device for group in rows[kept:] for device in group]]
+    return tuple(_device_row(group) for group in rows)
+
+
+def _same_span(first: DeviceTime, second: DeviceTime) -> bool:
+    return abs(first.span_ns - second.span_ns) <= FOLD_SPAN * max(first.span_ns, second.span_ns)
+
+
+def _device_row(group: Sequence[DeviceTime]) -> DeviceRow:
+    ranks = [device.rank for device in group if device.rank is not None]
+    names = sorted({shown(device.name) or "device" for device in group})
+    label = names[0] if len(names) == 1 else f"{len(names)} kinds"
+    ordinals = span_text([device.ordinal for device in group])
+    middle = sorted(group, key=lambda device: device.idle_ns)[len(group) // 2]
+    return DeviceRow(
+        ranks=span_text(ranks) if ranks else "-",
+        device=f"{label} ({ordinals})" if len(group) == 1 else f"{label} (x{len(group)}, median)",
+        count=len(group),
+        span_ns=middle.span_ns,
+        compute_ns=middle.compute_ns,
+        exposed_communication_ns=middle.exposed_communication_ns,
+        exposed_copy_ns=middle.exposed_copy_ns,
+        idle_ns=middle.idle_ns,
+    )
+
+
+def _headline(analysis: Analysis) -> str:
+    sources = analysis.sources
+    if not sources:
+        return "nothing was read"
+    events = f"{sum(source.events_read for source in sources):,} events"
+    formats = ", ".join(sorted({shown(source.format) for source in sources}))
+    ranks = [source.rank for source in sources if source.rank is not None]
+    if len(sources) == 1:
+        rank = f", rank {ranks[0]}" if ranks else ""
+        return f"{shown(sources[0].path)} ({formats}{rank}, {events})"
+    whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
+    return f"{len(sources)} traces, {shown(sources[0].path)} ... ({formats}, {whose}, {events})"
+
+
+def _facts(analysis: Analysis) -> list[str]:
+    said = []
+    free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
+    traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced])
+    if free is not None:
+        said.append(f"step {free.text('without a profiler')}")
+    if traced is not None:
+        said.append(f"step {traced.text('while traced')}")
+    if free is None and traced is None:
+        said.append("no steps in it: savings are over the whole trace")
+    spans = sum(device.span_ns for device in analysis.devices)
+    if spans:
+        busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
+        count = len(analysis.devices)
+        said.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")
+    elif not analysis.devices:
+        said.append("no accelerator work in it")
+    return said
+
+
+def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    reasons: dict[str, list[str]] = {}
+    for outcome in analysis.outcomes:
+        if outcome.status == "abstained":
+            reason = shown(outcome.reason or "no reason given", TEXT_LIMIT)
+            reasons.setdefault(reason, []).append(dashed(outcome.rule))
+    return tuple((reason, tuple(rules)) for reason, rules in reasons.items())
+
+
+def _remarks(analysis: Analysis) -> list[str]:
+    """Remarks of the sources; those that several share are said once, with their number."""
+    counts: dict[str, int] = {}
+    unplaced, read = 0, 0
+    why: dict[str, int] = {}
+    repairs: dict[str, int] = {}
+    for source in analysis.sources:
+        unplaced += source.events_unplaced
+        read += source.events_read
+        for reason, count in source.unplaced.items():
+            why[reason] = why.get(reason, 0) + count
+        for kind, count in source.repairs.items():
+            repairs[kind] = repairs.get(kind, 0) + count
+        for note in source.notes:
+            counts[note] = counts.get(note, 0) + 1
+    said = []
+    if unplaced:
+        reasons = "; ".join(f"{count:,} {shown(reason)}" for reason, count in sorted(why.items()))
+        said.append(f"unplaced: {unplaced:,} of {read:,} events" + (f" ({reasons})" if reasons else ""))
+    if repairs:
+        said.append("repaired: " + "; ".join(f"{count:,} {shown(kind)}" for kind, count in sorted(repairs.items())))
+    several = len(analysis.sources) > 1
+    for note, count in counts.items():
+        said.append(f"note: {shown(note, TEXT_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else ""))
+    return said
+
+
+def _finding_row(rule: str, finding: Finding, analysis: Analysis) -> FindingRow:
+    cost, in_all = finding.cost_ns_per_step, ""
+    if cost is None and finding.cost_ns is not None:
+        cost, in_all = finding.cost_ns, " in all"
+    whole = _whole(finding, analysis)
+    line = finding.where.label() if finding.where.file is not None else None
+    place = (
+        ("at", line),
+        ("module", finding.where.module),
+        ("op", finding.where.op),
+        ("kernel", finding.where.kernel),
+    )
+    return FindingRow(
+        rule=dashed(rule),
+        title=shown(finding.title, 2 * 160),
+        severity=finding.severity,
+        saves="" if cost is None else f"{format_ns(cost)}{in_all}",
+        share="" if cost is None or not whole else format_share(cost, whole),
+        per_step=finding.cost_ns_per_step is not None,
+        where=_tail(shown(finding.where.label()), WHERE_LIMIT),
+        place=tuple((what, shown(name)) for what, name in place if name),
+        known_by=finding.basis,
+        on_ranks=_on_ranks(finding.ranks) if len(analysis.sources) > 1 else "",
+        bytes="" if finding.cost_bytes is None else format_bytes(finding.cost_bytes),
+        advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
+        evidence=tuple(
+            {shown(key): shown(cell) if isinstance(cell, str) else cell for key, cell in row.items()}
+            for row in finding.evidence
+        ),
+    )
+
+
+def _on_ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    return f" (rank{'s' if len(ranks) > 1 else ''} {span_text(ranks)})"
+
+
+def _tail(place: str, limit: int) -> str:
+    """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
+    if len(place) <= limit:
+        return place
+    kept = place[-(limit - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)
+
+
+def _whole(finding: Finding, analysis: Analysis) -> float | None:
+    """What the finding's cost is a share of: a traced step of its ranks, else the longest device span."""
+    mine = set(finding.ranks)
+
+    def of_mine(rank: int | None) -> bool:
+        return not mine or rank is None or rank in mine
+
+    if finding.cost_ns_per_step is not None:
+        traced = [step for step in analysis.steps if step.traced and of_mine(step.rank)]
+        steps: Sequence[Step] = traced or [step for step in analysis.steps if of_mine(step.rank)]
+        return fmean(step.duration_ns for step in steps) if steps else None
+    spans = [device.span_ns for device in analysis.devices if of_mine(device.rank)]
+    return max(spans, default=None)
+
+
+_UNITS = {"ns": format_ns, "bytes": format_bytes}
+
+
+def evidence_cell(key: str, value: Cell) -> str:
+    """A cell with its unit, which the end of its key tells: ``wait_ns`` -> ``'1.20 ms'``."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    unit = key.rsplit("_", 1)[-1]
+    if unit in _UNITS:
+        return _UNITS[unit](value)
+    if unit in ("percent", "pct"):
+        return f"{value:.1f}%"
+    if unit == "share":
+        return f"{100 * value:.1f}%"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if abs(value) >= 10_000 else str(value)
+
+
+def evidence_header(key: str) -> str:
+    """``wait_ns`` -> ``'wait'``: the unit is in the cells."""
+    stem, _, unit = key.rpartition("_")
+    return (stem if stem and unit in (*_UNITS, "percent", "pct") else key).replace("_", " ")

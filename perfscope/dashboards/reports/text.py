@@ -1,0 +1,156 @@
+"""The report on one screen of a terminal: best gain first, and what could not be looked at."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.summary import (
+    NO_TIME,
+    SHARE_OF,
+    DeviceRow,
+    FindingRow,
+    Summary,
+    evidence_cell,
+    evidence_header,
+    summarize,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from perfscope.analyzers.engine import Analysis
+
+SUFFIXES = (".txt",)
+
+WIDTH = 110
+"""Columns where no terminal tells its own: a log or a file looks the same everywhere."""
+
+NARROWEST = 60
+"""Below it the columns of the table have no room for words, and wrapping by the terminal reads better."""
+
+MOST_FINDINGS = 12
+"""Rows on the one screen; ``-v`` and the other formats hold all."""
+
+_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
+
+
+def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
+    """The report as text for ``width`` columns. ``verbose``: all findings, with evidence and advice."""
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=max(width, NARROWEST),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for part in _parts(summarize(analysis), verbose=verbose):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+
+
+def _parts(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
+    yield _line("perfscope: ", summary.headline, style="bold")
+    yield from (_line("  ", fact) for fact in summary.facts)
+    if summary.devices:
+        yield ""
+        yield _device_table(summary.devices)
+    yield ""
+    yield from _findings(summary, verbose=verbose)
+    yield from _not_flagged(summary)
+    yield from (_line("  ", remark) for remark in summary.remarks)
+    if verbose:
+        yield from (part for row in summary.findings for part in _detail(row))
+    elif summary.findings:
+        yield ""
+        yield _line("  next  ", f"perfscope rules {summary.findings[0].rule}     -v for evidence and advice")
+
+
+def _findings(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
+    rows = summary.findings if verbose else summary.findings[:MOST_FINDINGS]
+    if rows:
+        yield _finding_table(rows)
+    else:
+        looked = bool(summary.clean)
+        yield "  no findings" if looked else "  no rule could look at this: nothing is known to be clean"
+    if len(rows) < len(summary.findings):
+        yield f"  and {len(summary.findings) - len(rows)} more, which save less or have no time: -v shows all"
+    yield ""
+
+
+def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("saves up to", no_wrap=True)
+    table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
+    table.add_column("finding", overflow="fold", ratio=5)
+    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("known by", no_wrap=True)
+    for row in rows:
+        title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
+        title.stylize("bold", 0, len(row.rule))
+        saves = Text(row.saves or NO_TIME, style=_STYLES[row.severity] if row.saves else "dim")
+        table.add_row(saves, Text(row.share), title, Text(row.where), Text(row.known_by))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("rank", overflow="fold")
+    table.add_column("device", overflow="fold")
+    for name in ("span", "compute", "comm exposed", "copy exposed", "idle"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = (row.ranks, row.device, format_ns(row.span_ns), *row.shares())
+        table.add_row(*map(Text, cells))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _not_flagged(summary: Summary) -> Iterator[RenderableType]:
+    if summary.clean:
+        yield _line("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
+    for reason, rules in summary.abstained:
+        yield _line("  could not look: ", f"{', '.join(rules)} ({reason})")
+    for rule, reason in summary.partly:
+        yield _line("  looked at a part: ", f"{rule} ({reason})")
+
+
+def _detail(row: FindingRow) -> Iterator[RenderableType]:
+    yield ""
+    title = Text(f"{row.rule}: {row.title}{row.on_ranks}", style="bold")
+    yield Padding(title, (0, 0, 0, 2))
+    known = [f"{what} {name}" for what, name in row.place]
+    if row.bytes:
+        known.append(f"moves {row.bytes}")
+    if known:
+        yield _line("    ", ", ".join(known))
+    if row.evidence:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for key, value in row.evidence[0].items():
+            is_text = isinstance(value, str)
+            table.add_column(evidence_header(key), overflow="fold", justify="left" if is_text else "right")
+        for cells in row.evidence:
+            table.add_row(*(Text(evidence_cell(key, value)) for key, value in cells.items()))
+        yield Padding(table, (0, 0, 0, 4))
+    for line in row.advice.splitlines():
+        yield _line("    ", line)
+
+
+def _line(lead: str, text: str, style: str = "") -> RenderableType:
+    """A paragraph that hangs below its lead word."""
+    table = Table.grid(padding=0)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(lead, style="bold" if style else ""), Text(text, style=style))
+    return table
