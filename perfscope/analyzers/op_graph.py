@@ -54,6 +54,8 @@ class GraphOp:
     """Autograd sequence number that joins a forward op with its backward ops."""
     host_read: str | None = None
     """Why an accelerator would stall the host here: ``item``, ``nonzero``, ``bool``, ``to_host`` ..., else None."""
+    recompute: bool = False
+    """True for a forward op that activation checkpointing runs again (phase ``backward``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,154 @@
+"""Reads ``structure.opgraph.json`` (also gzip): the op graph that ``perfscope run`` records of one step."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph, Phase
+from perfscope.profiler.errors import DataError
+
+MAX_BYTES = 1 << 30
+"""Unpacked. The capture stops at 200,000 ops, which take about 60 MB: what is larger is not ours."""
+_GZIP = b"\x1f\x8b"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensors(msgspec.Struct, frozen=True):
+    storage: list[Count]
+    shape: list[list[Count]]
+    dtype: list[Count]
+    device: list[Count]
+    bytes: list[Count]
+
+
+class _Ops(msgspec.Struct, frozen=True):
+    name: list[Count]
+    phase: list[Count]
+    inputs: list[list[Count]]
+    outputs: list[list[Count]]
+    mutated: list[list[Count]]
+    pointwise: list[bool]
+    reduction: list[bool]
+    view: list[bool]
+    flops: list[Count | None]
+    module: list[Count]
+    file: list[Count | None]
+    line: list[Count | None]
+    function: list[Count | None]
+    sequence: list[Count | None]
+    recompute: list[bool]
+    host_read: list[Count | None]
+
+
+class _Document(msgspec.Struct, frozen=True):
+    schema: Literal["perfscope.op_graph/1"]
+    step: Count
+    device: str
+    truncated: bool
+    strings: list[str]
+    tensors: _Tensors
+    ops: _Ops
+    live_out: list[Count]
+    parameters: list[Count]
+
+
+def read_op_graph(path: Path) -> OpGraph:
+    """The op graph in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    try:
+        document = msgspec.json.decode(_content(path), type=_Document)
+        return _graph(document)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: op graph is cut or damaged inside its gzip stream") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not an op graph of perfscope: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as raw:
+        packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        content = gzip.GzipFile(fileobj=raw).read(MAX_BYTES + 1) if packed else raw.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES} bytes")
+    if not content:
+        raise ValueError("the file is empty")
+    return content
+
+
+def _graph(document: _Document) -> OpGraph:
+    texts, rows = document.strings, document.tensors
+    tensors = tuple(
+        GraphTensor(
+            storage=storage,
+            shape=tuple(shape),
+            dtype=_at(texts, dtype),
+            device=_at(texts, device),
+            bytes=size,
+        )
+        for storage, shape, dtype, device, size in zip(
+            rows.storage, rows.shape, rows.dtype, rows.device, rows.bytes, strict=True
+        )
+    )
+    return OpGraph(
+        step=document.step,
+        device=document.device,
+        ops=tuple(_ops(document.ops, texts, len(tensors))),
+        tensors=tensors,
+        live_out=frozenset(document.live_out),
+        parameters=frozenset(document.parameters),
+        truncated=document.truncated,
+    )
+
+
+def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:
+    columns = [getattr(ops, name) for name in ops.__struct_fields__]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("columns of different length")
+    for index in range(len(ops.name)):
+        phase = _at(texts, ops.phase[index])
+        if phase not in get_args(Phase):
+            raise ValueError(f"op {index}: no such phase: {phase[:40]!r}")
+        yield GraphOp(
+            index=index,
+            name=_at(texts, ops.name[index]),
+            phase=phase,  # type: ignore[arg-type]
+            inputs=_indices(ops.inputs[index], tensors),
+            outputs=_indices(ops.outputs[index], tensors),
+            mutated=_indices(ops.mutated[index], tensors),
+            pointwise=ops.pointwise[index],
+            reduction=ops.reduction[index],
+            view=ops.view[index],
+            flops=ops.flops[index],
+            module=_at(texts, ops.module[index]),
+            file=_text(texts, ops.file[index]),
+            line=ops.line[index],
+            function=_text(texts, ops.function[index]),
+            sequence=ops.sequence[index],
+            host_read=_text(texts, ops.host_read[index]),
+            recompute=ops.recompute[index],
+        )
+
+
+def _indices(indices: Sequence[int], tensors: int) -> tuple[int, ...]:
+    if indices and max(indices) >= tensors:
+        raise ValueError(f"no such tensor: {max(indices)}")
+    return tuple(indices)
+
+
+def _at(texts: Sequence[str], code: int) -> str:
+    if code >= len(texts):
+        raise ValueError(f"no such string: {code}")
+    return texts[code]
+
+
+def _text(texts: Sequence[str], code: int | None) -> str | None:
+    return None if code is None else _at(texts, code)

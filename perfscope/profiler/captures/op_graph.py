@@ -1,0 +1,122 @@
+"""Structure capture: the op graph of one step, recorded below autograd. Never timed.
+
+``start()`` and ``stop()`` are called at step boundaries on the loop's thread, also from within an
+optimizer hook: nothing here adds or removes optimizer hooks, which torch iterates over at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.profiler.errors import AskedWronglyError
+
+if TYPE_CHECKING:
+    from perfscope.profiler.captures.op_graph_mode import RecordingMode
+    from perfscope.profiler.captures.op_graph_modules import ModuleStack
+    from perfscope.profiler.captures.op_graph_table import OpTable
+
+OP_LIMIT = 200_000
+"""Ops kept of one step: about 100 MB while recording, 20 times the largest step of the usual models."""
+
+
+def available() -> str | None:
+    """Why the op graph cannot be captured here; None if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    absent = [name for name in ("_current_autograd_node", "_current_graph_task_id") if not hasattr(torch._C, name)]
+    return f"torch {torch.__version__} has no torch._C.{absent[0]}" if absent else None
+
+
+class OpGraphCapture:
+    """Records one step: ``start(step)``, the step, ``stop()``, ``save(path)``.
+
+    Memory is freed as without it, and results stay bit-identical; the step takes several times as long.
+    """
+
+    def __init__(self, *, limit: int = OP_LIMIT) -> None:
+        self._limit = limit
+        self._mode: RecordingMode | None = None
+        self._modules: ModuleStack | None = None
+        self._table: OpTable | None = None
+        self._thread = 0
+
+    def start(self, step: int) -> None:
+        """Begins to record; ``step`` is the number the file will carry. Needs torch."""
+        if self._mode is not None:
+            raise AskedWronglyError("op graph: start() called twice without stop()")
+        import torch
+
+        from perfscope.profiler.captures.op_graph_frames import Frames
+        from perfscope.profiler.captures.op_graph_mode import RecordingMode
+        from perfscope.profiler.captures.op_graph_modules import ModuleStack
+        from perfscope.profiler.captures.op_graph_table import OpTable
+
+        self._thread = threading.get_ident()
+        self._table = OpTable(step, self._limit)
+        self._modules = ModuleStack()
+        # The folder of now: a program that moves later would otherwise change the names of its files.
+        self._mode = RecordingMode(self._table, Frames(torch.__file__, Path.cwd()), self._modules)
+        self._modules.start()
+        _insert_lowest(self._mode)
+
+    def stop(self) -> None:
+        """Ends the recording. It never raises for what the program did to the mode stack meanwhile."""
+        mode, modules, table = self._mode, self._modules, self._table
+        if mode is None or modules is None or table is None:
+            return
+        self._mode = None
+        mode.active = False
+        modules.stop()
+        if threading.get_ident() == self._thread:
+            _remove(mode)
+        for parameter in modules.parameters():
+            storage = mode.storages.find(parameter)
+            if storage is not None:
+                table.add_parameter(storage)
+        table.close(mode.storages.alive())
+
+    def save(self, path: Path) -> None:
+        """Writes the graph as JSON, gzip if the name ends in ``.gz``; ``AskedWronglyError`` before ``stop()``."""
+        if self._table is None or self._mode is not None:
+            raise AskedWronglyError(f"{path}: no op graph to save; start() and stop() come first")
+        self._table.save(path)
+
+
+def _insert_lowest(mode: Any) -> None:
+    """Puts the mode below those of the program.
+
+    They may then be entered and left around us in any order: torch pops the topmost, which is never ours.
+    """
+    above = _pop_to_lowest()
+    _push(mode)
+    for entered in above:
+        _push(entered)
+
+
+def _remove(mode: Any) -> None:
+    for entered in _pop_to_lowest():
+        if entered is not mode:
+            _push(entered)
+
+
+def _pop_to_lowest() -> list[Any]:
+    """Takes all ordinary modes off this thread's stack, lowest first in the list. Torch's own stay."""
+    from torch._C import _get_dispatch_stack_at, _len_torch_dispatch_stack, _pop_torch_dispatch_stack
+
+    stack = [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
+    ordinary = [entered for entered in stack if getattr(entered, "_mode_key", None) is None]
+    for _ in ordinary:
+        _pop_torch_dispatch_stack(None)
+    return ordinary
+
+
+def _push(mode: Any) -> None:
+    from torch._C import _push_on_torch_dispatch_stack
+
+    # Not mode.__enter__(): its flags are restored in LIFO order, and they would tell torch.compile of us.
+    _push_on_torch_dispatch_stack(mode)

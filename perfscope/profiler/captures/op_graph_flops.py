@@ -1,0 +1,171 @@
+"""Floating-point operations of one dispatched op, from the shapes of its arguments. No torch needed.
+
+A multiply-add counts as two. Matrix products, convolutions and attention have formulas; data movement
+has none to do (0); every other op answers None: we do not know, which is not zero.
+
+Sources: a matrix product of (M, K) and (K, N) is M*N*K multiply-adds; attention is its two (forward) or
+five (backward, with the scores recomputed) products as counted in the FlashAttention paper (Dao et al.
+2022, appendix B) and ``torch.utils.flop_counter``, which counts neither the CPU kernel nor ``_grouped_mm``.
+
+Causal policy: a causal kernel skips what lies above the diagonal, so we count the pairs it must visit:
+query ``i`` of ``Lq`` sees ``min(Lk, i + 1)`` keys (upper-left aligned, as torch documents ``is_causal``).
+``torch.utils.flop_counter`` counts the full square. An explicit mask skips nothing and counts in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+Arguments = Callable[[str], Any]
+"""Looks an argument up by its name in the op's schema; None if it is absent."""
+Formula = Callable[[Arguments, Sequence[Any]], int]
+
+
+def flops_of(name: str, arguments: Arguments, outputs: Sequence[Any]) -> int | None:
+    """FLOPs of the op ``aten.mm.default`` ...; None without a formula (0 for views is the caller's to say)."""
+    packet = name.rpartition(".")[0]
+    if packet in MOVES_DATA:
+        return 0
+    formula = FORMULAS.get(packet)
+    return None if formula is None else formula(arguments, outputs)
+
+
+def aten(names: str) -> frozenset[str]:
+    """``"mm bmm"`` as ``{"aten.mm", "aten.bmm"}``: long lists of ops read better as prose."""
+    return frozenset("aten." + name for name in names.split())
+
+
+def product_flops(m: int, k: int, n: int, batch: int = 1) -> int:
+    """``batch`` products of (m, k) and (k, n): 2*m*k*n each."""
+    return 2 * batch * m * k * n
+
+
+def attended_pairs(queries: int, keys: int, causal: bool) -> int:
+    """(query, key) pairs a kernel visits: all, or with ``causal`` those on and left of the diagonal."""
+    if not causal:
+        return queries * keys
+    rows = min(queries, keys)
+    return rows * (rows + 1) // 2 + (queries - rows) * keys
+
+
+def attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *, causal: bool, backward: bool = False
+) -> int:
+    """Attention over query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev); Hk may divide H.
+
+    Forward: scores (E) and their product with the values (Ev). Backward: scores again (E), the gradients
+    of the probabilities and of the values (2 Ev), of query and key (2 E).
+    """
+    batch, heads, queries, width = query
+    pairs = batch * heads * attended_pairs(queries, key[2], causal)
+    per_pair = 3 * width + 2 * value[3] if backward else width + value[3]
+    return 2 * pairs * per_pair
+
+
+def _mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    left = _first(arguments, "self", "mat1")
+    (m, k), n = left.shape, _first(arguments, "mat2").shape[1]
+    return product_flops(m, k, n)
+
+
+def _addmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    (m, k), n = arguments("mat1").shape, arguments("mat2").shape[1]
+    return product_flops(m, k, n)
+
+
+def _bmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    (batch, m, k), n = arguments("self").shape, arguments("mat2").shape[2]
+    return product_flops(m, k, n, batch)
+
+
+def _baddbmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    (batch, m, k), n = arguments("batch1").shape, arguments("batch2").shape[2]
+    return product_flops(m, k, n, batch)
+
+
+def _vector(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    first = arguments("mat") if arguments("mat") is not None else arguments("self")
+    return int(2 * prod(first.shape))
+
+
+def _linear(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    rows, (n, k) = prod(arguments("input").shape[:-1]), arguments("weight").shape
+    return product_flops(rows, k, n)
+
+
+def _grouped_mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    # With offsets the groups share one dimension and partition it, so the sum over groups is one product:
+    # (M, K) x (G, K, N): rows are partitioned; (M, K) x (K, N) -> (G, M, N): K is; (G, M, K) x (K, N): N is.
+    left, right = arguments("self").shape, arguments("mat2").shape
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return product_flops(left[-2], left[-1], right[-1], batch)
+
+
+def _convolution(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    weight = arguments("weight").shape
+    # Every weight meets every position of the output (of the input, where transposed), once per sample;
+    # the weight's second dimension is already divided by the groups.
+    places = arguments("input").shape if arguments("transposed") else outputs[0].shape
+    return int(2 * prod(weight) * places[0] * prod(places[2:]))
+
+
+def _convolution_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    weight = arguments("weight").shape
+    places = arguments("input").shape if arguments("transposed") else arguments("grad_output").shape
+    # The gradients of input and of weight each use every multiply-add of the forward once.
+    once = int(2 * prod(weight) * places[0] * prod(places[2:]))
+    return once * sum(bool(wanted) for wanted in arguments("output_mask")[:2])
+
+
+def _attention(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    query, key, value = (arguments(name).shape for name in ("query", "key", "value"))
+    return attention_flops(query, key, value, causal=bool(arguments("is_causal")))
+
+
+def _attention_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    query, key, value = (arguments(name).shape for name in ("query", "key", "value"))
+    return attention_flops(query, key, value, causal=bool(arguments("is_causal")), backward=True)
+
+
+def _first(arguments: Arguments, *names: str) -> Any:
+    return next(found for name in names if (found := arguments(name)) is not None)
+
+
+FORMULAS: dict[str, Formula] = {
+    "aten.mm": _mm,
+    "aten._scaled_mm": _mm,
+    "aten.addmm": _addmm,
+    "aten._addmm_activation": _addmm,
+    "aten.bmm": _bmm,
+    "aten.baddbmm": _baddbmm,
+    "aten.mv": _vector,
+    "aten.addmv": _vector,
+    "aten.dot": _vector,
+    "aten.vdot": _vector,
+    "aten.linear": _linear,
+    "aten.mkldnn_linear": _linear,
+    "aten._grouped_mm": _grouped_mm,
+    "aten._scaled_grouped_mm": _grouped_mm,
+    "aten.convolution": _convolution,
+    "aten._convolution": _convolution,
+    "aten.convolution_backward": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten._scaled_dot_product_flash_attention": _attention,
+    "aten._scaled_dot_product_efficient_attention": _attention,
+    "aten._scaled_dot_product_cudnn_attention": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten._scaled_dot_product_flash_attention_backward": _attention_backward,
+    "aten._scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "aten._scaled_dot_product_cudnn_attention_backward": _attention_backward,
+}
+
+MOVES_DATA = aten(
+    "_to_copy clone copy copy_ cat stack contiguous index index_select gather scatter scatter_ index_copy "
+    "index_copy_ embedding fill fill_ zero_ zeros zeros_like ones ones_like full full_like new_zeros new_ones "
+    "new_full scalar_tensor arange repeat repeat_interleave flip roll constant_pad_nd tril triu masked_fill "
+    "masked_fill_ masked_select where nonzero slice_backward select_backward _local_scalar_dense one_hot eye "
+    "_foreach_copy_ _foreach_zero_ slice_scatter select_scatter unfold_backward"
+)
+"""Ops that only move, fill or choose data: no arithmetic on floating-point values."""

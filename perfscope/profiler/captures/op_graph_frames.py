@@ -1,0 +1,144 @@
+"""Whose line an op belongs to: one walk of the Python stack, classified by code object."""
+
+from __future__ import annotations
+
+import dis
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
+"""What a frame is: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
+
+
+class Site(NamedTuple):
+    """What the stack says of the op that is being dispatched."""
+
+    file: str | None
+    line: int | None
+    function: str | None
+    engine_before_user: bool
+    """The autograd engine lies between the op and the user's frame: that frame only says ``backward()``."""
+    optimizer_before_user: bool
+    optimizer: bool
+    checkpoint: bool
+    data: bool
+    """The op belongs to data loading, which stays on the host when the model moves to an accelerator."""
+
+
+class Frames:
+    """Classifies frames once per code object and names files as the user would."""
+
+    def __init__(self, torch_file: str, working_folder: Path) -> None:
+        ours = Path(os.path.abspath(__file__)).parents[2]
+        self._torch = _folder(Path(torch_file).parent)
+        self._ours = _folder(ours)
+        self._workloads = _folder(ours / "workloads")
+        self._stdlib = tuple({_folder(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
+        self._packages = tuple(map(_folder, _package_folders()))
+        self._roots = _roots(working_folder)
+        self._kinds: dict[CodeType, int] = {}
+        self._names: dict[str, str] = {}
+
+    def site(self, frame: FrameType | None) -> Site:
+        """Walks outwards from ``frame`` to the bottom of this thread's stack."""
+        found: FrameType | None = None
+        engine = optimizer_before = optimizer = checkpoint = data = False
+        kinds = self._kinds
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(code)
+            if kind is None:
+                kind = kinds[code] = self._kind(code)
+            if kind == USER:
+                if found is None:
+                    found, optimizer_before = frame, optimizer
+            elif kind == ENGINE:
+                engine = engine or found is None
+            elif kind == OPTIMIZER:
+                optimizer = True
+            elif kind == CHECKPOINT:
+                checkpoint = True
+            elif kind == DATA:
+                data = True
+            frame = frame.f_back
+        if found is None:
+            return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
+        code = found.f_code
+        return Site(
+            self._name(code.co_filename),
+            found.f_lineno,
+            code.co_qualname,
+            engine,
+            optimizer_before,
+            optimizer,
+            checkpoint,
+            data,
+        )
+
+    def _kind(self, code: CodeType) -> int:
+        path = code.co_filename
+        if path.startswith("<"):
+            # Frozen modules and generated code have no line to show; a notebook cell has.
+            return USER if path.startswith("<ipython") else HIDDEN
+        path = os.path.abspath(path)
+        if path.startswith(self._torch):
+            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"))
+        if path.startswith(self._ours):
+            return USER if path.startswith(self._workloads) else HIDDEN
+        if path.startswith(self._stdlib) and not path.startswith(self._packages):
+            return HIDDEN
+        return USER
+
+    def _name(self, path: str) -> str:
+        name = self._names.get(path)
+        if name is None:
+            name = path
+            absolute = os.path.abspath(path)
+            for root in () if path.startswith("<") else self._roots:
+                if absolute.startswith(root):
+                    name = absolute[len(root) :].replace(os.sep, "/")
+                    break
+            self._names[path] = name
+        return name
+
+
+def asks_truth(frame: FrameType) -> bool:
+    """True if the frame is deciding a branch (``if t:``, ``while t:``, ``not t``), by its current instruction."""
+    opcode = frame.f_code.co_code[frame.f_lasti]
+    name = dis.opname[opcode]
+    return ("JUMP" in name and "IF" in name) or name in ("TO_BOOL", "UNARY_NOT")
+
+
+def reads_step_counter(frame: FrameType | None) -> bool:
+    """True inside ``torch.optim``'s ``_get_value``: it reads step counters, which torch keeps on the host."""
+    return frame is not None and frame.f_code.co_name == "_get_value" and "optim" in frame.f_code.co_filename
+
+
+def _torch_kind(path: str) -> int:
+    if path == "autograd/graph.py" or path == "autograd/__init__.py":
+        return ENGINE
+    if path.startswith("optim/") and path != "optim/lr_scheduler.py":
+        return OPTIMIZER
+    if path == "utils/checkpoint.py":
+        return CHECKPOINT
+    return DATA if path.startswith("utils/data/") else HIDDEN
+
+
+def _package_folders() -> list[str]:
+    return [*site.getsitepackages(), site.getusersitepackages()]
+
+
+def _roots(working_folder: Path) -> tuple[str, ...]:
+    """The working folder first, then the import path, longest first: ``transformers/modeling.py``."""
+    below = sorted({_folder(path) for path in (*sys.path, *_package_folders()) if path}, key=len, reverse=True)
+    return (_folder(working_folder), *below)
+
+
+def _folder(path: str | Path) -> str:
+    """Absolute, links kept as the code objects spell them, with the separator that ends a prefix."""
+    return os.path.abspath(path).rstrip(os.sep) + os.sep
