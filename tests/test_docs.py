@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +182,50 @@ class TestTutorial:
         assert [outcome.status for outcome in analysis] == ["clean"]
         sys.modules.pop("your_package.exposed_memsets", None)
         sys.modules.pop("your_package", None)
+
+
+def tour() -> list[tuple[str, str]]:
+    """What the README's tour asks the reader to type: (language, text) in order."""
+    text = (REPOSITORY / "README.md").read_text()
+    section = text.split("## Five-minute tour", 1)[1].split("\n## ", 1)[0]
+    steps = []
+    for language, block in FENCED.findall(section):
+        if language == "console":
+            steps += [("console", line) for line in re.findall(r"^\$ (.+)$", block, re.MULTILINE)]
+        else:
+            steps.append((language, block))
+    return steps
+
+
+def follow(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one step of the tour as the reader would, in ``folder``."""
+    if language == "console":
+        program, *arguments = shlex.split(text)
+        assert program == "perfscope", text
+        command = [sys.executable, "-m", "perfscope", *arguments]
+    else:
+        assert language == "python", language
+        command = [sys.executable, "-c", text]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.torch
+def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    said = {}
+    for language, text in tour():
+        done = follow(language, text, tmp_path)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        said[text] = done.stdout + done.stderr
+    assert len(said) >= 10
+    loop, grouped = (text for text in said if text.startswith("perfscope run "))
+    assert re.search(r"host-sync.*moe\.py:\d+", said[loop], re.DOTALL), said[loop]
+    assert not re.search(r"host-sync.*moe\.py:\d+", said[grouped].split("clean:")[0]), said[grouped]
+    assert (tmp_path / "report.html").read_text().startswith("<!")
+    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "perfscope.report/1"
 
 
 def test_the_errors_a_rule_may_raise_are_named_in_the_tutorial() -> None:
