@@ -11,11 +11,13 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers import finding
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.trace import RECORDED
 from perfscope.analyzers.trace.tables import TABLES
@@ -43,11 +45,12 @@ class RuleSource:
 
 def rule_source(rule_id: str, path: Path) -> RuleSource:
     """Read a rule's file. ``ValueError`` if it has no docstring or no ``NEEDS``."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
     doc = ast.get_docstring(tree)
     if not doc:
         raise ValueError(f"{path}: a rule's docstring is its page; there is none")
-    constants = tuple(_constants(tree))
+    constants = list(_constants(tree))
     needs = [value for name, value, _ in constants if name == "NEEDS"]
     if not needs:
         raise ValueError(f"{path}: NEEDS is missing")
@@ -56,12 +59,12 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
         path=f"perfscope/analyzers/rules/{path.name}",
         doc=doc,
         needs=tuple(ast.literal_eval(needs[0])),
-        constants=tuple(row for row in constants if row[0] != "NEEDS" and row[2]),
+        constants=tuple((name, _value(value, text), why) for name, value, why in constants if why and _number(value)),
     )
 
 
-def _constants(tree: ast.Module) -> list[tuple[str, str, str]]:
-    found = []
+def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
+    """Name, value and the documentation below it (or ``''``) of every public constant."""
     for statement, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name, value = statement.targets[0].id, statement.value
@@ -70,8 +73,21 @@ def _constants(tree: ast.Module) -> list[tuple[str, str, str]]:
         else:
             continue
         if name.isupper() and not name.startswith("_"):
-            found.append((name, ast.unparse(value), _text_of(after)))
-    return found
+            yield name, value, _text_of(after)
+
+
+def _number(value: ast.expr) -> bool:
+    """A number, a name that stands for one, or arithmetic of them; not a table of words."""
+    if isinstance(value, ast.BinOp):
+        return _number(value.left) and _number(value.right)
+    return isinstance(value, ast.Name) or (isinstance(value, ast.Constant) and isinstance(value.value, int | float))
+
+
+def _value(value: ast.expr, text: str) -> str:
+    """A threshold as it is written; one that is shared by the rules with what it stands for."""
+    written = ast.get_source_segment(text, value) or ast.unparse(value)
+    stands_for = getattr(finding, written, None)
+    return f"`{written}`" if stands_for is None else f"`{stands_for}` (`{written}`)"
 
 
 def _text_of(statement: ast.stmt | None) -> str:
@@ -92,11 +108,11 @@ def rule_page(rule: RuleSource) -> str:
         parts.append("Where one of these was not recorded the rule abstains and says so.")
     else:
         parts.append(
-            "Nothing in every case: it looks at what was recorded, and abstains with a reason where it cannot."
+            "No one recording is required: the rule uses what there is, and abstains with a reason where it is too little."
         )
     if rule.constants:
         parts.append("## Thresholds")
-        rows = [f"| `{name}` | `{_cell(value)}` | {_cell(_markdown(why))} |" for name, value, why in rule.constants]
+        rows = [f"| `{name}` | {_cell(value)} | {_cell(_markdown(why))} |" for name, value, why in rule.constants]
         parts.append("\n".join(["| constant | value | reason |", "| --- | --- | --- |", *rows]))
     parts.append(f"Source: [`{rule.path}`](../../{rule.path})")
     return "\n\n".join(parts) + "\n"
@@ -118,7 +134,8 @@ def _sections(body: str) -> list[str]:
 
 def _paragraphs(lines: list[str]) -> str:
     """Lines of one section as Markdown, at the margin whether or not the docstring indents its sections."""
-    return _markdown(inspect.cleandoc("\n".join(lines))).strip("\n")
+    text = _markdown(inspect.cleandoc("\n".join(lines))).strip("\n")
+    return text[:1].upper() + text[1:]
 
 
 def _markdown(text: str) -> str:
