@@ -108,7 +108,7 @@ def rule_page(rule: RuleSource) -> str:
         parts.append("Where one of these was not recorded the rule abstains and says so.")
     else:
         parts.append(
-            "No one recording is required: the rule uses what there is, and abstains with a reason where it is too little."
+            "No one recording is required: the rule uses what there is, and abstains where that is too little."
         )
     if rule.constants:
         parts.append("## Thresholds")
