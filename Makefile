@@ -13,6 +13,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint docs clean
+.DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop
@@ -41,6 +42,6 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 
 $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo >&2 'make: no Python 3.11 or newer found; install one, or say which: make PYTHON=/path/to/python3'; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 'make: $(PYTHON) is older than 3.11'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 'make: $(PYTHON) does not start, or is older than 3.11'; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 'make: $(PYTHON) cannot create environments; install its venv package (Debian, Ubuntu: apt install python3-venv)'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
