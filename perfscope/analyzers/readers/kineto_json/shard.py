@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -29,22 +30,27 @@ from perfscope.analyzers.trace.columns import MISSING, Array
 Columns = dict[str, Array]
 _SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
 LARGEST_ID = 2**63 - 1
+_TS, _DUR, _NAME, _THREAD = attrgetter("ts"), attrgetter("dur"), attrgetter("name"), attrgetter("pid", "tid")
+
+
+class Codes(dict[Any, int]):
+    """Hands out codes in order of first sight; looking a key up is C speed once it is known."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
 
 
 class Shard:
     """Collects chunks of events as numpy columns. Nothing of an event survives but its numbers and codes."""
 
     def __init__(self) -> None:
-        self.strings: dict[str, int] = {}
-        self.threads: dict[tuple[Any, Any], int] = {}
+        self.strings = Codes()
+        self.threads = Codes()
         self.parts: dict[str, list[Columns]] = defaultdict(list)
         self.events = 0
         self.unplaced: Tally[str] = Tally()
         self.repairs: Tally[str] = Tally()
-
-    def code(self, text: str) -> int:
-        """Code of a string in this shard's dictionary."""
-        return self.strings.setdefault(text, len(self.strings))
 
     def add(self, events: Sequence[Any]) -> bool:
         """Take a chunk's events; False (and nothing taken) if a time needs its decimal text."""
@@ -72,7 +78,7 @@ class Shard:
 
     def _times(self, members: list[Any]) -> tuple[Array, Array, list[Any]] | None:
         if type(members[0]) is Span:
-            start, length = floats_to_ns([m.ts for m in members]), floats_to_ns([m.dur for m in members])
+            start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
             if start is None or length is None:
                 return None
         else:
@@ -100,26 +106,21 @@ class Shard:
         if group is None:
             self.unplaced[f"category {lowered[:24] or '(none)'}"] += len(members)
             return
-        strings, size = self.strings, len(members)
-        columns: Columns = {
-            "start_ns": start,
-            "end_ns": end,
-            "name": self._codes(m.name for m in members),
-        }
+        columns: Columns = {"start_ns": start, "end_ns": end, "name": self._codes(_NAME, members)}
         if group is Group.SLICE:
             self._thread(columns, members)
-            columns["category"] = np.full(size, strings.setdefault(lowered, len(strings)), np.int32)
+            columns["category"] = np.full(len(members), self.strings[lowered], np.int32)
             if lowered != "python_function":
                 args = [m.args or NO_ARGS for m in members]
                 columns["external_id"] = _external(args)
-                columns["sequence"] = _ids(a.sequence for a in args)
-                columns["forward_thread"] = _ids(a.forward_thread for a in args)
-                columns["shapes"] = self._raw([a.shapes for a in args])
-                columns["dtypes"] = self._raw([a.dtypes for a in args])
+                columns["sequence"] = _ids(attrgetter("sequence"), args)
+                columns["forward_thread"] = _ids(attrgetter("forward_thread"), args)
+                columns["shapes"] = self._raw(attrgetter("shapes"), args)
+                columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
             self.parts["slices"].append(columns)
             return
         args = [m.args or NO_ARGS for m in members]
-        columns["correlation"] = _ids(a.correlation for a in args)
+        columns["correlation"] = _ids(attrgetter("correlation"), args)
         columns["external_id"] = _external(args)
         if group is Group.CALL:
             self._thread(columns, members)
@@ -134,12 +135,12 @@ class Shard:
         if group is Group.KERNEL:
             self._kernel(columns, args)
         elif group in (Group.COPY, Group.MTIA):
-            columns["bytes"] = _ids(a.size if isinstance(a.size, int) else _number(a.size) for a in args)
+            columns["bytes"] = _ids(_size, args)
         self.parts[group.name.lower()].append(columns)
 
     def _kernel(self, columns: Columns, args: list[Args]) -> None:
-        columns["blocks"] = _ids(_product(a.grid) for a in args)
-        columns["threads_per_block"] = _ids(_product(a.block) for a in args).astype(np.int32)
+        columns["blocks"] = _ids(lambda a: _product(a.grid), args)
+        columns["threads_per_block"] = _ids(lambda a: _product(a.block), args).astype(np.int32)
         columns["occupancy"] = np.array([np.nan if a.occupancy is None else a.occupancy for a in args], np.float32)
         described = [(row, a) for row, a in enumerate(args) if a.collective is not None]
         if described:
@@ -148,14 +149,14 @@ class Shard:
                 {
                     "start_ns": columns["start_ns"][rows],
                     "correlation": columns["correlation"][rows],
-                    "name": self._codes(str(a.collective) for a in found),
-                    "group": self._codes(str(a.group) for a in found),
-                    "ranks": self._raw([a.ranks for a in found]),
-                    "dtype": self._codes(str(a.dtype) for a in found),
-                    "group_size": _ids(a.group_size for a in found),
-                    "elements_in": _ids(a.elements_in for a in found),
-                    "elements_out": _ids(a.elements_out for a in found),
-                    "sequence": _ids(a.group_sequence for a in found),
+                    "name": self._codes(lambda a: str(a.collective), found),
+                    "group": self._codes(lambda a: str(a.group), found),
+                    "ranks": self._raw(attrgetter("ranks"), found),
+                    "dtype": self._codes(lambda a: str(a.dtype), found),
+                    "group_size": _ids(attrgetter("group_size"), found),
+                    "elements_in": _ids(attrgetter("elements_in"), found),
+                    "elements_out": _ids(attrgetter("elements_out"), found),
+                    "sequence": _ids(attrgetter("group_sequence"), found),
                 }
             )
 
@@ -171,14 +172,15 @@ class Shard:
                 events.append((time, event, event.args))
         if not events:
             return
+        args = [a for _, _, a in events]
         columns: Columns = {
             "time_ns": np.array([time for time, _, _ in events], np.int64),
-            "on_device": np.array([a.device_type != 0 for _, _, a in events], bool),
-            "ordinal": _ids(a.device for _, _, a in events),
-            "address": np.array([a.address & 0xFFFFFFFFFFFFFFFF for _, _, a in events], np.uint64),
-            "bytes": np.array([a.size or 0 for _, _, a in events], np.int64),
-            "allocated_bytes": _ids(a.allocated for _, _, a in events),
-            "reserved_bytes": _ids(a.reserved for _, _, a in events),
+            "on_device": np.array([a.device_type != 0 for a in args], bool),
+            "ordinal": _ids(attrgetter("device"), args),
+            "address": np.array([a.address & 0xFFFFFFFFFFFFFFFF for a in args], np.uint64),
+            "bytes": _ids(attrgetter("size"), args),
+            "allocated_bytes": _ids(attrgetter("allocated"), args),
+            "reserved_bytes": _ids(attrgetter("reserved"), args),
         }
         self._thread(columns, [event for _, event, _ in events])
         self.parts["memory"].append(columns)
@@ -189,7 +191,7 @@ class Shard:
             time = text_to_ns(bytes(sample.ts))
             for series, value in (sample.args or {}).items():
                 if time is not None and isinstance(value, int | float):
-                    rows.append((time, self.code(f"{sample.name}: {series}"), float(value)))
+                    rows.append((time, self.strings[f"{sample.name}: {series}"], float(value)))
         if rows:
             time_column, names, values = zip(*rows, strict=True)
             self.parts["counters"].append(
@@ -201,36 +203,51 @@ class Shard:
             )
 
     def _thread(self, columns: Columns, members: Sequence[Any]) -> None:
-        threads, add = self.threads, self.threads.setdefault
-        columns["thread"] = np.array([add((m.pid, m.tid), len(threads)) for m in members], np.int32)
+        columns["thread"] = _from(map(self.threads.__getitem__, map(_THREAD, members)), np.int32, len(members))
 
-    def _codes(self, texts: Iterable[str]) -> Array:
-        strings, add = self.strings, self.strings.setdefault
-        return np.array([add(text, len(strings)) for text in texts], np.int32)
+    def _codes(self, text: Callable[[Any], str], members: Sequence[Any]) -> Array:
+        return _from(map(self.strings.__getitem__, map(text, members)), np.int32, len(members))
 
-    def _raw(self, raws: list[msgspec.Raw]) -> Array:
-        strings, add = self.strings, self.strings.setdefault
-        texts = [bytes(raw) for raw in raws]
-        known: dict[bytes, int] = {b"": MISSING}
-        codes = []
-        for text in texts:
-            found = known.get(text)
-            if found is None:
-                found = known[text] = add(text.decode("utf-8", "replace"), len(strings))
-            codes.append(found)
-        return np.array(codes, np.int32)
+    def _raw(self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any]) -> Array:
+        known = _RawCodes(self.strings)
+        return _from(map(known.__getitem__, map(bytes, map(raw, members))), np.int32, len(members))
 
 
-def _ids(values: Iterable[int]) -> Array:
-    listed = list(values)
+class _RawCodes(dict[bytes, int]):
+    """Codes of undecoded JSON texts; nothing recorded is ``MISSING``."""
+
+    def __init__(self, strings: Codes) -> None:
+        super().__init__({b"": MISSING})
+        self._strings = strings
+
+    def __missing__(self, key: bytes) -> int:
+        code = self[key] = self._strings[key.decode("utf-8", "replace")]
+        return code
+
+
+def _from(values: Iterable[Any], dtype: type[np.generic], size: int) -> Array:
+    return np.fromiter(values, dtype, size)
+
+
+def _floats(get: Callable[[Any], float], members: Sequence[Any]) -> Array:
+    return _from(map(get, members), np.float64, len(members))
+
+
+def _ids(get: Callable[[Any], int], members: Sequence[Any]) -> Array:
     try:
-        return np.array(listed, np.int64)
+        return _from(map(get, members), np.int64, len(members))
     except OverflowError:
-        return np.array([value if -LARGEST_ID <= value <= LARGEST_ID else MISSING for value in listed], np.int64)
+        values = map(get, members)
+        return np.array([value if -LARGEST_ID <= value <= LARGEST_ID else MISSING for value in values], np.int64)
 
 
 def _external(args: list[Args]) -> Array:
-    return _ids(a.external_id if a.external_id >= 0 else a.old_external_id for a in args)
+    found = _ids(attrgetter("external_id"), args)
+    return found if (found >= 0).any() else _ids(attrgetter("old_external_id"), args)
+
+
+def _size(args: Args) -> int:
+    return args.size if isinstance(args.size, int) else _number(args.size)
 
 
 def _numbers(values: list[Any]) -> Array:

@@ -16,6 +16,9 @@ from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, HostMemory, Ro
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _TEXT = ("name", "category", "shapes", "dtypes", "group", "ranks", "dtype")
+_SPARSE = 16
+"""A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
+
 _MTIA_KERNELS = re.compile(r"pe_exe|merge|remote")
 _MTIA_WAITS = re.compile(r"event_(wait|record)")
 
@@ -84,8 +87,13 @@ class Tables:
 
     def _by_name(self, names: Array, classify: Any, dtype: Any) -> Array:
         """``classify(text)`` of each row's name, computed once a distinct name."""
-        used, inverse = np.unique(names, return_inverse=True)
-        return np.array([classify(self.strings[code]) for code in used.tolist()], dtype)[inverse]
+        answers = np.zeros(len(self.strings), dtype)
+        for code in np.flatnonzero(np.bincount(names, minlength=1)).tolist():
+            answer = classify(self.strings[code])
+            if code >= len(answers) or len(self.strings) > len(answers):  # classify may have added a string
+                answers = np.concatenate((answers, np.zeros(len(self.strings) - len(answers), dtype)))
+            answers[code] = answer
+        return answers[names]
 
     def _table(self, name: str, columns: Columns, *drop: str) -> None:
         kept = {key: values for key, values in columns.items() if key not in drop}
@@ -285,13 +293,24 @@ class Lookup:
         """``ids`` of a whole table; ``rows``: the rows to find, of equal ids the last one wins."""
         rows = rows[ids[rows] >= 0]
         wanted = ids[rows]
+        self._first = int(wanted.min()) if len(wanted) else 0
+        extent = int(wanted.max()) - self._first + 1 if len(wanted) else 0
+        self._dense = extent <= _SPARSE * len(wanted) + 1024
+        if self._dense:
+            self._table = np.full(extent, MISSING, np.int32)
+            self._table[wanted - self._first] = rows
+            return
         order = np.argsort(wanted, kind="stable")
-        last = np.concatenate((np.diff(wanted[order]) != 0, [True]))[: len(order)] if len(order) else np.empty(0, bool)
-        self._ids, self._rows = wanted[order][last], rows[order][last]
+        last = np.concatenate((np.diff(wanted[order]) != 0, [True]))
+        self._ids, self._rows = wanted[order][last], rows[order][last].astype(np.int32)
 
     def __call__(self, ids: Array) -> Array:
         """Row of each id, ``MISSING`` where there is none; shape (n,), int32."""
-        if not len(self._ids):
-            return np.full(len(ids), MISSING, np.int32)
+        if self._dense:
+            place = ids - self._first
+            inside = (ids >= 0) & (place >= 0) & (place < len(self._table))
+            found = np.full(len(ids), MISSING, np.int32)
+            found[inside] = self._table[place[inside]]
+            return found
         place = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        return np.where(self._ids[place] == ids, self._rows[place], MISSING).astype(np.int32)
+        return np.where(self._ids[place] == ids, self._rows[place], np.int32(MISSING))

@@ -27,6 +27,9 @@ SHARE = 24 << 20
 MOST = 8
 """Processes at most: beyond it memory bandwidth and the merge dominate."""
 
+_SEARCH = 4 << 20
+"""Bytes behind a wished boundary in which the next end of an event is looked for."""
+
 _ALIGN = 64
 
 
@@ -34,15 +37,16 @@ def decode_all(
     data: Buffer, start: int, end: int, path: str, progress: Callable[[float], None] | None = None
 ) -> list[Shard]:
     """All events of ``data[start:end]`` as shards in file order. ``DataError`` as ``decode_range``."""
-    bounds = _bounds(data, start, end, processes(end - start))
-    helpers = [_Helper(data, low, high, path) for low, high in zip(bounds[1:-1], bounds[2:], strict=True)]
+    ranges = _ranges(data, start, end, processes(end - start))
+    first, *others = ranges
+    helpers = [_Helper(data, low, high, path) for low, high in others]
 
     def report(position: int) -> None:
         if progress is not None:
-            progress((position - start) / max(bounds[1] - start, 1))
+            progress((position - first[0]) / max(first[1] - first[0], 1))
 
     try:
-        shards = [decode_range(data, bounds[0], bounds[1], path, report)]
+        shards = [decode_range(data, *first, path, report)]
     except DataError:
         for helper in helpers:
             helper.stop()
@@ -62,14 +66,16 @@ def processes(size: int) -> int:
     return max(1, min(cores, MOST, size // SHARE))
 
 
-def _bounds(data: Buffer, start: int, end: int, parts: int) -> list[int]:
-    bounds = [start]
+def _ranges(data: Buffer, start: int, end: int, parts: int) -> list[tuple[int, int]]:
+    """About equal byte ranges, each from an event's ``{`` to just behind an event's ``}``."""
+    ranges = []
     for part in range(1, parts):
-        wanted = start + (end - start) * part // parts
-        cut = CUT.search(data, wanted, min(wanted + (1 << 22), end))
+        wanted = max(start, end * part // parts)
+        cut = CUT.search(data, wanted, min(wanted + _SEARCH, end))
         if cut is not None:
-            bounds.append(cut.end() - 1)
-    return [*bounds, end]
+            ranges.append((start, cut.start() + 1))
+            start = cut.end() - 1
+    return [*ranges, (start, end)]
 
 
 class _Helper:
@@ -137,8 +143,8 @@ def _pack(shard: Shard, memory: mmap.mmap) -> dict[str, Any]:
 
 def _unpack(sent: dict[str, Any], memory: mmap.mmap) -> Shard:
     shard = Shard()
-    shard.strings = {text: code for code, text in enumerate(sent["strings"])}
-    shard.threads = {thread: code for code, thread in enumerate(sent["threads"])}
+    shard.strings.update((text, code) for code, text in enumerate(sent["strings"]))
+    shard.threads.update((thread, code) for code, thread in enumerate(sent["threads"]))
     shard.events, shard.unplaced, shard.repairs = sent["events"], sent["unplaced"], sent["repairs"]
     for table, columns in sent["layout"].items():
         shard.parts[table].append(
@@ -151,13 +157,19 @@ def _unpack(sent: dict[str, Any], memory: mmap.mmap) -> Shard:
 
 
 def join(parts: list[Columns]) -> Columns:
-    """Concatenate column sets; a column a part lacks is ``MISSING`` there."""
+    """Concatenate column sets, emptying ``parts``; a column a part lacks is ``MISSING`` there."""
+    if len(parts) == 1:
+        return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part))
+    sizes = [len(next(iter(part.values()), ())) for part in parts]
     joined: Columns = {}
     for name in names:
         dtype = next(part[name].dtype for part in parts if name in part)
         blank = -1 if dtype.kind == "i" else 0
         joined[name] = np.concatenate(
-            [part[name] if name in part else np.full(len(part["name"]), blank, dtype) for part in parts]
+            [
+                part.pop(name) if name in part else np.full(size, blank, dtype)  # freed as it goes: no second copy
+                for part, size in zip(parts, sizes, strict=True)
+            ]
         )
     return joined
