@@ -15,6 +15,10 @@ USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
 """What a frame is: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
 
 
+_GENERATED = os.sep + "torchinductor_"
+"""Start of the folder's name (the rest is the user's) to which inductor writes code, unless told otherwise."""
+
+
 class Site(NamedTuple):
     """What the stack says of the op that is being dispatched."""
 
@@ -40,6 +44,7 @@ class Frames:
         self._workloads = _folder(ours / "workloads")
         self._stdlib = tuple({_folder(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
         self._packages = tuple(map(_folder, _package_folders()))
+        self._generated = _folder(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
         self._roots = _roots(working_folder)
         self._kinds: dict[CodeType, int] = {}
         self._names: dict[str, str] = {}
@@ -86,8 +91,10 @@ class Frames:
             # Frozen modules and generated code have no line to show; a notebook cell has.
             return USER if path.startswith("<ipython") else HIDDEN
         path = os.path.abspath(path)
+        if _GENERATED in path or path.startswith(self._generated):
+            return HIDDEN  # what torch.compile wrote; the user's line is further out
         if path.startswith(self._torch):
-            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"))
+            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"), code.co_name)
         if path.startswith(self._ours):
             return USER if path.startswith(self._workloads) else HIDDEN
         if path.startswith(self._stdlib) and not path.startswith(self._packages):
@@ -119,8 +126,8 @@ def reads_step_counter(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name == "_get_value" and "optim" in frame.f_code.co_filename
 
 
-def _torch_kind(path: str) -> int:
-    if path == "autograd/graph.py" or path == "autograd/__init__.py":
+def _torch_kind(path: str, function: str) -> int:
+    if path == "autograd/__init__.py" or (path == "autograd/graph.py" and function == "_engine_run_backward"):
         return ENGINE
     if path.startswith("optim/") and path != "optim/lr_scheduler.py":
         return OPTIMIZER

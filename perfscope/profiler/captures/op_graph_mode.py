@@ -73,7 +73,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         if why is not None:
             why = _stall(why, site, frame)
         index = len(self._table)
-        sequences = self._new_sequences()
+        # Saved-tensor hooks detach() between the node's creation and its op: the number is the op's.
+        sequences = range(0) if view and not torch.is_grad_enabled() else self._new_sequences()
         phase, module, line, sequence = self._context(site, sequences, sources)
         for created in sequences:
             self._forward_ops[self._here(), created] = index

@@ -29,7 +29,7 @@ ALLOCATIONS = aten("empty empty_like empty_strided new_empty new_empty_strided r
 METADATA = aten(
     "sym_size sym_stride sym_numel sym_storage_offset size stride numel dim storage_offset is_contiguous "
     "is_strides_like_format is_non_overlapping_and_dense sym_is_contiguous is_pinned _nnz sparse_dim dense_dim "
-    "_version resolve_conj resolve_neg is_same_size"
+    "_version is_coalesced resolve_conj resolve_neg is_same_size"
 )
 
 HOST_READS = {
