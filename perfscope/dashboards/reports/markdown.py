@@ -73,7 +73,7 @@ def in_html(text: str) -> str:
 
 def code(text: str) -> str:
     """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
-    return f"<code>{_ACTIVE.sub(lambda found: f'&#{ord(found[0])};', text.translate(_ENTITIES))}</code>"
+    return f"<code>{_ACTIVE.sub(lambda found: f'&#{ord(found[0])};', in_html(text))}</code>"
 
 
 def _cut(text: str, limit: int) -> str:
@@ -90,9 +90,7 @@ def _head(summary: Summary) -> Iterable[str]:
     if summary.facts:
         yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
     if summary.devices:
-        rows = [
-            (escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices
-        ]
+        rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
         heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
         yield _table(heads, rows, "llrrrrr")
     if summary.findings:

@@ -39,6 +39,12 @@ SHARE_OF = {True: "of step", False: "of span"}
 WHERE_LIMIT = 44
 """Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
 
+TITLE_LIMIT = 320
+"""Characters of a title: a sentence and a kernel name in it."""
+
+REASON_LIMIT = 600
+"""Characters of a reason or a note: what to capture, in full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
@@ -152,7 +158,7 @@ def summarize(analysis: Analysis) -> Summary:
         clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
         abstained=_abstained(analysis),
         partly=tuple(
-            (dashed(outcome.rule), shown(outcome.reason, TEXT_LIMIT))
+            (dashed(outcome.rule), shown(outcome.reason, REASON_LIMIT))
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
@@ -253,7 +259,7 @@ def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     reasons: dict[str, list[str]] = {}
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
-            reason = shown(outcome.reason or "no reason given", TEXT_LIMIT)
+            reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
     return tuple((reason, tuple(rules)) for reason, rules in reasons.items())
 
@@ -281,7 +287,9 @@ def _remarks(analysis: Analysis) -> list[str]:
         said.append("repaired: " + "; ".join(f"{count:,} {shown(kind)}" for kind, count in sorted(repairs.items())))
     several = len(analysis.sources) > 1
     for note, count in counts.items():
-        said.append(f"note: {shown(note, TEXT_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else ""))
+        said.append(
+            f"note: {shown(note, REASON_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else "")
+        )
     return said
 
 
@@ -299,7 +307,7 @@ def _finding_row(rule: str, finding: Finding, analysis: Analysis) -> FindingRow:
     )
     return FindingRow(
         rule=dashed(rule),
-        title=shown(finding.title, 2 * 160),
+        title=shown(finding.title, TITLE_LIMIT),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{in_all}",
         share="" if cost is None or not whole else format_share(cost, whole),

@@ -1,0 +1,45 @@
+"""What the figures share: plotly, loaded when a figure is drawn, and one look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perfscope.profiler.errors import AskedWronglyError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MS = 1_000_000
+"""ns of a millisecond: axes are in ms."""
+
+LABEL_LIMIT = 60
+"""Characters of a name on an axis: more leaves no room for the bars."""
+
+
+def graph_objects() -> Any:
+    """``plotly.graph_objects``; ``AskedWronglyError`` names the extra where plotly is not installed."""
+    try:
+        import plotly.graph_objects
+    except ImportError as error:
+        raise AskedWronglyError("figures need plotly: pip install 'perfscope[ui]'") from error
+    return plotly.graph_objects
+
+
+def plain(text: str) -> str:
+    """``text`` as plotly shows it literally: plotly reads a subset of HTML in every label."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, rows: int | None = None) -> go.Figure:
+    """The figure with its titles and, of horizontal bars, a height that fits ``rows`` of them."""
+    figure.update_layout(
+        title={"text": plain(title)},
+        xaxis={"title": {"text": x}},
+        yaxis={"title": {"text": y}, "automargin": True},
+        margin={"l": 10, "r": 10, "t": 50, "b": 40},
+        legend={"orientation": "h", "y": -0.25},
+        template="plotly_white",
+    )
+    if rows is not None:
+        figure.update_layout(height=140 + 30 * max(rows, 2))
+    return figure

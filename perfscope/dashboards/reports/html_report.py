@@ -1,0 +1,331 @@
+"""The report as one HTML file: opens offline, loads nothing, reads well on a phone and in the dark.
+
+It is a bounded summary however large the trace: rows are capped and what is left out is said.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports import svg
+from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
+from perfscope.dashboards.reports.json_report import document
+from perfscope.dashboards.reports.summary import (
+    NO_TIME,
+    SHARE_OF,
+    DeviceRow,
+    FindingRow,
+    Spread,
+    Summary,
+    evidence_cell,
+    evidence_header,
+    summarize,
+)
+from perfscope.dashboards.shown import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from perfscope.analyzers.engine import Analysis, Step
+
+SUFFIXES = (".html", ".htm")
+
+MOST_FINDINGS = 200
+"""Findings that are drawn: nobody reads on to the two hundred first, and a phone must open the file."""
+
+MOST_SOURCES = 64
+"""Rows of the table of sources."""
+
+MOST_STEPS = 2_000
+"""Step times in the embedded JSON: about 250 KB."""
+
+FEW_SOURCES = 4
+"""Up to it the table of sources stands open."""
+
+OPENED = 3
+"""Findings whose details stand open: the ones to begin with."""
+
+
+def render(analysis: Analysis) -> str:
+    """The whole page. Every text of the trace is escaped; the policy forbids any request."""
+    summary = summarize(analysis)
+    policy = (
+        f"default-src 'none'; style-src '{_digest(STYLE)}'; script-src '{_digest(SCRIPT)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    title = _title(analysis)
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            '<link rel="icon" href="data:,">',
+            f"<title>perfscope: {escape(title)}</title>",
+            f"<style>{STYLE}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            *_page(summary, analysis, title),
+            "</main>",
+            f'<script type="application/json" id="perfscope-report">{embedded(analysis)}</script>',
+            f"<script>{SCRIPT}</script>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def _title(analysis: Analysis) -> str:
+    if not analysis.sources:
+        return "no source"
+    if len(analysis.sources) > 1:
+        return f"{len(analysis.sources):,} traces"
+    return shown(Path(shown(analysis.sources[0].path)).name)
+
+
+def embedded(analysis: Analysis) -> str:
+    """The JSON report for a ``<script>`` block, bounded; ``left_out`` says what was cut. No ``<`` is in it."""
+    held = document(analysis)
+    left_out = []
+    if len(held["steps"]) > MOST_STEPS:
+        left_out.append(f"{len(held['steps']) - MOST_STEPS} steps")
+        held["steps"] = held["steps"][:MOST_STEPS]
+    findings = 0
+    for outcome in held["outcomes"]:
+        kept = outcome["findings"][: max(0, MOST_FINDINGS - findings)]
+        findings += len(outcome["findings"])
+        outcome["findings"] = kept
+    if findings > MOST_FINDINGS:
+        left_out.append(f"{findings - MOST_FINDINGS} findings")
+    if left_out:
+        held["left_out"] = left_out
+    text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
+    yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
+    yield f'<p class="sub">{escape(summary.headline)}</p></header>'
+    yield f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
+    yield from _findings(summary)
+    yield from _not_flagged(summary)
+    if summary.devices:
+        bars = "".join(map(_device, summary.devices))
+        yield _card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
+    if analysis.steps:
+        yield _card("Step times", "".join(_steps(analysis.steps)))
+    yield _card("Sources", "".join(_sources(analysis, summary)))
+    yield f"<footer>{escape(_origin())}</footer>"
+
+
+def _card(title: str, body: str, *, kind: str = "") -> str:
+    return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
+    free = [step.duration_ns for step in analysis.steps if not step.traced]
+    spread = Spread.of(free or [step.duration_ns for step in analysis.steps])
+    if spread is not None:
+        how = "no profiler on" if free else "while traced"
+        around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
+        yield _tile("step time", format_ns(spread.median_ns), f"median of {spread.count:,}, {how}; {around}")
+    spans = sum(device.span_ns for device in analysis.devices)
+    if spans:
+        busy = 100 * sum(device.busy_ns for device in analysis.devices) / spans
+        count = len(analysis.devices)
+        yield _tile("device busy", f"{busy:.1f}%", "of its span" if count == 1 else f"mean of {count} devices")
+    if summary.timed:
+        best = summary.timed[0]
+        share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
+        yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
+    unseen = sum(len(rules) for _, rules in summary.abstained)
+    blind = f"; {unseen} could not look" if unseen else ""
+    yield _tile("findings", str(len(summary.findings)), f"{len(summary.clean)} rules clean{blind}")
+
+
+def _tile(name: str, value: str, note: str) -> str:
+    return (
+        f'<div class="card"><div class="tile">{escape(name)}</div><div class="big">{escape(value)}</div>'
+        f'<div class="note">{escape(note)}</div></div>'
+    )
+
+
+def _findings(summary: Summary) -> Iterator[str]:
+    rows = summary.findings[:MOST_FINDINGS]
+    if not rows:
+        said = "No findings." if summary.clean else "No rule could look at this: nothing is known to be clean."
+        yield _card("Findings", f"<p>{said}</p>")
+        return
+    yield "<h2>Findings, the largest saving first</h2>"
+    yield from (_finding(row, opened=index < OPENED) for index, row in enumerate(rows))
+    if len(rows) < len(summary.findings):
+        left = len(summary.findings) - len(rows)
+        yield _card("More", f"<p>{left:,} more findings are left out of this page; the JSON report holds all.</p>")
+
+
+def _finding(row: FindingRow, *, opened: bool) -> str:
+    share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
+    saves = f"<b>{escape(row.saves)}</b>{share}" if row.saves else f"<span>{NO_TIME}</span>"
+    place = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
+    moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
+    return (
+        f'<article class="card finding {row.severity}"><div class="row">'
+        f'<div class="saves">{saves}</div>'
+        f'<div class="what"><div class="title">{escape(row.rule)}: {escape(row.title + row.on_ranks)}</div>'
+        f'<div class="where">{place}{moves}</div></div>'
+        f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
+        f'<span class="chip">{escape(row.known_by)}</span></div></div>'
+        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
+        f"{''.join(_advice(row.advice))}{_evidence(row)}</details></article>"
+    )
+
+
+def _evidence(row: FindingRow) -> str:
+    if not row.evidence:
+        return ""
+    heads, body = [], []
+    for key, value in row.evidence[0].items():
+        heads.append(f'<th class="{_side(value)}">{escape(evidence_header(key))}</th>')
+    for cells in row.evidence:
+        filled = (
+            f'<td class="{_side(value)}">{escape(evidence_cell(key, value))}</td>' for key, value in cells.items()
+        )
+        body.append(f"<tr>{''.join(filled)}</tr>")
+    return f"<h3>Evidence</h3>{_table(heads, body)}"
+
+
+def _side(value: object) -> str:
+    return "t" if isinstance(value, str) else "n"
+
+
+def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
+    return (
+        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})\w*\s*$")
+
+
+def _advice(text: str) -> Iterator[str]:
+    """Advice as paragraphs and blocks of code that can be copied (fenced or indented by four)."""
+    prose: list[str] = []
+    block: list[str] = []
+    inside = False
+    for line in [*text.splitlines(), ""]:
+        fence = _FENCE.match(line)
+        if inside:
+            inside = fence is None
+            if inside:
+                block.append(line)
+            continue
+        if line.startswith("    ") and not prose:
+            block.append(line[4:])
+            continue
+        if block and not line.strip() and fence is None:
+            block.append("")
+            continue
+        yield from _code(block)
+        if fence is not None or not line.strip():
+            yield from _paragraph(prose)
+            inside = fence is not None
+        else:
+            prose.append(line)
+    yield from _paragraph(prose)
+    yield from _code(block)
+
+
+def _paragraph(lines: list[str]) -> Iterator[str]:
+    if lines:
+        pieces = re.split(r"`([^`]+)`", " ".join(lines))
+        words = (f"<code>{escape(piece)}</code>" if index % 2 else escape(piece) for index, piece in enumerate(pieces))
+        yield f"<p>{''.join(words)}</p>"
+        lines.clear()
+
+
+def _code(lines: list[str]) -> Iterator[str]:
+    text = "\n".join(lines).strip("\n")
+    if text:
+        yield (
+            f'<div class="code"><pre tabindex="0">{escape(text)}</pre>'
+            '<button class="copy" type="button">copy</button></div>'
+        )
+    lines.clear()
+
+
+def _not_flagged(summary: Summary) -> Iterator[str]:
+    if summary.abstained or summary.partly:
+        items = [f"<li><b>{escape(', '.join(rules))}</b>: {escape(reason)}</li>" for reason, rules in summary.abstained]
+        items += [f"<li><b>{escape(rule)}</b>, in part: {escape(reason)}</li>" for rule, reason in summary.partly]
+        body = f"<p>These rules say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
+        yield _card("Could not look", body, kind="unseen")
+    if summary.clean:
+        chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
+        yield _card("Looked at and clean", f'<div class="rules">{chips}</div>')
+
+
+def _device(row: DeviceRow) -> str:
+    rank = f"rank {row.ranks} · " if row.ranks != "-" else ""
+    parts = " · ".join(f"{words} {share}" for (words, _, _), share in zip(svg.PARTS, row.shares(), strict=True))
+    return (
+        f'<div class="device"><div class="name">{escape(rank + row.device)}</div>{svg.device_bar(row)}'
+        f'<div class="parts">{escape(f"span {format_ns(row.span_ns)} · {parts}")}</div></div>'
+    )
+
+
+def _steps(steps: Sequence[Step]) -> Iterator[str]:
+    kinds = [
+        ("no profiler on", svg.FREE_COLOR, [step for step in steps if not step.traced]),
+        ("while traced", svg.TRACED_COLOR, [step for step in steps if step.traced]),
+    ]
+    yield '<div class="legend">'
+    for words, color, members in kinds:
+        spread = Spread.of([step.duration_ns for step in members])
+        if spread is not None:
+            yield f"<span>{svg.swatch(color)} {escape(spread.text(words))}</span>"
+    yield "</div>"
+    shown_steps = [step for _, _, members in kinds for step in members]
+    yield svg.step_chart(shown_steps)
+    longest = max(step.duration_ns for step in steps)
+    bunched = f"; each bar is the longest of {-(-len(steps) // svg.MOST_BARS)}" if len(steps) > svg.MOST_BARS else ""
+    yield f'<div class="ends"><span>{len(steps):,} steps{bunched}</span><span>tallest {format_ns(longest)}</span></div>'
+
+
+def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
+    heads = ("<th>path</th>", *(f'<th class="n">{name}</th>' for name in ("rank", "events", "unplaced")))
+    rows = (
+        f'<tr><td class="t">{escape(shown(source.path))} <span class="note">{escape(shown(source.format))}</span></td>'
+        f'<td class="n">{"-" if source.rank is None else source.rank}</td>'
+        f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
+        for source in analysis.sources[:MOST_SOURCES]
+    )
+    table = _table(heads, rows)
+    if len(analysis.sources) > MOST_SOURCES:
+        table += f'<p class="note">and {len(analysis.sources) - MOST_SOURCES:,} more</p>'
+    folded = len(analysis.sources) > FEW_SOURCES
+    yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{table}</details>" if folded else table
+    if summary.remarks:
+        yield f"<ul>{''.join(f'<li>{escape(remark)}</li>' for remark in summary.remarks)}</ul>"
+
+
+def _origin() -> str:
+    import perfscope
+
+    return f"perfscope {perfscope.__version__}. This file loads nothing; the report as JSON is embedded in it."

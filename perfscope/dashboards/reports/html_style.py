@@ -1,0 +1,94 @@
+"""Style and script of the HTML report. Inline, because the report is one file that opens offline."""
+
+from __future__ import annotations
+
+STYLE = """
+:root{color-scheme:light dark;--ground:#f6f7f9;--card:#fff;--ink:#17202b;--soft:#5c6775;--line:#dfe3e8;--link:#2a62b8;
+--code:#f0f2f5;--high:#b42318;--high-ground:#fdeceb;--medium:#8a5300;--medium-ground:#fdf1dc;--low:#4a5563;
+--low-ground:#eceff3;--clean:#1b7340;--gain:#0f5132}
+@media (prefers-color-scheme:dark){:root{--ground:#12161c;--card:#1a2029;--ink:#e5e9ef;--soft:#9aa5b3;--line:#2c3440;
+--link:#86b4f5;--code:#232b36;--high:#ff9c92;--high-ground:#46201d;--medium:#f2c46e;--medium-ground:#42320f;
+--low:#b4bfcc;--low-ground:#2a323d;--clean:#7bd49c;--gain:#9fe0b8}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
+"Helvetica Neue",Arial,sans-serif;overflow-wrap:anywhere;-webkit-text-size-adjust:100%}
+main{max-width:1080px;margin:0 auto;padding:28px 20px 48px}
+h1{font-size:22px;line-height:1.25;margin:0;letter-spacing:-.01em}
+h1 b{font-weight:700}h1 span{color:var(--soft);font-weight:400}
+h2{font-size:16px;margin:0 0 12px}
+p{margin:0 0 8px}
+.sub{color:var(--soft);margin:4px 0 18px;overflow-wrap:anywhere}
+.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin:0 0 14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin:0 0 14px}
+.tiles .card{margin:0}
+.tile{font-size:12px;color:var(--soft);text-transform:uppercase;letter-spacing:.04em}
+.big{font-size:26px;line-height:1.3;font-weight:650;font-variant-numeric:tabular-nums}
+.note{font-size:13px;color:var(--soft)}
+.finding{border-left:4px solid var(--line)}
+.finding.high{border-left-color:var(--high)}.finding.medium{border-left-color:#c98714}
+.row{display:grid;grid-template-columns:128px minmax(0,1fr) auto;gap:4px 18px;align-items:start}
+.saves{font-variant-numeric:tabular-nums}
+.saves b{display:block;font-size:20px;line-height:1.25;font-weight:650}
+.saves span{font-size:13px;color:var(--soft)}
+.what{overflow-wrap:anywhere}
+.what .title{font-weight:550}
+.where{font-size:13px;color:var(--soft);margin-top:3px}
+.chips{display:flex;gap:6px;flex-wrap:wrap}
+.chip{display:inline-block;font-size:12px;line-height:1.3;padding:3px 9px;border-radius:99px;white-space:nowrap;
+background:var(--low-ground);color:var(--low)}
+.chip.high{background:var(--high-ground);color:var(--high)}.chip.medium{background:var(--medium-ground);color:var(--medium)}
+code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+code{background:var(--code);border-radius:4px;padding:1px 4px;overflow-wrap:anywhere}
+.code{position:relative;margin:8px 0}
+pre{background:var(--code);border-radius:8px;padding:12px 14px;margin:0;overflow-x:auto}
+.copy{position:absolute;top:6px;right:6px;font:12px system-ui,sans-serif;color:var(--soft);background:var(--card);
+border:1px solid var(--line);border-radius:6px;padding:3px 9px;cursor:pointer}
+.copy:hover{color:var(--ink)}
+details{margin-top:12px;border-top:1px solid var(--line);padding-top:10px}
+summary{cursor:pointer;color:var(--link);font-size:14px}
+details[open] summary{margin-bottom:8px}
+details h3{font-size:13px;margin:14px 0 6px;color:var(--soft);font-weight:600}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+th{color:var(--soft);font-weight:600;text-align:left;white-space:nowrap}
+th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+tr:last-child td{border-bottom:0}
+.n{text-align:right;white-space:nowrap}
+td.t{overflow-wrap:anywhere;min-width:9em}
+.legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
+.device:last-child{margin-bottom:0}
+.device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;margin-bottom:12px}
+.device .name{overflow-wrap:anywhere;font-size:14px}
+.device .parts{grid-column:2;font-size:13px;color:var(--soft);font-variant-numeric:tabular-nums}
+.ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}
+.ps-steps{display:block;width:100%;height:96px;border-bottom:1px solid var(--line)}
+.ends{display:flex;justify-content:space-between;font-size:13px;color:var(--soft);margin-top:4px}
+.unseen{border-left:4px solid #c98714}
+ul{margin:0;padding-left:18px}li{margin:4px 0;overflow-wrap:anywhere}
+.rules{display:flex;flex-wrap:wrap;gap:6px}
+.chip.ok{color:var(--clean)}
+footer{color:var(--soft);font-size:13px;overflow-wrap:anywhere}
+a:focus-visible,summary:focus-visible,button:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+@media (max-width:640px){
+main{padding:16px 12px 32px}.card{padding:14px}
+.tiles{grid-template-columns:1fr 1fr;gap:10px}.big{font-size:20px}
+.row{grid-template-columns:minmax(0,1fr)}
+.saves b{display:inline;margin-right:8px}
+.device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
+}
+@media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}
+"""
+
+SCRIPT = """
+document.addEventListener("click",function(event){
+  var button=event.target.closest("button.copy");
+  if(!button){return}
+  var code=button.parentElement.querySelector("pre");
+  var range=document.createRange();range.selectNodeContents(code);
+  var selection=getSelection();selection.removeAllRanges();selection.addRange(range);
+  function say(word){button.textContent=word;setTimeout(function(){button.textContent="copy"},1500)}
+  if(navigator.clipboard){
+    navigator.clipboard.writeText(code.textContent).then(function(){say("copied")},function(){say("selected")});
+  }else{say("selected")}
+});
+"""
