@@ -1,0 +1,53 @@
+"""How much of each communication kernel and each copy no other work covers; the parts sum exactly.
+
+Per device: the time of a row that lies in no compute kernel, in no earlier row of its kind, and for
+copies in no communication either. A moment in which two rows run side by side belongs to the one that
+began first, so the rows sum to ``exposed_communication_ns`` and ``exposed_copy_ns`` of the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.analyzers.facts.intervals import Int64, Intervals, covered, union
+from perfscope.analyzers.trace import Rows, Trace
+
+
+def exposed_communication(trace: Trace) -> Int64:
+    """Per row of ``kernels``: exposed ns of a communication kernel; 0 for the others."""
+    kernels = trace.rows["kernels"]
+    exposed = np.zeros(len(kernels), np.int64)
+    for device in range(len(trace.rows["devices"])):
+        here = kernels["device"] == device
+        compute = _union(kernels, here & ~kernels["communication"])
+        rows = np.flatnonzero(here & kernels["communication"])
+        exposed[rows] = _uncovered(kernels, rows, compute)
+    return exposed
+
+
+def exposed_copies(trace: Trace) -> Int64:
+    """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
+    copies, kernels = trace.rows["copies"], trace.rows["kernels"]
+    exposed = np.zeros(len(copies), np.int64)
+    for device in range(len(trace.rows["devices"])):
+        working = _union(kernels, kernels["device"] == device)
+        rows = np.flatnonzero(copies["device"] == device)
+        exposed[rows] = _uncovered(copies, rows, working)
+    return exposed
+
+
+def _uncovered(table: Rows, rows: Int64, by: Intervals) -> Int64:
+    order = np.argsort(table["start_ns"][rows], kind="stable")
+    starts, ends = table["start_ns"][rows][order], table["end_ns"][rows][order]
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    reach = np.maximum.accumulate(ends)
+    begins = np.maximum(starts, np.concatenate(([starts[0]], reach[:-1])))
+    finishes = np.maximum(begins, ends)
+    found = np.zeros(len(rows), np.int64)
+    found[order] = finishes - begins - covered(by, begins, finishes)
+    return found
+
+
+def _union(table: Rows, chosen: np.ndarray) -> Intervals:
+    return union(table["start_ns"][chosen], table["end_ns"][chosen])

@@ -1,0 +1,83 @@
+"""Python frames as Kineto names them, and whose code they are.
+
+Kineto writes ``file.py(12): function``. The line is where the function's definition begins, not the
+line that runs (PyTorch 2.13: the frame's line is read when the function is entered); for a function
+that was already running when recording began, it is the line it stood at then. Paths lose the prefix
+they share with ``sys.path``, so ``torch/nn/modules/module.py`` stands for the installed file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_MODULE = "nn.Module: "
+
+_FRAMEWORK = (
+    "torch", "torchgen", "functorch", "torch_xla", "triton", "numpy", "jax", "jaxlib", "perfscope", "nvtx",
+)  # fmt: skip
+"""Packages whose frames are never the place to change."""
+
+_STANDARD = (
+    "_weakrefset", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib", "copy", "copyreg",
+    "dataclasses", "enum", "functools", "genericpath", "importlib", "inspect", "json", "logging", "multiprocessing",
+    "pickle", "posixpath", "queue", "random", "re", "runpy", "selectors", "socket", "tempfile", "threading",
+    "typing", "warnings", "weakref",
+)  # fmt: skip
+"""Standard library modules that stand between a user's line and an op. Not all of the library: a
+user's own ``profile.py`` or ``test.py`` is named like a standard module."""
+
+_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/")
+_LIBRARY_FOLDER = re.compile(r"(^|/)lib/python3(\.\d+)?/")
+
+
+class Owner(IntEnum):
+    """Whose code a frame is."""
+
+    USER = 0
+    LIBRARY = 1
+    """An installed package that is not a framework: the place if no frame of the user's is there."""
+    FRAMEWORK = 2
+    """Torch, the standard library, built-in functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One Python function on a stack. ``line``: where its definition begins (see the module)."""
+
+    file: str
+    line: int
+    function: str
+    owner: Owner
+
+
+@lru_cache(maxsize=65536)
+def parse_frame(name: str) -> Frame | None:
+    """The frame a Kineto Python span stands for; None for built-in functions and modules."""
+    found = _FRAME.fullmatch(name)
+    if found is None or name.startswith(("<built-in", _MODULE)):
+        return None
+    file = found["file"]
+    return Frame(file=file, line=int(found["line"]), function=found["function"], owner=owner_of(file))
+
+
+def parse_module(name: str) -> str | None:
+    """``Linear_0`` of ``nn.Module: Linear_0``; None if the span is no module."""
+    return name.removeprefix(_MODULE) if name.startswith(_MODULE) else None
+
+
+def owner_of(file: str) -> Owner:
+    """Whose file it is, judged by its path alone."""
+    path = file.replace("\\", "/")
+    if path.startswith("<"):  # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>
+        return Owner.FRAMEWORK
+    installed = _INSTALLED.search(path)
+    standard = None if installed else _LIBRARY_FOLDER.search(path)
+    tail = path[installed.end() :] if installed else path[standard.end() :] if standard else path
+    package = tail.split("/", 1)[0].removesuffix(".py")
+    if standard or package in _FRAMEWORK or (package in _STANDARD and not path.startswith("/")):
+        return Owner.FRAMEWORK
+    return Owner.LIBRARY if installed else Owner.USER

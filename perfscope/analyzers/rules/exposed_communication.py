@@ -1,0 +1,178 @@
+"""Collectives run while the device computes nothing.
+
+Why it costs: communication and computation use different parts of a device and can run side by side. A
+collective that runs alone adds its whole time to the step.
+
+How it is found: per device, the time of communication kernels that no compute kernel covers. It is exact,
+and it is split over the collectives without counting a moment twice. It is an upper bound of what hiding
+them would save: not all of it can be hidden if there is too little independent work. One rank alone
+cannot tell transferring from waiting for a slower rank: a collective kernel spins until the last rank
+has arrived, so compare its duration over the ranks (the shortest is about the transfer itself).
+
+Fix: start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
+accumulation under `no_sync()`. FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`,
+`reshard_after_forward=False` where memory allows. Tensor parallelism: its asynchronous form, or sequence
+parallelism. Everywhere: lower precision on the wire, fewer and larger messages, and `async_op=True` with
+`wait()` where the result is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from perfscope.analyzers.facts.device_time import DeviceTime, device_times
+from perfscope.analyzers.facts.exposure import exposed_communication
+from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.units import format_ns, format_share
+
+NEEDS = ()
+
+EXPOSED_SHARE = 0.05
+"""Of a device's span. Some exposure stays at the first and last collective of a step even when all else is hidden."""
+
+PART_SHARE = 0.01
+"""Of a device's span: a kind of collective with less gets no finding of its own."""
+
+ROWS = 20
+
+_KERNEL_OPERATION = re.compile(r"(?:nccl|rccl)\w*?Kernel_?([A-Z][A-Za-z]+)")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+ADVICE = {
+    "allreduce": "DDP hides it behind the backward pass: check `bucket_cap_mb`, `static_graph=True`, and `no_sync()` "
+    "while accumulating. Tensor parallelism: its asynchronous form, or sequence parallelism.",
+    "allgather": "FSDP: prefetch the next block (`set_modules_to_forward_prefetch`), or keep parameters between "
+    "forward and backward (`reshard_after_forward=False`) where memory allows.",
+    "reducescatter": "FSDP: wrap per block so that each reduction runs behind the backward pass of the next.",
+    "alltoall": "Run it beside the experts' own work: split the tokens in two halves and pipeline them, or send lower "
+    "precision.",
+    "sendrecv": "Pipeline or all-to-all traffic: more micro-batches, interleaved schedules, or local work beside it.",
+}
+"""By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
+
+OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding a kind of collective for the device with most exposed communication."""
+    if "device_work" not in trace.recorded:
+        return _without_device(trace)
+    devices = [
+        device
+        for device in trace.fact(device_times)
+        if device.exposed_communication_ns >= EXPOSED_SHARE * device.span_ns > 0
+    ]
+    if not devices:
+        return []
+    return _findings(trace, max(devices, key=lambda device: device.exposed_communication_ns))
+
+
+def _without_device(trace: Trace) -> list[Finding]:
+    if len(trace.rows["collectives"]):
+        raise AbstainError(
+            "the collectives ran on the host (gloo): the recording does not show when the program waited for them"
+        )
+    if "host_ops" not in trace.recorded:
+        raise AbstainError("neither device work nor host ops were recorded")
+    return []
+
+
+def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
+    kernels, exposed = trace.rows["kernels"], trace.fact(exposed_communication)
+    rows = np.flatnonzero((kernels["device"] == device.device) & kernels["communication"])
+    named = _collective_of(trace)
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        kinds[_operation(trace, row, named)].append(row)
+    for kind, members in sorted(kinds.items()):
+        cost = int(exposed[members].sum())
+        if cost < PART_SHARE * device.span_ns:
+            continue
+        total = int((kernels["end_ns"] - kernels["start_ns"])[members].sum())
+        worst = max(members, key=lambda row: int(exposed[row]))
+        alone = trace.source.world_size != 1
+        yield Finding(
+            subject=kind,
+            title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span) run while "
+            f"nothing computes, {format_share(cost, total)} of its {len(members):,} kernels' time",
+            severity=severity_of(cost, whole_ns(trace)),
+            basis="measured",
+            cost_ns=cost,
+            cost_ns_per_step=per_step(trace, cost),
+            advice=_advice(kind)
+            + (" One rank cannot tell transfer from waiting for a slower rank: compare the ranks." if alone else ""),
+            where=Where(kernel=_algorithm(trace.text(int(kernels["name"][worst])))),
+            evidence=_evidence(trace, members, exposed, named),
+        )
+
+
+def _evidence(
+    trace: Trace, members: list[int], exposed: np.ndarray, named: dict[int, int]
+) -> tuple[Mapping[str, Cell], ...]:
+    """Exposed time by kernel, group and message size."""
+    kernels, collectives = trace.rows["kernels"], trace.rows["collectives"]
+    groups: dict[tuple[str, str, int | None, int | None], list[int]] = defaultdict(list)
+    for row in members:
+        collective = named.get(row)
+        group, size, elements = "", None, None
+        if collective is not None:
+            group = trace.text(int(collectives["group"][collective]))
+            size = _known(collectives["group_size"][collective])
+            elements = _known(collectives["elements_in"][collective])
+        groups[trace.text(int(kernels["name"][row])), group, size, elements].append(row)
+    duration = kernels["end_ns"] - kernels["start_ns"]
+    table: list[Mapping[str, Cell]] = [
+        {
+            "kernel": name,
+            "group": group or None,
+            "ranks": size,
+            "elements_in": elements,
+            "kernels": len(rows),
+            "exposed_ns": int(exposed[rows].sum()),
+            "duration_ns": int(duration[rows].sum()),
+            "shortest_ns": int(duration[rows].min()),
+            "longest_ns": int(duration[rows].max()),
+        }
+        for (name, group, size, elements), rows in groups.items()
+    ]
+    table.sort(key=lambda row: -int(row["exposed_ns"] or 0))
+    return tuple(table[:ROWS])
+
+
+def _collective_of(trace: Trace) -> dict[int, int]:
+    """Row of ``kernels`` -> row of ``collectives``."""
+    rows = trace.rows["collectives"]["kernel"].tolist()
+    return {kernel: row for row, kernel in enumerate(rows) if kernel != MISSING}
+
+
+def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
+    collective = named.get(kernel)
+    if collective is not None:
+        return trace.text(int(trace.rows["collectives"]["name"][collective]))
+    return operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
+
+
+def operation_of_kernel(name: str) -> str:
+    """``all_reduce`` of ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``; ``communication`` if the name is silent."""
+    found = _KERNEL_OPERATION.search(name)
+    return "communication" if found is None or found[1] == "Generic" else _CAMEL.sub("_", found[1]).lower()
+
+
+def _advice(kind: str) -> str:
+    spelled = kind.replace("_", "").lower()
+    return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
+
+
+def _algorithm(name: str) -> str:
+    """The kernel's name without its arguments."""
+    return name.split("(")[0]
+
+
+def _known(value: int) -> int | None:
+    return None if value == MISSING else int(value)
