@@ -1,0 +1,5 @@
+"""Example programs to profile. Each defect stands beside a twin that computes the same numbers without it.
+
+``python -m perfscope.workloads.attention``, ``.moe`` and ``.ssm``; ``--help`` lists variants and defects.
+They need the extra ``torch`` and import nothing of perfscope but each other: ordinary programs.
+"""

@@ -1,0 +1,108 @@
+"""A mixture of experts. Variants of dispatch: ``loop`` over experts, ``index_add`` into fixed room, ``grouped_mm``.
+
+Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
+R = T * K routed rows, N rows of one expert, C capacity of an expert, F hidden features.
+
+    python -m perfscope.workloads.moe --variant loop
+    python -m perfscope.workloads.moe --variant grouped_mm --size gpu
+
+``index_add`` gives an expert room for ``CAPACITY`` times its fair share and drops what does not fit, as GShard and
+the Switch Transformer do; without overflow all three compute the same. ``--heads`` is the number of experts.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from perfscope.workloads.options import Size, parse
+from perfscope.workloads.training import train
+
+VARIANTS = ("loop", "index_add", "grouped_mm")
+SIZES = {
+    "tiny": Size(batch=2, seq=16, dim=32, heads=4, layers=2, vocab=64),
+    "cpu": Size(batch=4, seq=128, dim=128, heads=8, layers=2),
+    "gpu": Size(batch=8, seq=1024, dim=1024, heads=16, layers=4, vocab=4096),
+}
+CHOICES = 2
+"""K: experts a token goes to."""
+CAPACITY = 2.0
+"""Room of an expert over its fair share R / E."""
+
+
+class Experts(nn.Module):
+    """E gated feed-forward networks (SwiGLU), their weights stacked."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        hidden = 2 * size.dim
+        self.gate_EDF = nn.Parameter(torch.randn(size.heads, size.dim, hidden) * size.dim**-0.5)
+        self.up_EDF = nn.Parameter(torch.randn(size.heads, size.dim, hidden) * size.dim**-0.5)
+        self.down_EFD = nn.Parameter(torch.randn(size.heads, hidden, size.dim) * hidden**-0.5)
+
+
+def loop(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
+    """One expert after the other, each on the tokens that chose it: y_TD."""
+    y_TD = torch.zeros_like(x_TD)
+    for expert in range(len(experts.gate_EDF)):
+        token_N, choice_N = torch.where(expert_TK == expert)  # defect: the host waits to learn N, once per expert
+        x_ND = x_TD[token_N]
+        h_NF = F.silu(x_ND @ experts.gate_EDF[expert]) * (x_ND @ experts.up_EDF[expert])
+        y_ND = h_NF @ experts.down_EFD[expert] * weight_TK[token_N, choice_N].unsqueeze(-1)
+        y_TD = y_TD.index_add(0, token_N, y_ND)
+    return y_TD
+
+
+def index_add(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
+    """All experts at once on room of fixed size: no shape depends on the data, so the host never waits: y_TD."""
+    count, (tokens, choices) = len(experts.gate_EDF), expert_TK.shape
+    capacity = -(-int(CAPACITY * tokens * choices) // count)
+    expert_R = expert_TK.flatten()
+    place_R = F.one_hot(expert_R, count).cumsum(0).gather(1, expert_R.unsqueeze(1)).squeeze(1) - 1
+    # Row E * C takes what overflows, and is dropped.
+    slot_R = torch.where(place_R < capacity, expert_R * capacity + place_R, count * capacity)
+    x_RD = x_TD.repeat_interleave(choices, dim=0, output_size=tokens * choices)
+    room = x_TD.new_zeros(count * capacity + 1, x_TD.shape[1]).index_add(0, slot_R, x_RD)
+    x_ECD = room[:-1].unflatten(0, (count, capacity))
+    h_ECF = F.silu(x_ECD @ experts.gate_EDF) * (x_ECD @ experts.up_EDF)
+    y_SD = F.pad((h_ECF @ experts.down_EFD).flatten(0, 1), (0, 0, 0, 1))
+    return (y_SD[slot_R] * weight_TK.reshape(-1, 1)).unflatten(0, (tokens, choices)).sum(1)
+
+
+def grouped_mm(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
+    """Tokens sorted by expert, one grouped product for all of them; it takes bfloat16 only: y_TD."""
+    choices, expert_R = expert_TK.shape[1], expert_TK.flatten()
+    order_R = expert_R.argsort(stable=True)
+    token_R = order_R // choices
+    ends_E = F.one_hot(expert_R, len(experts.gate_EDF)).sum(0).cumsum(0).to(torch.int32)
+    x_RD = x_TD[token_R].bfloat16()
+    gate_RF, up_RF = (
+        torch._grouped_mm(x_RD, weight_EDF.bfloat16(), offs=ends_E) for weight_EDF in (experts.gate_EDF, experts.up_EDF)
+    )
+    y_RD = torch._grouped_mm(F.silu(gate_RF) * up_RF, experts.down_EFD.bfloat16(), offs=ends_E).to(x_TD.dtype)
+    return torch.zeros_like(x_TD).index_add(0, token_R, y_RD * weight_TK.flatten()[order_R].unsqueeze(-1))
+
+
+DISPATCH = {"loop": loop, "index_add": index_add, "grouped_mm": grouped_mm}
+
+
+class Block(nn.Module):
+    """Pre-norm feed-forward block whose tokens choose ``CHOICES`` experts each: x_BLD -> x_BLD."""
+
+    def __init__(self, size: Size, variant: str) -> None:
+        super().__init__()
+        self.dispatch = DISPATCH[variant]
+        self.norm, self.router = nn.LayerNorm(size.dim), nn.Linear(size.dim, size.heads, bias=False)
+        self.experts = Experts(size)
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        """x_BLD."""
+        x_TD = self.norm(x_BLD).flatten(0, 1)
+        logit_TK, expert_TK = self.router(x_TD).topk(CHOICES, dim=-1)
+        y_TD = self.dispatch(self.experts, x_TD, logit_TK.softmax(-1), expert_TK)
+        return x_BLD + y_TD.view_as(x_BLD)
+
+
+if __name__ == "__main__":
+    train(Block, parse(__doc__ or "", VARIANTS, SIZES))

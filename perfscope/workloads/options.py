@@ -1,0 +1,78 @@
+"""The flags that the workloads share, and the sizes behind ``--size``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+DEFECTS = {
+    "item": "read the loss with .item() in every step",
+    "pageable": "copy each batch from pageable memory, and wait for it",
+    "loader": "tokenise in the training process while the device waits",
+    "adam-loop": "one AdamW update per parameter instead of one fused launch",
+    "checkpoint": "recompute every block in the backward although its memory is not needed",
+    "checkpoint-reentrant": "the same with the older, reentrant form",
+    "fp32": "float32 matrix products at full precision on a device that has TF32 and bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Shape of model and data: L tokens a sequence, B sequences a batch, D features, H heads or experts."""
+
+    batch: int
+    seq: int
+    dim: int
+    heads: int
+    layers: int
+    vocab: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One run of a workload, as asked on its command line."""
+
+    variant: str
+    size: Size
+    steps: int = 12
+    device: str = "cpu"
+    dtype: str = "float32"
+    compile: bool = False
+    defects: frozenset[str] = frozenset()
+    seed: int = 0
+
+
+def parse(
+    description: str, variants: Sequence[str], sizes: Mapping[str, Size], argv: Sequence[str] | None = None
+) -> Options:
+    """Options from the command line. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--variant", choices=variants, default=variants[0])
+    parser.add_argument("--defect", choices=DEFECTS, action="append", default=[], help="; ".join(_help()))
+    parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on cuda in bfloat16, unless said otherwise")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--seed", type=int, default=0)
+    for name in Size.__slots__:
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS if name == "vocab" else None)
+    asked = parser.parse_args(argv)
+    preset = sizes[asked.size]
+    numbers = {name: getattr(preset, name) if (own := getattr(asked, name)) is None else own for name in Size.__slots__}
+    large = asked.size == "gpu"
+    return Options(
+        variant=asked.variant,
+        size=Size(**numbers),
+        steps=asked.steps,
+        device=asked.device or ("cuda" if large else "cpu"),
+        dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
+        compile=asked.compile,
+        defects=frozenset(asked.defect),
+        seed=asked.seed,
+    )
+
+
+def _help() -> list[str]:
+    return [f"{name}: {what}" for name, what in DEFECTS.items()]

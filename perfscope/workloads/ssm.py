@@ -1,0 +1,77 @@
+"""A selective state space model. Variants of its recurrence: ``scan`` over time, ``parallel`` by doubling.
+
+Shapes: B batch, L sequence, D channels, N states of a channel.
+
+    python -m perfscope.workloads.ssm --variant scan
+    python -m perfscope.workloads.ssm --variant parallel --size gpu
+
+Both compute h[t] = a[t] * h[t-1] + u[t]: in L steps of tiny ops, or in log2(L) steps over whole sequences
+(Hillis and Steele 1986). ``--heads`` is the number of states.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from perfscope.workloads.options import Size, parse
+from perfscope.workloads.training import train
+
+VARIANTS = ("scan", "parallel")
+SIZES = {
+    "tiny": Size(batch=2, seq=16, dim=16, heads=4, layers=1, vocab=64),
+    "cpu": Size(batch=4, seq=256, dim=64, heads=8, layers=2),
+    "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
+}
+
+
+def scan(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
+    """One step of time after the other: h_BLDN."""
+    h_BDN, states = torch.zeros_like(u_BLDN[:, 0]), []
+    for a_BDN, u_BDN in zip(a_BLDN.unbind(1), u_BLDN.unbind(1), strict=True):
+        h_BDN = a_BDN * h_BDN + u_BDN  # defect: two tiny kernels per step of time
+        states.append(h_BDN)
+    return torch.stack(states, dim=1)
+
+
+def parallel(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
+    """Doubles the stretch that every state has absorbed until it reaches the start: h_BLDN."""
+    length, reach = u_BLDN.shape[1], 1
+    while reach < length:
+        late_BLDN = torch.addcmul(u_BLDN[:, reach:], a_BLDN[:, reach:], u_BLDN[:, :-reach])
+        u_BLDN = torch.cat((u_BLDN[:, :reach], late_BLDN), dim=1)
+        if 2 * reach < length:
+            a_BLDN = torch.cat((a_BLDN[:, :reach], a_BLDN[:, reach:] * a_BLDN[:, :-reach]), dim=1)
+        reach *= 2
+    return u_BLDN
+
+
+RECURRENCE = {"scan": scan, "parallel": parallel}
+
+
+class Block(nn.Module):
+    """Pre-norm selective state space block: x_BLD -> x_BLD."""
+
+    def __init__(self, size: Size, variant: str) -> None:
+        super().__init__()
+        self.recur = RECURRENCE[variant]
+        self.norm = nn.LayerNorm(size.dim)
+        self.decay, self.input = nn.Linear(size.dim, size.dim), nn.Linear(size.dim, size.dim)
+        self.write, self.read = nn.Linear(size.dim, size.heads), nn.Linear(size.dim, size.heads)
+        self.rate_DN = nn.Parameter(torch.rand(size.dim, size.heads))
+        self.out = nn.Linear(size.dim, size.dim)
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        """x_BLD."""
+        z_BLD = self.norm(x_BLD)
+        step_BLD = F.softplus(self.decay(z_BLD))
+        a_BLDN = torch.exp(-step_BLD.unsqueeze(-1) * self.rate_DN)
+        u_BLDN = (step_BLD * self.input(z_BLD)).unsqueeze(-1) * self.write(z_BLD).unsqueeze(-2)
+        h_BLDN = self.recur(a_BLDN, u_BLDN)
+        y_BLD = (h_BLDN @ self.read(z_BLD).unsqueeze(-1)).squeeze(-1)
+        return x_BLD + self.out(y_BLD)
+
+
+if __name__ == "__main__":
+    train(Block, parse(__doc__ or "", VARIANTS, SIZES))
