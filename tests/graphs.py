@@ -11,9 +11,9 @@ from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int64": 8}
 POINTWISE = {
     "add", "add_", "mul", "mul_", "sub", "div", "silu", "gelu", "pow", "rsqrt", "neg", "sqrt", "lerp_", "addcmul_",
-    "addcdiv_", "masked_fill", "where", "relu", "exp", "sigmoid", "tanh", "clone",
+    "addcdiv_", "masked_fill", "where", "relu", "exp", "sigmoid", "tanh", "clone", "copy_", "_to_copy",
 }  # fmt: skip
-REDUCTIONS = {"sum", "mean", "amax", "var"}
+REDUCTIONS = {"sum", "mean", "amax", "var", "_softmax"}
 
 
 @dataclass
@@ -79,7 +79,7 @@ class GraphBuilder:
     def _add(self, name: str, inputs: list[int], outputs: tuple[int, ...], mutated: tuple[int, ...], *,
              view: bool = False, phase: str = "forward", flops: int | None = None, module: str = "",
              file: str | None = "model.py", line: int | None = 1, function: str | None = "forward",
-             sequence: int | None = None, host_read: str | None = None) -> None:  # fmt: skip
+             sequence: int | None = None, host_read: str | None = None, recompute: bool = False) -> None:  # fmt: skip
         self.ops.append(
             GraphOp(
                 index=len(self.ops),
@@ -98,5 +98,6 @@ class GraphBuilder:
                 function=function,
                 sequence=sequence,
                 host_read=host_read,
-            )  # fmt: skip
+                recompute=recompute,
+            )
         )

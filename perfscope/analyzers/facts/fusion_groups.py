@@ -16,21 +16,6 @@ from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of, trace
 from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.analyzers.trace import Trace
 
-ELEMENTWISE = frozenset(
-    {"aten._to_copy", "aten.copy_", "aten.native_dropout", "aten.native_dropout_backward", "aten.bernoulli_"}
-)
-"""Elementwise ops that carry no pointwise tag; compilers fuse them like the tagged ones."""
-
-NORMALIZING = frozenset(
-    {
-        "aten._softmax",
-        "aten._log_softmax",
-        "aten._softmax_backward_data",
-        "aten._log_softmax_backward_data",
-    }
-)
-"""Reduce and broadcast back over the same domain; they carry no reduction tag."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionGroup:
@@ -128,7 +113,7 @@ def is_elementwise(op: GraphOp) -> bool:
     name = base_name(op)
     if name.startswith(("aten._foreach_", "aten._fused_")):
         return False  # one kernel over many tensors already
-    return not op.view and (op.pointwise or name in ELEMENTWISE)
+    return op.pointwise and not op.view
 
 
 class _Builder:
@@ -275,7 +260,7 @@ def _kinds(graph: OpGraph) -> list[_Kind | None]:
 
 
 def _kind(graph: OpGraph, op: GraphOp, segment: int) -> _Kind | None:
-    reduces = (op.reduction or base_name(op) in NORMALIZING) and not op.view
+    reduces = op.reduction and not op.view
     if not (is_elementwise(op) or reduces) or op.host_read is not None or not op.outputs:
         return None
     inputs = [graph.tensors[tensor] for tensor in op.inputs]

@@ -1,0 +1,150 @@
+"""How long each op of the op graph took in the timed steps of the same program.
+
+The op graph carries no time and the timed trace no dataflow, but both saw the same ops in the same
+order. Within each traced step the sequence of op names is laid beside the graph's; device time of
+an op is that of the kernels launched in its host span, and on a program without an accelerator the
+span itself stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.facts.graph_flow import base_name
+from perfscope.analyzers.facts.intervals import union
+from perfscope.analyzers.facts.nesting import nearest_ancestor
+from perfscope.analyzers.facts.span_work import NO_WORK, WorkTime, work_time
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+
+ENOUGH_MATCHED = 0.9
+"""Share of the graph's ops that must be found in a step. Steps of one program differ by a skipped branch
+or a print, not by a tenth of their ops; below it, the structure step ran something else."""
+
+LOOKAHEAD = 64
+"""Ops to skip on either side to find the sequences in agreement again: a branch, not a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTime:
+    """Host spans of the graph's ops, by traced step."""
+
+    spans: tuple[npt.NDArray[np.int64], ...]
+    """By matched step: row of ``slices`` for each op of the graph, ``MISSING`` where none was found."""
+    matched_share: float
+    """Of the graph's ops (views aside), over the steps that agree best; 0 where no step was traced."""
+    on_device: bool
+    """True: time is that of kernels. False: of host spans, on a program without an accelerator."""
+
+    @property
+    def known(self) -> bool:
+        """True if enough ops were found for times to be said."""
+        return bool(self.spans)
+
+
+def graph_time(trace: Trace) -> GraphTime:
+    """Where the ops of the trace's op graph are in its traced steps."""
+    graph, slices = trace.op_graph, trace.rows["slices"]
+    on_device = bool(len(trace.rows["kernels"]))
+    if graph is None or not len(slices):
+        return GraphTime(spans=(), matched_share=0.0, on_device=on_device)
+    wanted = [index for index, op in enumerate(graph.ops) if not op.view]
+    names = [_trace_name(base_name(graph.ops[index])) for index in wanted]
+    spans, best = [], 0.0
+    for rows in _steps(trace, _outermost(trace, set(names))):
+        found = align(names, [trace.strings[code] for code in slices["name"][rows]])
+        share = sum(position != MISSING for position in found) / len(names) if names else 0.0
+        best = max(best, share)
+        if share >= ENOUGH_MATCHED:
+            placed = np.full(len(graph.ops), MISSING, np.int64)
+            for index, position in zip(wanted, found, strict=True):
+                if position != MISSING:
+                    placed[index] = rows[position]
+            spans.append(placed)
+    return GraphTime(spans=tuple(spans), matched_share=best, on_device=on_device)
+
+
+def ops_time(trace: Trace, ops: Iterable[int]) -> WorkTime | None:
+    """Time of a set of graph ops in one step, the mean over traced steps; None where it is not known."""
+    place = trace.fact(graph_time)
+    if not place.known:
+        return None
+    chosen = np.fromiter(ops, np.int64)
+    total = NO_WORK
+    for spans in place.spans:
+        rows = spans[chosen]
+        total += spans_time(trace, rows[rows != MISSING])
+    steps = len(place.spans)
+    return WorkTime(
+        sum_ns=round(total.sum_ns / steps),
+        exposed_ns=round(total.exposed_ns / steps),
+        kernels=round(total.kernels / steps),
+    )
+
+
+def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:
+    """Device work launched inside host spans; on a program without an accelerator, the spans themselves."""
+    if len(trace.rows["kernels"]):
+        return work_time(trace, rows)
+    slices = trace.rows["slices"]
+    total = union(slices["start_ns"][rows], slices["end_ns"][rows]).total()
+    return WorkTime(sum_ns=total, exposed_ns=total, kernels=0)
+
+
+def align(names: list[str], seen: list[str]) -> list[int]:
+    """For each of ``names`` its position in ``seen``, in order; ``MISSING`` where it has none.
+
+    The sequences are walked together. Where they part, the nearest place is taken at which the
+    next two names agree (one, at the end), at most ``LOOKAHEAD`` names away on either side.
+    """
+    found = [MISSING] * len(names)
+    i = j = 0
+    while i < len(names) and j < len(seen):
+        if names[i] == seen[j]:
+            found[i] = j
+            i, j = i + 1, j + 1
+            continue
+        jump = _resume(names, seen, i, j)
+        if jump is None:
+            i, j = i + 1, j + 1
+        else:
+            i, j = jump
+    return found
+
+
+def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int] | None:
+    for apart in range(1, 2 * LOOKAHEAD):
+        for skip in range(max(0, apart - LOOKAHEAD), min(apart, LOOKAHEAD) + 1):
+            a, b = i + skip, j + apart - skip
+            if names[a : a + 2] == seen[b : b + 2] and a < len(names):
+                return a, b
+    return None
+
+
+def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
+    """Rows of the ops named so that no other such op encloses, by start: what was dispatched, not what it calls."""
+    slices = trace.rows["slices"]
+    codes = [code for code, text in enumerate(trace.strings) if text in names]
+    wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], codes)
+    rows = np.flatnonzero(wanted)
+    rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
+    return rows[np.argsort(slices["start_ns"][rows], kind="stable")]
+
+
+def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """The rows by step window; all in one where the trace shows no steps."""
+    windows = trace.fact(step_windows)
+    starts = trace.rows["slices"]["start_ns"][rows]
+    if not windows.count:
+        return [rows]
+    return [rows[(starts >= first) & (starts < last)] for first, last in zip(windows.starts, windows.ends, strict=True)]
+
+
+def _trace_name(name: str) -> str:
+    """``aten.add`` -> ``aten::add``, as a profiler names it."""
+    namespace, _, rest = name.partition(".")
+    return f"{namespace}::{rest}"

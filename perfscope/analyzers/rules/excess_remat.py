@@ -1,0 +1,130 @@
+"""Forward work is computed a second time in the backward pass.
+
+Why it costs:
+    Activation checkpointing drops activations in the forward pass and runs that part of the forward
+    again when the backward needs them. It buys memory with time. Where the memory would have been
+    free, or where the dropped activations are small next to the work that rebuilds them, the time is
+    spent for nothing.
+
+How it is found:
+    Inside the backward pass only a re-run forward gets autograd sequence numbers of its own. Ops that
+    have one inside an autograd node, and all they call, are recomputation; where shapes were recorded,
+    the same op with the same shapes must occur in the forward pass, which keeps a double backward out.
+    The time is that of the kernels and copies they launched, or of the ops themselves on a program
+    without an accelerator. The cost is the part of it that no other device work hides. It is an upper
+    bound: keeping everything saves all of it and needs the memory. Whether that memory is free is said
+    where allocator events were recorded. A compiler's own recomputation inside its kernels does not
+    show in a trace and is not counted.
+
+Fix:
+    Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
+
+        from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+        def policy(ctx, op, *args, **kwargs):
+            costly = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.convolution.default}
+            return CheckpointPolicy.MUST_SAVE if op in costly else CheckpointPolicy.PREFER_RECOMPUTE
+
+        y = checkpoint(block, x, use_reentrant=False,
+                       context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+    or checkpoint every second block only, or none where the memory is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.facts.recompute import EVALUATE, RecomputeRegion, recompute_regions
+from perfscope.analyzers.facts.span_work import NO_WORK
+from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes, format_ns, format_share
+
+NEEDS = ("host_ops", "autograd")
+
+MIN_SHARE = 0.01
+"""Of the steps' time: recomputing less is a good bargain whatever memory it bought."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
+    whole = whole_ns(trace)
+    regions = trace.fact(recompute_regions)
+    total = sum(region.time.exposed_ns for region in regions)
+    if not regions or total < MIN_SHARE * whole:
+        return
+    by_place: dict[Where, list[RecomputeRegion]] = {}
+    for region in regions:
+        by_place.setdefault(_place(trace, region), []).append(region)
+    for place, members in by_place.items():
+        yield _finding(trace, place, members, whole)
+
+
+def _place(trace: Trace, region: RecomputeRegion) -> Where:
+    """Where the re-run forward is written. Numbered copies of a module (Block_0, Block_1) are one place."""
+    site = call_site(trace, region.ops[0])
+    module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
+    return Where(file=site.file, line=site.line, module=module)
+
+
+def _finding(trace: Trace, place: Where, members: list[RecomputeRegion], whole: int) -> Finding:
+    time = sum((region.time for region in members), NO_WORK)
+    ops = sum(len(region.ops) for region in members)
+    hidden = time.sum_ns - time.exposed_ns
+    worst = sorted(members, key=lambda region: -region.time.exposed_ns)
+    title = (
+        f"{format_ns(time.sum_ns)} of forward work runs again in the backward pass "
+        f"({format_share(time.exposed_ns, whole)} of the time; {ops:,} ops in {len(members):,} regions)"
+    )
+    if hidden > 0:
+        title += f"; {format_ns(hidden)} of it hidden under other work"
+    return Finding(
+        subject="recomputed forward",
+        title=title,
+        severity=severity_of(time.exposed_ns, whole),
+        basis="measured",
+        cost_ns=time.exposed_ns,
+        cost_ns_per_step=per_step(trace, time.exposed_ns),
+        where=place,
+        evidence=tuple(_row(trace, region) for region in worst[:MAX_ROWS]),
+        advice=_advice(trace),
+    )
+
+
+def _row(trace: Trace, region: RecomputeRegion) -> dict[str, Cell]:
+    names = trace.rows["slices"]["name"]
+    ops = Counter(trace.text(int(names[row])).rpartition("::")[2] for row in region.ops)
+    return {
+        "asked_by": trace.text(int(names[region.node])).removeprefix(EVALUATE).lstrip(": "),
+        "recomputed": ", ".join(f"{name} x{count}" if count > 1 else name for name, count in ops.most_common(5)),
+        "ops": len(region.ops),
+        "kernels": region.time.kernels,
+        "recompute_ns": region.time.sum_ns,
+        "exposed_ns": region.time.exposed_ns,
+    }
+
+
+def _advice(trace: Trace) -> str:
+    advice = (
+        "Recompute only what is cheap: checkpoint(fn, *args, use_reentrant=False, context_fn=lambda: "
+        "create_selective_checkpoint_contexts(policy)) with a policy that saves matmuls, convolutions and "
+        "attention; or checkpoint fewer blocks. Saving activations needs memory: "
+    )
+    return advice + _headroom(trace)
+
+
+def _headroom(trace: Trace) -> str:
+    """What the allocator events say of free memory, in words."""
+    memory, devices = trace.rows["memory"], trace.rows["devices"]
+    held = memory["allocated_bytes"][memory["on_device"]]
+    sizes = devices["memory_bytes"]
+    if not len(held) or not len(sizes) or sizes.min() <= 0:
+        return "how much is free was not recorded (record allocator events to know)."
+    peak, size = int(held.max()), int(sizes.min())
+    return f"{format_bytes(max(0, size - peak))} of {format_bytes(size)} were free at the recorded peak."
