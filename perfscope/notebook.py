@@ -86,13 +86,15 @@ def _devices(rows: Sequence[DeviceRow]) -> str:
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], align: str) -> str:
     styles = [_NUMBER if side == "r" else _CELL for side in align]
-    head = "".join(f"<th style='{style}'>{escape(name)}</th>" for name, style in zip(heads, styles, strict=True))
-    body = "".join(
-        f"<tr>{''.join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True))}</tr>"
-        for row in rows
-    )
-    return f"<table style='margin:6px 0'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        filled = (f"<{tag} style='{style}'>{escape(cell)}</{tag}>" for cell, style in zip(cells, styles, strict=True))
+        return f"<tr>{''.join(filled)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table style='margin:6px 0'><thead>{line('th', heads)}</thead><tbody>{body}</tbody></table>"
 
 
 def _frame(*parts: str) -> str:
-    return f"<div style='font-family:system-ui,sans-serif;font-size:13px;line-height:1.45'>{''.join(filter(None, parts))}</div>"
+    held = "".join(filter(None, parts))
+    return f"<div style='font-family:system-ui,sans-serif;font-size:13px;line-height:1.45'>{held}</div>"

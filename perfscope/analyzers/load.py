@@ -5,20 +5,19 @@ from __future__ import annotations
 import importlib
 import os
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.trace import Trace
+from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
 ENTRY_POINTS = "perfscope.readers"
-
-RUNS_FOLDER = "perfscope-runs"
-"""Where ``perfscope run`` keeps runs, below the folder it was started in."""
 
 HEAD_BYTES = 65_536
 """Bytes of (decompressed) content a reader may sniff: a Kineto header with device properties fits."""
@@ -61,6 +60,8 @@ class Loaded:
 
     traces: tuple[Trace, ...]
     skipped: tuple[Skipped, ...] = ()
+    run: Mapping[str, Any] | None = None
+    """The manifest, where all of it is one run."""
 
 
 def load(path: str | Path) -> list[Trace]:
@@ -92,25 +93,23 @@ def load_path(path: str | Path) -> Loaded:
     except OSError as error:
         raise DataError(f"{path}: {_said(error)}") from error
     if reader is not None:
-        return Loaded(traces=(_read(reader, place),))
+        return Loaded(traces=_read(reader, place), run=_manifest(place))
     if place.is_dir():
         return _load_folder(place)
-    raise DataError(f"{path}: {_what_it_is(place)}; perfscope reads: {', '.join(sorted(_readers()))}")
+    raise DataError(f"{path}: {_what_it_is(place)}; perfscope reads: {', '.join(known_formats())}")
 
 
 def resolve(path: str | Path) -> Path:
-    """Where ``path`` leads: itself, or the run of that name (``latest`` among them). It exists."""
+    """Where ``path`` leads: itself, or the run of that name (``latest``, or how its id begins). It exists."""
     place = Path(path)
     try:
         if place.exists():
             return place
-        run = Path(RUNS_FOLDER) / place
-        if place.name == str(path) and run.exists():
-            return run
+        runs = [run.name for run in store.directories(Path(store.RUNS_FOLDER))]
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise DataError(f"{path}: {_said(error)}") from error
-    if str(path) == "latest":
-        raise DataError(f"{RUNS_FOLDER}/latest: no run was captured here yet; `perfscope run` makes one")
+    if str(path) == store.LATEST or (place.name and any(name.startswith(str(path)) for name in runs)):
+        return store.find(str(path))
     raise DataError(f"{path}: no such file or folder")
 
 
@@ -119,9 +118,9 @@ def reader_of(place: Path) -> ModuleType | None:
     if not place.is_dir() and not place.is_file():
         return None
     head = b"" if place.is_dir() else head_of(place)
-    for home in _readers().values():
-        if home.sniff(place, head):
-            return home
+    for reader in _readers():
+        if reader.sniff(place, head):
+            return reader
     return None
 
 
@@ -137,27 +136,48 @@ def head_of(file: Path) -> bytes:
         return raw
 
 
-def _readers() -> dict[str, ModuleType]:
-    """Reader modules by format: ours first, then those of installed packages."""
-    found = {name: importlib.import_module(home) for name, home in sorted(READERS.items())}
+def _readers() -> Iterator[ModuleType]:
+    """Reader modules: ours by name, then those of installed packages; each is imported when it is its turn."""
+    for _, home in sorted(READERS.items()):
+        yield importlib.import_module(home)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        found.setdefault(entry.name, entry.load())
-    return found
+        if entry.name not in READERS:
+            yield entry.load()
 
 
-def _read(reader: ModuleType, place: Path) -> Trace:
-    """One trace. What a reader stumbles over in damaged data becomes one line with the path."""
+def known_formats() -> tuple[str, ...]:
+    """Names of all formats that can be read, sorted."""
+    return tuple(sorted({*READERS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
+
+
+def _read(reader: ModuleType, place: Path) -> tuple[Trace, ...]:
+    """The trace, or those of a run's ranks. What a reader stumbles over in damaged data becomes one line."""
     try:
-        trace: Trace = reader.read(place)
+        read: Trace | Sequence[Trace] = reader.read(place)
     except OSError as error:
         raise DataError(f"{place}: {_said(error)}") from error
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
         raise DataError(f"{place}: damaged, or not what it seems: {type(error).__name__}: {error}") from error
-    return trace
+    traces = (read,) if isinstance(read, Trace) else tuple(read)
+    if not traces:
+        raise DataError(f"{place}: no trace in it")
+    return traces
+
+
+def _manifest(place: Path) -> dict[str, Any] | None:
+    """What a report shows of a run: its manifest without the step times, which the traces hold."""
+    if not place.is_dir() or not store.is_run(place):
+        return None
+    shown = asdict(store.read(place))
+    for process in shown["processes"]:
+        del process["untraced_step_ns"]
+    return shown
 
 
 def _load_folder(folder: Path) -> Loaded:
-    traces, skipped, runs = [], [], []
+    traces: list[Trace] = []
+    skipped: list[Skipped] = []
+    runs: list[Path] = []
     for place in _candidates(folder):
         try:
             reader = reader_of(place)
@@ -167,7 +187,7 @@ def _load_folder(folder: Path) -> Loaded:
                 continue
             if place.is_dir():
                 runs.append(place)
-            traces.append(_read(reader, place))
+            traces.extend(_read(reader, place))
         except OSError as error:
             skipped.append(Skipped(path=str(place), reason=_said(error), broken=True))
         except DataError as error:
@@ -180,7 +200,7 @@ def _load_folder(folder: Path) -> Loaded:
     traces.sort(key=_by_rank)
     lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
     traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
-    return Loaded(traces=tuple(traces), skipped=tuple(skipped))
+    return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0]) if runs else None)
 
 
 def _by_rank(trace: Trace) -> tuple[bool, int, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.load import Skipped
+    from perfscope.analyzers.load import Loaded, Skipped
     from perfscope.analyzers.trace import Trace
 
 FORMATS = ("text", "json", "markdown", "html")
@@ -53,10 +55,10 @@ def analyze(
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = [load_rule(rule).id for rule in dict.fromkeys(rules)] or None
-    loaded, skipped = _load(paths)
-    analysis = judge(loaded, chosen)
+    loaded = _load(paths)
     if not quiet:
-        _tell(skipped)
+        _tell(loaded.skipped)
+    analysis = replace(judge(loaded.traces, chosen), run=loaded.run)
     if targets:
         _write(analysis, targets, quiet=quiet)
     else:
@@ -80,20 +82,20 @@ def _format_for(output: str, form: str | None) -> str:
     return found
 
 
-def _load(paths: Sequence[str]) -> tuple[list[Trace], list[Skipped]]:
-    """The traces of all paths, each once, and what was skipped."""
-    from pathlib import Path
+def _load(paths: Sequence[str]) -> Loaded:
+    """What lies at all paths, each trace once. Of several runs no manifest is *the* run's."""
+    from perfscope.analyzers.load import Loaded, load_path
 
-    from perfscope.analyzers.load import load_path
-
-    traces: dict[Path, Trace] = {}
-    skipped: list[Skipped] = []
-    for path in paths:
-        loaded = load_path(path)
-        skipped.extend(loaded.skipped)
-        for trace in loaded.traces:
-            traces.setdefault(Path(trace.source.path).absolute(), trace)
-    return list(traces.values()), skipped
+    parts = [load_path(path) for path in paths]
+    traces: dict[tuple[Path, int | None], Trace] = {}
+    for part in parts:
+        for trace in part.traces:
+            traces.setdefault((Path(trace.source.path).absolute(), trace.source.rank), trace)
+    return Loaded(
+        traces=tuple(traces.values()),
+        skipped=tuple(one for part in parts for one in part.skipped),
+        run=parts[0].run if len(parts) == 1 else None,
+    )
 
 
 def _tell(skipped: Sequence[Skipped]) -> None:

@@ -57,7 +57,8 @@ tr:last-child td{border-bottom:0}
 td.t{overflow-wrap:anywhere;min-width:9em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
 .device:last-child{margin-bottom:0}
-.device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;margin-bottom:12px}
+.device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;
+margin-bottom:12px}
 .device .name{overflow-wrap:anywhere;font-size:14px}
 .device .parts{grid-column:2;font-size:13px;color:var(--soft);font-variant-numeric:tabular-nums}
 .ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}

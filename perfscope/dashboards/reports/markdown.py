@@ -95,8 +95,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield _table(heads, rows, "llrrrrr")
     if summary.findings:
         share = SHARE_OF[any(row.per_step for row in summary.findings)]
-        heads = ("", "saves up to", share, "finding", "where", "known by")
-        yield _table(heads, [_row(row) for row in summary.findings[:50]], "lrrlll")
+        titles = ("", "saves up to", share, "finding", "where", "known by")
+        yield _table(titles, [_row(row) for row in summary.findings[:50]], "lrrlll")
 
 
 def _count(summary: Summary, level: str) -> int:

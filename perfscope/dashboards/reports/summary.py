@@ -39,6 +39,9 @@ SHARE_OF = {True: "of step", False: "of span"}
 WHERE_LIMIT = 44
 """Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
 
+PATH_LIMIT = 64
+"""Characters of the path in the headline, which is one line; the table of sources holds all."""
+
 TITLE_LIMIT = 320
 """Characters of a title: a sentence and a kernel name in it."""
 
@@ -162,7 +165,7 @@ def summarize(analysis: Analysis) -> Summary:
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
-        remarks=tuple(_remarks(analysis)),
+        remarks=(*_remarks(analysis), *_run_remarks(analysis)),
     )
 
 
@@ -230,9 +233,9 @@ def _headline(analysis: Analysis) -> str:
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
         rank = f", rank {ranks[0]}" if ranks else ""
-        return f"{shown(sources[0].path)} ({formats}{rank}, {events})"
+        return f"{_tail(shown(sources[0].path), PATH_LIMIT)} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
-    return f"{len(sources)} traces, {shown(sources[0].path)} ... ({formats}, {whose}, {events})"
+    return f"{len(sources)} traces, {_tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -291,6 +294,21 @@ def _remarks(analysis: Analysis) -> list[str]:
             f"note: {shown(note, REASON_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else "")
         )
     return said
+
+
+def _run_remarks(analysis: Analysis) -> list[str]:
+    """What a run could not capture and why, and its notes."""
+    run = analysis.run or {}
+    missing: dict[str, int] = {}
+    for process in run.get("processes", ()):
+        for capture in process.get("captures", ()):
+            if capture.get("reason"):
+                state = "not captured" if capture.get("state") == "missing" else "captured in part"
+                words = f"{state}: {capture.get('pass_name')} ({capture['reason']})"
+                missing[words] = missing.get(words, 0) + 1
+    many = len(run.get("processes", ())) > 1
+    said = [shown(words, REASON_LIMIT) + (f", {count} ranks" if many else "") for words, count in missing.items()]
+    return said + [f"note: {shown(note, REASON_LIMIT)}" for note in run.get("notes", ())]
 
 
 def _finding_row(rule: str, finding: Finding, analysis: Analysis) -> FindingRow:

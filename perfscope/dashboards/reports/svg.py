@@ -54,7 +54,8 @@ def device_bar(row: DeviceRow) -> str:
 
 def swatch(color: str) -> str:
     """A square of a legend."""
-    return f'<svg class="ps-swatch" width="10" height="10" aria-hidden="true"><rect width="10" height="10" rx="2" fill="{color}"/></svg>'
+    square = f'<rect width="10" height="10" rx="2" fill="{color}"/>'
+    return f'<svg class="ps-swatch" width="10" height="10" aria-hidden="true">{square}</svg>'
 
 
 def legend() -> str:
