@@ -1,0 +1,1 @@
+"""Capture: runs a program under profilers and keeps what they wrote."""

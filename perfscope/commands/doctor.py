@@ -1,0 +1,222 @@
+"""``perfscope doctor``: what can be captured on this machine, and what stands in the way of the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from perfscope.profiler.errors import DataError
+from perfscope.profiler.store import RUNS_FOLDER
+
+Status = Literal["ok", "absent", "problem"]
+
+SCHEMA = "perfscope.doctor/1"
+TORCH_SECONDS = 120.0
+"""Importing torch and touching the driver takes seconds; on a cold network file system a minute."""
+LEAST_FREE = 1 << 30
+"""Bytes: a deep capture of a large model on eight ranks writes several hundred megabytes."""
+PERF_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+MOST_PARANOID = 2
+"""Above 2 an ordinary user may not even count events of processes of their own."""
+KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS")
+
+_PROBE = """
+import json, sys
+found = {"captures": {}}
+try:
+    import torch
+    found["torch"] = str(torch.__version__)
+    found["cuda"] = torch.version.cuda
+    found["hip"] = torch.version.hip
+    found["activities"] = sorted(str(one).rsplit(".", 1)[-1] for one in torch.profiler.supported_activities())
+    found["devices"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    found["distributed"] = [name for name in ("gloo", "nccl", "mpi")
+        if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available")()]
+except Exception as error:
+    found["problem"] = f"{type(error).__name__}: {error}"
+from perfscope.profiler.captures import CAPTURES, unavailable
+found["captures"] = {tool: unavailable(tool) for tool in CAPTURES}
+print("\\n" + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at. ``absent``: not there, and fine so; ``problem``: something to do."""
+
+    name: str
+    status: Status
+    text: str
+    advice: str | None = None
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(*, as_json: bool) -> None:
+    """Say what can be captured here, and what stands in the way of the rest."""
+    probe = _probe()
+    checks = [*_torch_checks(probe), *(check() for check in CHECKS)]
+    if as_json:
+        report = {"schema": SCHEMA, "captures": probe["captures"], "checks": [asdict(check) for check in checks]}
+        click.echo(json.dumps(report, indent=1))
+        return
+    click.echo("captures")
+    for tool, reason in probe["captures"].items():
+        click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
+    click.echo("this machine")
+    for check in checks:
+        click.echo(f"  {check.status:8}{check.name}: {_shown(check.text)}")
+        if check.advice is not None:
+            click.echo(f"          {check.advice}")
+
+
+def _shown(text: str) -> str:
+    from perfscope.dashboards.shown import shown
+
+    return shown(text)
+
+
+def _probe() -> dict[str, Any]:
+    """What torch says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
+    # The package may run from a checkout: the probe finds it where we found it.
+    package = str(Path(__file__).resolve().parents[2])
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_SECONDS,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        found: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        return {"problem": f"importing torch took more than {TORCH_SECONDS:.0f} s", "captures": {}}
+    except OSError as error:
+        raise DataError(f"{sys.executable}: cannot be started: {error.strerror or error}") from error
+    except ValueError:
+        return {"problem": f"importing torch ended the process with code {done.returncode}", "captures": {}}
+    return found
+
+
+def _torch_checks(probe: dict[str, Any]) -> list[Check]:
+    if "problem" in probe:
+        absent = "ModuleNotFoundError" in probe["problem"]
+        return [
+            Check(
+                name="torch",
+                status="absent" if absent else "problem",
+                text="not installed for this Python" if absent else probe["problem"],
+                advice="install perfscope into the environment that trains" if absent else None,
+            )
+        ]
+    platform = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
+    backends = ", ".join(probe["distributed"]) or "no distributed backend"
+    checks = [Check(name="torch", status="ok", text=f"{probe['torch']} ({platform}), {backends}")]
+    activities = ", ".join(probe["activities"])
+    checks.append(Check(name="torch.profiler", status="ok", text=f"records {activities}"))
+    if probe["devices"]:
+        checks.append(Check(name="devices", status="ok", text=", ".join(probe["devices"])))
+    elif platform == "CPU only":
+        checks.append(Check(name="devices", status="absent", text="none; CPU programs are captured and judged too"))
+    else:
+        checks.append(Check(name="devices", status="problem", text=f"torch is built for {platform} and sees no device"))
+    return checks
+
+
+def _smi(name: str, *arguments: str) -> Check:
+    from perfscope.profiler.environment import ask
+
+    if shutil.which(name) is None:
+        return Check(name=name, status="absent", text="not on PATH; driver and clocks stay unknown")
+    text = ask(name, *arguments)
+    if not text:
+        return Check(name=name, status="problem", text="is on PATH and does not answer")
+    return Check(name=name, status="ok", text=" ".join(text.split("\n")[0].split()))
+
+
+def _nvidia() -> Check:
+    return _smi("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+
+
+def _rocm() -> Check:
+    return _smi("rocm-smi", "--showdriverversion", "--csv")
+
+
+def _nsys() -> Check:
+    from perfscope.profiler.environment import ask
+
+    if shutil.which("nsys") is None:
+        return Check(name="nsys", status="absent", text="not on PATH")
+    text = ask("nsys", "--version")
+    if not text:
+        return Check(name="nsys", status="problem", text="is on PATH and does not answer")
+    return Check(name="nsys", status="ok", text=text.strip().splitlines()[0])
+
+
+def _nvtx() -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("nvtx")
+    except PackageNotFoundError:
+        return Check(name="nvtx", status="problem", text="not installed", advice="pip install nvtx")
+    asks = tuple(int(part) for part in found.split(".")[:3] if part.isdecimal()) >= (0, 2, 12)
+    if asks and shutil.which("nsys") is not None:
+        return Check(
+            name="nvtx",
+            status="problem",
+            text=f"{found}: records nothing under nsys 2022.4 and 2023.x, which answer that no tool listens",
+            advice="with such an nsys: pip install 'nvtx<0.2.12'",
+        )
+    return Check(name="nvtx", status="ok", text=found)
+
+
+def _perf() -> Check:
+    try:
+        level = int(PERF_PARANOID.read_text())
+    except (OSError, ValueError):
+        return Check(name="perf events", status="absent", text="this kernel has none")
+    if level > MOST_PARANOID and os.geteuid() != 0:
+        return Check(
+            name="perf events",
+            status="problem",
+            text=f"perf_event_paranoid is {level}: CPU sampling is refused",
+            advice=f"sysctl kernel.perf_event_paranoid={MOST_PARANOID} (as root)",
+        )
+    return Check(name="perf events", status="ok", text=f"perf_event_paranoid is {level}")
+
+
+def _variables() -> Check:
+    """Names only: a value may be anything."""
+    held = sorted(name for name in os.environ if name.startswith("PERFSCOPE_"))
+    unknown = [name for name in held if name not in KNOWN_VARIABLES]
+    if unknown:
+        return Check(name="PERFSCOPE_*", status="problem", text=f"set and not known: {', '.join(unknown)}")
+    return Check(name="PERFSCOPE_*", status="ok", text=", ".join(held) or "none set")
+
+
+def _disk() -> Check:
+    from perfscope.analyzers.units import format_bytes
+
+    place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path()
+    free = shutil.disk_usage(place).free
+    if free < LEAST_FREE:
+        return Check(name="disk", status="problem", text=f"{format_bytes(free)} free where runs are kept")
+    return Check(name="disk", status="ok", text=f"{format_bytes(free)} free where runs are kept")
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (_nvidia, _rocm, _nsys, _nvtx, _perf, _variables, _disk)
+"""What is looked at beside torch, in the order it is shown."""

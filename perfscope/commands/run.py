@@ -1,0 +1,173 @@
+"""``perfscope run``: the user's program under capture, then its report."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
+from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, CaptureOptions, parse_steps
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from perfscope.profiler.launch import Target
+    from perfscope.profiler.record import Recorded
+
+TARGET = "perfscope.run.target"
+"""Key of ``Context.meta`` that holds what stands behind our own options."""
+
+
+class RunCommand(click.Command):
+    """Splits the line where the program begins: what stands behind belongs to it, options too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep our options, put the rest aside for the callback."""
+        ours, target, kind = self._split(ctx, args)
+        ctx.meta[TARGET] = (tuple(target), kind)
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line names the three ways to say what to run."""
+        return ["[OPTIONS]", "script.py ARGS... | -m module ARGS... | -- command ARGS..."]
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
+        takes_value = {
+            name: isinstance(param, click.Option) and not param.is_flag and not param.count
+            for param in self.get_params(ctx)
+            for name in param.opts
+        }
+        at = 0
+        while at < len(args):
+            word = args[at]
+            if word == "--":
+                return args[:at], args[at + 1 :], "command"
+            if word == "-m":
+                return args[:at], args[at + 1 :], "module"
+            if word.startswith("-m") and not word.startswith("--"):
+                return args[:at], [word[2:], *args[at + 1 :]], "module"
+            if not word.startswith("-") or word == "-":
+                return args[:at], args[at:], "script"
+            at += 2 if takes_value.get(word, False) else 1
+        return args, [], "script"
+
+
+@click.command(
+    cls=RunCommand,
+    epilog="The program's exit code is returned (128 + signal if one killed it), 125 if it could not be started.",
+)
+@click.option("--level", type=click.Choice(LEVELS), default="default", show_default=True, help="How much to record.")
+@click.option("--steps", metavar="A:B", help="Steps of the timing pass, B not included; counted from 0.")
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=DEFAULT_WARMUP,
+    show_default=True,
+    help="Steps left alone before the first capture (the very first always is).",
+)
+@click.option("--whole", is_flag=True, help="Capture the whole program as one step, for programs without steps.")
+@click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
+@click.option("--follow", is_flag=True, help="Capture in Python processes that the program starts (always with --).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RUNS_FOLDER,
+    show_default=True,
+    help="Folder that keeps the run directories.",
+)
+@click.option("--name", help="Name of the run; the script's if not given.")
+@click.option("--no-report", is_flag=True, help="Capture only; `perfscope analyze latest` reports later.")
+@quiet_option
+@verbose_option
+@click.pass_context
+def run(
+    context: click.Context,
+    *,
+    level: Any,
+    steps: str | None,
+    warmup: int,
+    whole: bool,
+    step_annotation: str | None,
+    follow: bool,
+    output: Path,
+    name: str | None,
+    no_report: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Run a PyTorch program under profilers and report what costs time in it.
+
+    Options before the program are perfscope's, everything behind it is the program's. It sees what it
+    sees under plain python; its steps are found by themselves.
+    """
+    from perfscope.dashboards.shown import shown
+    from perfscope.profiler.record import record
+
+    if whole and (steps is not None or step_annotation is not None):
+        raise AskedWronglyError("--whole takes the program as one step: it goes without --steps and --step-annotation")
+    options = CaptureOptions(
+        level=level,
+        steps=None if steps is None else parse_steps(steps),
+        warmup=warmup,
+        whole=whole,
+        step_annotation=step_annotation,
+        quiet=quiet,
+    )
+    recorded = record(_target(context), options, root=output, name=name, follow=follow)
+    if not quiet:
+        _say_captures(recorded)
+    if not no_report:
+        try:
+            _report(recorded, quiet=quiet)
+        except Exception as error:  # the program's exit code is the answer, whatever becomes of our report
+            if verbose:
+                traceback.print_exc()
+            cause = str(error) if isinstance(error, PerfscopeError) else f"{type(error).__name__}: {error}"
+            print(f"perfscope: no report: {shown(cause)}", file=sys.stderr)
+    return recorded.code
+
+
+def _target(context: click.Context) -> Target:
+    from perfscope.profiler.launch import Target
+
+    words, kind = context.meta[TARGET]
+    if not words:
+        raise AskedWronglyError("nothing to run: give script.py, -m module, or -- command")
+    return Target(arguments=words, module=kind == "module", command=kind == "command")
+
+
+def _say_captures(recorded: Recorded) -> None:
+    """What was captured and what was not, on stderr."""
+    lines = list(recorded.run.notes)
+    for process in recorded.run.processes:
+        who = f"rank {process.rank}: " if len(recorded.run.processes) > 1 else ""
+        lines += [
+            f"{who}{capture.pass_name} pass {'incomplete' if capture.artifact else 'missing'}: {capture.reason}"
+            for capture in process.captures
+            if capture.reason is not None
+        ]
+    for line in lines:
+        print(f"perfscope: {line}", file=sys.stderr)
+    if sys.stderr.isatty() or not lines:
+        print(f"perfscope: run kept in {recorded.directory}", file=sys.stderr)
+
+
+def _report(recorded: Recorded, *, quiet: bool) -> None:
+    """Analyze the run, write its reports into it, print the short one on stderr."""
+    if not recorded.run.artifacts(recorded.directory):
+        return
+    from perfscope.analyzers.engine import analyze
+    from perfscope.analyzers.load import load
+    from perfscope.dashboards.reports import render, write
+
+    analysis = analyze(load(recorded.directory))
+    for form in ("html", "json"):
+        write(recorded.directory / f"report.{form}", render(analysis, form))
+    if not quiet:
+        print(render(analysis, "text"), file=sys.stderr)
+        print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)

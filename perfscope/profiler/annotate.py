@@ -1,0 +1,205 @@
+"""``step()`` and ``region(name)``: marks in the user's program that cost next to nothing when nobody listens.
+
+They tell ``perfscope run`` where steps begin, are NVTX ranges in the domain ``perfscope`` for Nsight
+Systems, and ``record_function`` ranges while a torch profiler runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, cast
+
+DOMAIN = "perfscope"
+STEP = "step"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Item = TypeVar("Item")
+
+
+class Listener(Protocol):
+    """Who wants to know of steps and annotations (``perfscope.profiler.steps``)."""
+
+    def explicit_edge(self) -> None:
+        """``step()`` was called: a step ended here and the next one began."""
+
+    def explicit_enter(self) -> None:
+        """That call was a ``with`` statement's: only what is inside is the step."""
+
+    def explicit_exit(self) -> None:
+        """The ``with`` statement ended."""
+
+    def annotation_enter(self, name: str) -> None:
+        """A range of that name is about to begin."""
+
+    def annotation_exit(self, name: str) -> None:
+        """A range of that name ended."""
+
+
+_listener: Listener | None = None
+_nvtx: Any = None
+"""The nvtx module while a tool records ranges; ``False`` when none does; ``None``: not looked yet."""
+_open_step: Any = None
+"""The NVTX range of the step that runs."""
+
+
+def listen(listener: Listener | None) -> None:
+    """Tell ``listener`` of every mark from now on; ``None``: nobody."""
+    global _listener
+    _listener = listener
+
+
+class _Step:
+    """What ``step()`` returns, so that it also works as ``with perfscope.step():``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if _listener is not None:
+            _listener.explicit_enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _listener is not None:
+            _listener.explicit_exit()
+        if _nvtx:
+            _mark_step(end_only=True)
+
+
+_STEP = _Step()
+
+
+def step() -> _Step:
+    """Mark a step boundary: call it at the end of the loop's body, or write ``with perfscope.step():`` around it.
+
+    Called plainly, everything between two calls is one step, the data loader's wait included. As a
+    ``with`` statement only its body is. Where it is used, it alone says what a step is.
+    """
+    if _listener is not None:
+        _listener.explicit_edge()
+    if _nvtx is None:
+        _find_nvtx()
+    if _nvtx:
+        _mark_step(end_only=False)
+    return _STEP
+
+
+def steps(items: Iterable[Item]) -> Iterator[Item]:
+    """``for batch in perfscope.steps(loader)``: each turn of the loop is a step, the loader's wait included."""
+    for item in items:
+        yield item
+        step()
+
+
+class region:  # noqa: N801 (used as a function: `with region("name")`, `@region("name")`)
+    """A named part of the program: ``with perfscope.region("attention"):`` or ``@perfscope.region("attention")``."""
+
+    __slots__ = ("_heard", "_pushed", "_recorded", "name")
+
+    def __init__(self, name: str) -> None:
+        """Name the part; nothing begins yet."""
+        self.name = name
+        self._recorded: Any = None
+        self._heard = False
+        self._pushed = False
+
+    def __enter__(self) -> region:
+        if _nvtx is None:
+            _find_nvtx()
+        if _nvtx:
+            _nvtx.push_range(self.name, domain=DOMAIN)
+            self._pushed = True
+        torch = sys.modules.get("torch.autograd.profiler")
+        if torch is not None and torch._is_profiler_enabled:
+            # The listener hears of it through record_function, as of any other.
+            self._recorded = torch.record_function(self.name)
+            self._recorded.__enter__()
+        elif _listener is not None:
+            _listener.annotation_enter(self.name)
+            self._heard = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What was opened is closed, whatever began to listen or stopped listening in between.
+        if self._recorded is not None:
+            self._recorded.__exit__(kind, error, trace)
+            self._recorded = None
+        elif self._heard and _listener is not None:
+            _listener.annotation_exit(self.name)
+        self._heard = False
+        if self._pushed:
+            self._pushed = False
+            _nvtx.pop_range(domain=DOMAIN)
+
+    def __call__(self, function: Function) -> Function:
+        """The function, each call of it in a region of its own."""
+        name = self.name
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*arguments: Any, **named: Any) -> Any:
+                with region(name):
+                    return await function(*arguments, **named)
+
+            return cast("Function", awaited)
+
+        @functools.wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            with region(name):
+                return function(*arguments, **named)
+
+        return cast("Function", called)
+
+
+def under_nsys() -> bool:
+    """Whether Nsight Systems started this process (by the presence of its variable; its value is not read)."""
+    return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+def nvtx_problem() -> str | None:
+    """Why NVTX ranges of this process are recorded by nobody, or ``None`` if a tool takes them."""
+    try:
+        import nvtx
+    except ImportError:
+        return "the package nvtx is not installed"
+    if type(nvtx.get_domain(DOMAIN)).__name__ == "DummyDomain":
+        return "no tool listens for NVTX ranges"
+    return None
+
+
+def _find_nvtx() -> None:
+    """Look once for a tool that records NVTX ranges.
+
+    nvtx 0.2.12 and later ask the tool whether the domain is enabled; Nsight Systems 2022.4 and
+    2023.x answer no, and every range is lost without a word (NVIDIA/NVTX issue 126). We say it.
+    """
+    global _nvtx
+    problem = nvtx_problem()
+    if problem is None:
+        import nvtx
+
+        _nvtx = nvtx
+        return
+    _nvtx = False
+    if under_nsys():
+        print(
+            f"perfscope: Nsight Systems records no perfscope ranges: {problem}; "
+            "with nsys 2022 or 2023 install 'nvtx<0.2.12'",
+            file=sys.stderr,
+        )
+
+
+def _mark_step(*, end_only: bool) -> None:
+    global _open_step
+    if _open_step is not None:
+        _nvtx.end_range(_open_step)
+        _open_step = None
+    if not end_only:
+        _open_step = _nvtx.start_range(STEP, domain=DOMAIN)

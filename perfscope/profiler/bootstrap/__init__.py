@@ -1,0 +1,1 @@
+"""Put on ``PYTHONPATH`` by ``perfscope run``: Python imports ``sitecustomize`` from here as it starts."""

@@ -1,0 +1,106 @@
+"""Runs at the start of every Python process of the program, takes itself out again, and waits for torch.
+
+It sees the program's interpreter before anything else does, so it does almost nothing: no import of
+ours happens before the program imports torch, and an error of ours never stops the program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "PERFSCOPE_CAPTURE"
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120 (pathlib costs 5 ms at start)
+PACKAGE = os.path.dirname(os.path.dirname(HERE))  # noqa: PTH120
+
+
+def _leave_no_trace(text: str) -> None:
+    """Give the program the ``sys.path`` and environment it would have without us."""
+    import json
+
+    sys.path[:] = [entry for entry in sys.path if entry != HERE]
+    message = json.loads(text)
+    if message["follow"]:
+        return
+    del os.environ[VARIABLE]
+    if message["pythonpath"] is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = message["pythonpath"]
+
+
+def _attach(text: str) -> None:
+    """torch is imported: load our package from where this file lies, and begin."""
+    try:
+        if "perfscope" not in sys.modules:
+            _load_package()
+        from perfscope.profiler.options import load_message
+        from perfscope.profiler.session import attach
+
+        attach(load_message(text))
+    except Exception as error:
+        print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _load_package() -> None:
+    """Import ``perfscope`` by its place: the program's interpreter and path need not know it."""
+    spec = importlib.util.spec_from_file_location(
+        "perfscope",
+        os.path.join(PACKAGE, "__init__.py"),
+        submodule_search_locations=[PACKAGE],  # noqa: PTH118
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["perfscope"] = module
+    spec.loader.exec_module(module)
+
+
+class _WaitForTorch:
+    """A finder that sees ``import torch``, steps aside, and attaches when the import is done."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            _attach(self._text)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _run_the_other() -> None:
+    """Run the ``sitecustomize`` that Python would have run had ours not been first."""
+    ours = sys.modules.pop("sitecustomize", None)
+    spec = importlib.util.find_spec("sitecustomize")
+    if spec is None or spec.loader is None:
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours  # the import that runs us expects to find it
+        return
+    importlib.import_module("sitecustomize")
+
+
+if VARIABLE in os.environ and __name__ == "sitecustomize":
+    _text = os.environ[VARIABLE]
+    try:
+        _leave_no_trace(_text)
+        sys.meta_path.insert(0, _WaitForTorch(_text))
+    except Exception as error:
+        print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
+    _run_the_other()

@@ -1,0 +1,120 @@
+"""What a manifest says of the machine: by allow-list, never the environment, host or user names."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = (
+    "accelerate",
+    "deepspeed",
+    "flash-attn",
+    "flax",
+    "jax",
+    "jaxlib",
+    "lightning",
+    "numpy",
+    "nvtx",
+    "perfscope",
+    "torch",
+    "torchvision",
+    "transformers",
+    "triton",
+    "xformers",
+)
+"""Packages whose version can explain a change of speed."""
+
+SECONDS = 5.0
+"""A driver tool that takes longer hangs; the program is not kept waiting for it."""
+
+_SECRET = re.compile(r"token|secret|passw|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+HIDDEN = "***"
+
+_SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device as the driver's tool shows it; texts carry their units."""
+
+    name: str
+    driver: str
+    clocks: dict[str, str]
+
+
+def redact(command: Sequence[str]) -> tuple[str, ...]:
+    """The command with the values of secret-looking options, and logins in URLs, replaced by ``***``.
+
+    ``--hf-token x``, ``--hf-token=x`` and ``WANDB_API_KEY=x`` all lose their ``x``.
+    """
+    shown: list[str] = []
+    hide = False
+    for argument in command:
+        if hide and not argument.startswith("-"):
+            shown.append(HIDDEN)
+            hide = False
+            continue
+        hide = False
+        assigned = _ASSIGNMENT.fullmatch(argument)
+        if assigned is not None and _SECRET.search(assigned["name"]):
+            shown.append(f"{assigned['name']}={HIDDEN}")
+            continue
+        hide = argument.startswith("-") and _SECRET.search(argument) is not None
+        shown.append(_IN_URL.sub(f"{HIDDEN}@", argument))
+    return tuple(shown)
+
+
+def packages() -> dict[str, str]:
+    """Versions of the listed packages that are installed for this interpreter."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def platform_facts() -> dict[str, str]:
+    """Operating system and processor architecture, without names."""
+    return {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+
+
+def git_facts() -> dict[str, str | bool] | None:
+    """Commit and dirty flag of the folder we are in, or ``None`` outside a repository."""
+    commit = ask("git", "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    status = ask("git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit.strip()} if status is None else {"commit": commit.strip(), "dirty": bool(status.strip())}
+
+
+def nvidia_gpus() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists; none where it is absent or fails."""
+    text = ask("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
+    gpus = []
+    for line in (text or "").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(_SMI_FIELDS):
+            clocks = dict(zip(_SMI_FIELDS[2:], cells[2:], strict=True))
+            gpus.append(Gpu(name=cells[0], driver=cells[1], clocks=clocks))
+    return gpus
+
+
+def ask(*command: str) -> str | None:
+    """What a tool prints, or ``None`` if it is absent, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

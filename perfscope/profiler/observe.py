@@ -1,0 +1,187 @@
+"""What a session reads of the process around it: rank, devices, memory, and what stands in a capture's way."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfscope.profiler.options import CaptureOptions
+from perfscope.profiler.plan import Pass
+
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Set by torchrun, by srun, by Open MPI's mpirun."""
+
+ALLOCATOR_COUNTERS = (
+    "allocated_bytes.all.current",
+    "allocated_bytes.all.peak",
+    "reserved_bytes.all.current",
+    "reserved_bytes.all.peak",
+    "inactive_split_bytes.all.current",
+    "num_alloc_retries",
+    "num_ooms",
+)
+"""What is kept of ``torch.cuda.memory_stats()``."""
+
+ATTACHED_FILE = ".torch-seen"
+"""Made by the first process that imports torch: without it the program had none."""
+FAILURES_FILE = "failures.txt"
+"""One line for each error of our own inside the program."""
+
+MOST_RANKS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of this process. ``path``: its own directory in the run's."""
+
+    rank: int
+    world_size: int | None
+    path: Path
+    devices: tuple[Mapping[str, str | int], ...]
+    packages: Mapping[str, str]
+    memory: Mapping[str, int]
+
+
+def mark_attached(run: Path) -> None:
+    """Leave a mark that torch was imported under us."""
+    (run / ATTACHED_FILE).touch()
+
+
+def note_failure(run: Path, reason: str) -> None:
+    """Append an error of ours to the run's list, one line."""
+    with (run / FAILURES_FILE).open("a") as stream:
+        stream.write(" ".join(reason.split())[:500] + "\n")
+
+
+def look(run: Path) -> Seen:
+    """Find out who this process is, and claim its directory."""
+    torch: Any = sys.modules["torch"]
+    rank, world_size = _known_rank(torch)
+    rank, path = _claim(run, rank)
+    return Seen(
+        rank=rank,
+        world_size=world_size,
+        path=path,
+        devices=tuple(_devices(torch)),
+        packages={"torch": str(torch.__version__)},
+        memory={},
+    )
+
+
+def with_memory(seen: Seen, optimizers: Iterable[Any]) -> Seen:
+    """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before."""
+    torch: Any = sys.modules["torch"]
+    memory = _model_bytes(torch, list(optimizers))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        counters = torch.cuda.memory_stats()
+        memory |= {key: int(counters[key]) for key in ALLOCATOR_COUNTERS if key in counters}
+    return replace(seen, memory=memory)
+
+
+def profiler_records() -> bool:
+    """Whether a torch profiler records now."""
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    return bool(profiler is not None and profiler._is_profiler_enabled)
+
+
+def why_no_structure() -> str | None:
+    """Why the op graph of a step cannot be taken in this process, or ``None``."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.counters["stats"].get("unique_graphs"):
+        return "the program runs graphs of torch.compile, whose ops a dispatch mode would push back to eager"
+    if modes_on_stack():
+        return "the program has a dispatch mode of its own around the step"
+    return None
+
+
+def modes_on_stack() -> int:
+    """Dispatch modes this thread is inside of."""
+    torch: Any = sys.modules["torch"]
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+def say_plan(options: CaptureOptions, seen: Seen, source: str, first: int, plan: tuple[Pass, ...]) -> None:
+    """One line on the terminal of the first rank."""
+    stream = sys.__stderr__
+    if options.quiet or seen.rank != 0 or stream is None or not stream.isatty():
+        return
+    names = [str(device["name"]) for device in seen.devices]
+    where = f"{len(names)}x {names[0]}" if names else "CPU"
+    parts = []
+    for one in plan:
+        steps = f"step {first}" if one.count == 1 else f"steps {first}-{first + one.count - 1}"
+        parts.append(f"{one.name} on {steps}")
+        first += one.count
+    version = seen.packages["torch"]
+    print(f"perfscope: PyTorch {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
+
+
+def _known_rank(torch: Any) -> tuple[int | None, int | None]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    for name in RANK_VARIABLES:
+        text = os.environ.get(name, "")
+        if text.isdecimal() and int(text) < MOST_RANKS:
+            return int(text), None
+    return None, None
+
+
+def _claim(run: Path, rank: int | None) -> tuple[int, Path]:
+    """A directory of our own, by atomic mkdir. A known rank that is taken (a restart) gets a suffix."""
+    for attempt in range(MOST_RANKS):
+        number = attempt if rank is None else rank
+        suffix = f"-{attempt + 1}" if rank is not None and attempt else ""
+        path = run / f"rank{number:05d}{suffix}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return number, path
+    raise RuntimeError(f"no free rank directory after {MOST_RANKS} tries")
+
+
+def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
+    """The device this process uses; a process that has not touched one has none."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    yield {
+        "name": str(properties.name),
+        "memory_bytes": int(properties.total_memory),
+        "cores": int(properties.multi_processor_count),
+        "capability": f"{properties.major}.{properties.minor}",
+        "platform": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+    }
+
+
+def _model_bytes(torch: Any, optimizers: list[Any]) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state of this rank, each tensor once."""
+    if not optimizers:
+        return {}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = {id(one): one for group in groups for one in group["params"]}
+    gradients = [one.grad for one in parameters.values() if one.grad is not None]
+    state = {
+        id(tensor): tensor
+        for optimizer in optimizers
+        for held in optimizer.state.values()
+        if isinstance(held, Mapping)
+        for tensor in held.values()
+        if isinstance(tensor, torch.Tensor)
+    }
+    return {
+        "parameters_bytes": sum(map(_local_bytes, parameters.values())),
+        "gradients_bytes": sum(map(_local_bytes, gradients)),
+        "optimizer_state_bytes": sum(map(_local_bytes, state.values())),
+    }
+
+
+def _local_bytes(tensor: Any) -> int:
+    """Bytes of the part of a tensor that this rank holds (a sharded one knows its local part)."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.numel() * local.element_size())

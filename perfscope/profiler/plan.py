@@ -1,0 +1,90 @@
+"""Which pass runs when: timing, then detail, then structure, each on steps of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.profiler.options import CaptureOptions, Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A pass to come: the tool that makes it, how many steps it takes, and what it records."""
+
+    name: str
+    tool: str
+    count: int
+    """Steps."""
+    suffix: str
+    """Of the file name."""
+    shapes: bool = False
+    memory: bool = False
+    stacks: bool = False
+    device_syncs: bool = False
+    """Record synchronisations as the device driver saw them (CUDA)."""
+
+
+TRACE_SUFFIX = ".pt.trace.json.gz"
+GRAPH_SUFFIX = ".opgraph.json.gz"
+
+TIMING_STEPS = 3
+"""Enough to tell one odd step from two equal ones, few enough that the trace of a large model stays small."""
+DEEP_TIMING_STEPS = 5
+DEEP_DETAIL_STEPS = 3
+
+SETTLING_STEPS = 1
+"""Steps after the last pass that are not timed: the profiler's stop drained the device's queue and
+left the caches cold, so the next step is not like the others."""
+
+
+def passes(options: CaptureOptions) -> tuple[Pass, ...]:
+    """The passes that a level asks for, in the order they run."""
+    level: Level = options.level
+    deep = level == "deep"
+    count = DEEP_TIMING_STEPS if deep else TIMING_STEPS
+    if options.steps is not None:
+        count = options.steps[1] - options.steps[0]
+    if options.whole:
+        return (_timing(1, shapes=level != "light", stacks=deep, memory=deep, device_syncs=deep),)
+    timing = _timing(count, shapes=deep, device_syncs=deep)
+    if level == "light":
+        return (timing,)
+    detail = Pass(
+        name="detail",
+        tool="torch_profiler",
+        count=DEEP_DETAIL_STEPS if deep else 1,
+        suffix=TRACE_SUFFIX,
+        shapes=True,
+        memory=True,
+        stacks=True,
+        device_syncs=deep,
+    )
+    structure = Pass(name="structure", tool="op_graph", count=1, suffix=GRAPH_SUFFIX)
+    return (timing, detail, structure)
+
+
+def first_step(options: CaptureOptions) -> int:
+    """The number of the first step that may be captured. Step 0 never is: nobody saw it begin."""
+    if options.steps is not None:
+        return options.steps[0]
+    return max(1, options.warmup)
+
+
+def _timing(
+    count: int,
+    *,
+    shapes: bool = False,
+    memory: bool = False,
+    stacks: bool = False,
+    device_syncs: bool = False,
+) -> Pass:
+    return Pass(
+        name="timing",
+        tool="torch_profiler",
+        count=count,
+        suffix=TRACE_SUFFIX,
+        shapes=shapes,
+        memory=memory,
+        stacks=stacks,
+        device_syncs=device_syncs,
+    )

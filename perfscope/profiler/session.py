@@ -1,0 +1,269 @@
+"""Captures inside one process of the user's program: passes at step boundaries, and what came of them.
+
+Nothing here may reach the program: an error of ours becomes the reason why a capture is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from pathlib import Path
+from time import monotonic, perf_counter_ns
+
+from perfscope.profiler import annotate, observe
+from perfscope.profiler.active import ActivePass, start_pass
+from perfscope.profiler.hooks import Hooks
+from perfscope.profiler.options import Message
+from perfscope.profiler.plan import SETTLING_STEPS, Pass, first_step, passes
+from perfscope.profiler.run import PROCESS_FILE, Capture, Process, dump
+from perfscope.profiler.steps import StepFinder
+from perfscope.profiler.store import write_atomically
+
+MOST_TIMES = 10_000
+"""Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
+WRITE_EVERY_S = 5.0
+"""Seconds between two writes of step times: what a killed program loses at most."""
+
+_session: Session | None = None
+
+
+def attach(message: Message) -> None:
+    """Begin to listen in this process; torch is imported. Called once, by the bootstrap."""
+    global _session
+    if _session is not None:
+        return
+    _session = Session(message)
+    atexit.register(_session.finish)
+    os.register_at_fork(after_in_child=_session.abandon)
+    _session.listen()
+
+
+class Session:
+    """The state of capture in one process."""
+
+    def __init__(self, message: Message) -> None:
+        """Plan the passes; nothing is hooked yet."""
+        self.options = message.options
+        self._run = Path(message.directory)
+        self._pid = os.getpid()
+        self._queue = deque(passes(self.options))
+        self._first = first_step(self.options)
+        self._done: list[Capture] = []
+        self._active: ActivePass | None = None
+        self._delay = "the program ended before"
+        """Why the passes in the queue did not run, if they never do."""
+        self._hooks = Hooks()
+        self._finder = StepFinder(self.options, self, self._hooks.forget)
+        self._starting = False
+        self._seen: observe.Seen | None = None
+        self._source: str | None = None
+        self._number = 0
+        self._ended = 0
+        self._running = False
+        self._begin_ns = 0
+        self._settling = 0
+        self._times: list[int] = []
+        self._written = 0.0
+
+    def listen(self) -> None:
+        """Hook torch and the annotations, or begin at once with ``--whole``."""
+        try:
+            observe.mark_attached(self._run)
+            self._hooks.install(self._finder, ours=lambda: self._starting, make_way=self._make_way)
+            if self.options.whole:
+                self._hooks.forget_sources()
+                self._first = 0
+                self.settled("whole program", 0)
+                self.begin(0)
+            else:
+                annotate.listen(self._finder)
+        except Exception as error:
+            self.broken(error)
+
+    def settled(self, source: str, completed: int) -> None:
+        """Steps are known now: claim a directory, say what is planned."""
+        self._source = source
+        self._ended = completed
+        self._first = max(self._first, completed)
+        if self._seen is None:
+            self._seen = observe.look(self._run)
+        observe.say_plan(self.options, self._seen, source, self._first, tuple(self._queue))
+        self._write()
+
+    def unsettled(self) -> None:
+        """``perfscope.step()`` was called after captures of another source began: start over."""
+        if self._active is not None:
+            self._active.abort()
+            self._active = None
+        self._done.clear()
+        self._times.clear()
+        self._running = False
+        self._queue = deque(passes(self.options))
+        self._first = first_step(self.options)
+
+    def begin(self, number: int) -> None:
+        """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
+        try:
+            self._number = number
+            if self._active is None and self._queue and number >= self._first:
+                self._start(self._queue[0])
+            if self._active is not None:
+                self._active.begin_step(number)
+            elif monotonic() - self._written > WRITE_EVERY_S:
+                self._write()
+        except Exception as error:
+            self.broken(error)
+        self._running = True
+        self._begin_ns = perf_counter_ns()
+
+    def end(self, now: int) -> None:
+        """The step that was begun ended at ``now``."""
+        if not self._running:
+            return
+        self._running = False
+        self._ended = self._number + 1
+        try:
+            if self._active is not None:
+                self._end_in_pass(self._active)
+            elif self._settling > 0:
+                self._settling -= 1
+            elif len(self._times) < MOST_TIMES:
+                self._times.append(now - self._begin_ns)
+        except Exception as error:
+            self.broken(error)
+
+    def broken(self, error: Exception) -> None:
+        """Something of ours failed: give up in this process and say why."""
+        reason = f"perfscope failed here: {type(error).__name__}: {error}"
+        try:
+            if self._active is not None:
+                self._active.abort()
+                self._done.append(self._active.missing(reason))
+                self._active = None
+            self._done += [_missing(one, reason) for one in self._queue]
+            self._queue.clear()
+            self._silence()
+            observe.note_failure(self._run, reason)
+            self._write()
+        except Exception:  # noqa: S110 (there is nowhere left to say it, and the program must go on)
+            pass
+
+    def finish(self) -> None:
+        """The process exits: keep what is there."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            now = perf_counter_ns()
+            if self.options.whole:
+                self.end(now)
+            if self._active is not None:
+                self._finish_active()
+            self._silence()
+            best = self._finder.best()
+            if self._seen is None and best is not None and self._finder.completed[best]:
+                self._source = self._finder.label(best)
+                self._ended = self._finder.completed[best]
+                self._delay = f"the program took {self._ended} steps ({self._source}) and ended before"
+                self._seen = observe.look(self._run)
+            self._write()
+        except Exception as error:
+            self.broken(error)
+
+    def abandon(self) -> None:
+        """In a forked child (a data loader's worker): everything is the parent's."""
+        active, self._active = self._active, None
+        self._queue.clear()
+        try:
+            if active is not None:
+                active.abandon_in_fork()
+            self._silence()
+        except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
+            pass
+
+    def _silence(self) -> None:
+        annotate.listen(None)
+        self._hooks.remove()
+
+    def _start(self, due: Pass) -> None:
+        assert self._seen is not None
+        if not self._seen.memory:
+            self._seen = observe.with_memory(self._seen, self._hooks.optimizers)
+        if due.tool == "torch_profiler" and (self._hooks.program_profilers or observe.profiler_records()):
+            self._delay = "the program's own torch.profiler was recording; the program ended before"
+            return
+        self._queue.popleft()
+        self._starting = True
+        try:
+            started = start_pass(due, self._number, self._seen.path)
+        finally:
+            self._starting = False
+        if isinstance(started, str):
+            self._done.append(_missing(due, started))
+            if self._queue:
+                self._start(self._queue[0])
+        else:
+            self._active = started
+            self._write()
+
+    def _end_in_pass(self, active: ActivePass) -> None:
+        if active.due.tool == "op_graph" and observe.modes_on_stack() > 1:
+            # Modes leave in the order opposite to which they came; ours must wait for the program's.
+            active.spoiled = True
+            return
+        if active.spoiled:
+            active.abort()
+            self._active = None
+            self._done.append(active.missing("a dispatch mode of the program's own outlived the step it began in"))
+            return
+        active.end_step()
+        if active.complete:
+            self._finish_active()
+
+    def _finish_active(self) -> None:
+        active, self._active = self._active, None
+        if active is not None:
+            self._done.append(active.finish(self._run))
+            if not self._queue:
+                self._settling = SETTLING_STEPS
+            self._write()
+
+    def _make_way(self) -> None:
+        """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
+        try:
+            active = self._active
+            if active is not None and active.due.tool == "torch_profiler":
+                self._active = None
+                active.interrupt()
+                self._queue.appendleft(active.due)
+                self._delay = "the program started its own torch.profiler; the program ended before"
+                self._write()
+        except Exception as error:
+            self.broken(error)
+
+    def _write(self) -> None:
+        self._written = monotonic()
+        if self._seen is None:
+            return
+        captures = list(self._done)
+        if self._active is not None:
+            captures.append(self._active.missing("the program ended during this pass"))
+        captures += [_missing(one, f"{self._delay} this pass began") for one in self._queue]
+        process = Process(
+            rank=self._seen.rank,
+            directory=self._seen.path.name,
+            world_size=self._seen.world_size,
+            step_source=self._source,
+            steps_seen=self._ended,
+            warmup=self.options.warmup,
+            untraced_step_ns=tuple(self._times),
+            memory=self._seen.memory,
+            devices=self._seen.devices,
+            packages=self._seen.packages,
+            captures=tuple(captures),
+        )
+        write_atomically(self._seen.path / PROCESS_FILE, dump(process))
+
+
+def _missing(due: Pass, reason: str) -> Capture:
+    return Capture(pass_name=due.name, tool=due.tool, state="missing", reason=reason)
