@@ -1,0 +1,30 @@
+"""AMD devices. ``float32`` is the matrix rate; MI250 and MI250X are two devices to a program: halved."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.hardware.device import GIGA, Device, peaks
+
+_MI300X = peaks(float32=163.4, tf32=653.7, bfloat16=1307.4, float16=1307.4, fp8=2614.9)
+
+
+def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float) -> Device:
+    return Device(
+        name=name,
+        vendor="AMD",
+        match=match,
+        peak_flops=flops,
+        memory_bandwidth=round(gigabytes_per_second * GIGA),
+        source=f"AMD Instinct {name.split(' (')[0]} data sheet",
+    )
+
+
+AMD: tuple[Device, ...] = (
+    _device("MI355X", r"\bMI355X\b", peaks(float32=157.3, bfloat16=2516.6, float16=2516.6, fp8=5033.2), 8000),
+    _device("MI350X", r"\bMI350X\b", peaks(float32=144.2, bfloat16=2306.9, float16=2306.9, fp8=4613.7), 8000),
+    _device("MI325X", r"\bMI325X\b", _MI300X, 6000),
+    _device("MI300X", r"\bMI300X\b", _MI300X, 5300),
+    _device("MI300A", r"\bMI300A\b", peaks(float32=122.6, tf32=490.3, bfloat16=980.6, float16=980.6, fp8=1961.2), 5300),
+    _device("MI250X (one GCD)", r"\bMI250X?\b", peaks(float32=47.85, bfloat16=191.5, float16=191.5), 1638.4),
+    _device("MI210", r"\bMI210\b", peaks(float32=45.3, bfloat16=181, float16=181), 1638.4),
+)
+"""``MI250X / MI250`` is what the driver calls both; the larger one's peaks are taken."""

@@ -1,0 +1,72 @@
+"""The device tables: names as drivers report them, and numbers that must stand in proportion."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.hardware import DEVICES, find_device
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-PG509-200", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2"),
+        ("Tesla V100-PCIE-32GB", "V100 PCIe"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("AMD Instinct MI250X / MI250", "MI250X (one GCD)"),
+        ("AMD Instinct MI210", "MI210"),
+        ("AMD Instinct MI355X", "MI355X"),
+    ],
+)
+def test_the_driver_name_finds_its_device(reported: str, name: str):
+    found = find_device(reported)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize("reported", ["AMD Radeon Graphics", "ARTEMIS", "NVIDIA GeForce GTX 1080", "", "B2000"])
+def test_an_unknown_device_has_no_peaks(reported: str):
+    assert find_device(reported) is None
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_peaks_are_dense_and_in_proportion(device):
+    flops = device.peak_flops
+    assert flops["float16"] > flops["float32"]
+    if "tf32" in flops:
+        assert flops["float16"] / flops["tf32"] == pytest.approx(2, rel=0.03)
+    if "fp8" in flops:
+        assert flops["fp8"] / flops["float16"] == pytest.approx(2, rel=0.03)
+    if "bfloat16" in flops:
+        assert flops["bfloat16"] == flops["float16"]
+    # bytes moved while one 16-bit FLOP is done: every product has between 30 and 650 FLOPs a byte
+    assert 30 < flops["float16"] / device.memory_bandwidth < 650
+    assert device.source
+
+
+def test_the_closest_precision_comes_first():
+    by_name = {device.name: device for device in DEVICES}
+    assert by_name["H100 SXM"].matrix_dtypes == ("tf32", "bfloat16", "float16")
+    assert by_name["V100 SXM2"].matrix_dtypes == ("float16",)
+    assert by_name["RTX 3090"].matrix_dtypes == ("bfloat16", "float16")
+    assert by_name["MI355X"].matrix_dtypes == ("bfloat16", "float16")
+
+
+def test_known_numbers():
+    by_name = {device.name: device for device in DEVICES}
+    assert by_name["A100 SXM 80GB"].peak_flops["bfloat16"] == 312 * 10**12
+    assert by_name["MI300X"].memory_bandwidth == 5300 * 10**9
