@@ -65,8 +65,8 @@ def trace_flow(trace: Trace) -> Flow | None:
 def flow_of(graph: OpGraph) -> Flow:
     """Dependencies of all ops, in one pass over the graph."""
     sizes: dict[int, int] = {}
-    for tensor in graph.tensors:
-        sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), tensor.bytes)
+    for seen in graph.tensors:
+        sizes[seen.storage] = max(sizes.get(seen.storage, 0), seen.bytes)
     count = len(graph.ops)
     reads: list[tuple[int, ...]] = [()] * count
     writes: list[tuple[int, ...]] = [()] * count

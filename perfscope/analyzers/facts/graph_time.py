@@ -132,7 +132,7 @@ def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
     wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], codes)
     rows = np.flatnonzero(wanted)
     rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
-    return rows[np.argsort(slices["start_ns"][rows], kind="stable")]
+    return np.asarray(rows[np.argsort(slices["start_ns"][rows], kind="stable")], np.int64)
 
 
 def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:

@@ -52,7 +52,7 @@ def recomputed_ops(trace: Trace) -> npt.NDArray[np.int64]:
     around = nearest_ancestor(trace, slices["parent"].astype(np.int64), seeds | nodes)
     outermost = rows[seeds & ~np.where(around == MISSING, False, seeds[around])]
     if "shapes" not in trace.recorded or not len(outermost):
-        return outermost
+        return np.asarray(outermost, np.int64)
     forward = is_op & ~in_backward & ~nodes
     known = set(zip(slices["name"][forward].tolist(), slices["shapes"][forward].tolist(), strict=True))
     again = np.array([(int(slices["name"][row]), int(slices["shapes"][row])) in known for row in outermost])

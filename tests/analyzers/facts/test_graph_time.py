@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +23,7 @@ def test_align_is_increasing_and_matches_equal_names_only(names: list[str], seen
     found = align(names, seen)
     placed = [(i, j) for i, j in enumerate(found) if j >= 0]
     assert all(names[i] == seen[j] for i, j in placed)
-    assert all(first[1] < second[1] for first, second in zip(placed, placed[1:], strict=False))
+    assert all(first[1] < second[1] for first, second in itertools.pairwise(placed))
     if names == seen:
         assert found == list(range(len(names)))
 
