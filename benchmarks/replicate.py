@@ -16,7 +16,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-ID_ARGS = ("External id", "correlation", "Ev Idx", "Record function id", "Sequence number", "Python id", "Python parent id")
+ID_ARGS = (
+    "External id",
+    "correlation",
+    "Ev Idx",
+    "Record function id",
+    "Sequence number",
+    "Python id",
+    "Python parent id",
+)
 STEP = re.compile(r"ProfilerStep#(\d+)")
 
 

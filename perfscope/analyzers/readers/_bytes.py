@@ -30,7 +30,8 @@ def open_gzip(path: Path) -> IO[bytes]:
     except ImportError:
         import gzip
 
-        return gzip.open(path, "rb")
+        plain: IO[bytes] = gzip.open(path, "rb")  # type: ignore[assignment]
+        return plain
 
 
 @contextlib.contextmanager

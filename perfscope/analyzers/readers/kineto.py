@@ -26,7 +26,6 @@ import numpy as np
 
 from perfscope.analyzers.readers._bytes import open_bytes
 from perfscope.analyzers.readers.kineto_json.document import Head, locate
-from perfscope.analyzers.readers.kineto_json.shard import Shard
 from perfscope.analyzers.readers.kineto_json.tables import Tables
 from perfscope.analyzers.readers.kineto_json.workers import decode_all
 from perfscope.analyzers.trace import Rows, SliceKind, Source, Trace

@@ -129,4 +129,4 @@ def _decode(codes: Array, strings: list[str]) -> Any:
     compact[~present] = MISSING
     if len(set(names)) != len(names):  # two codes may hold the same text
         return pd.array([strings[code] if code != MISSING else None for code in codes], dtype="str")
-    return pd.Categorical.from_codes(compact[inverse].tolist(), categories=names)
+    return pd.Categorical.from_codes(compact[inverse], categories=pd.Index(names, dtype="str"))

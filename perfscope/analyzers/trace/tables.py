@@ -167,7 +167,9 @@ COPIES = Table(
         _row("op", "slices", "the host op that launched it"),
         _CORRELATION,
         _EXTERNAL,
-        Column(name="kind", dtype="uint8", unit="CopyKind", doc="0 HtoD, 1 DtoH, 2 DtoD, 3 PtoP, 4 HtoH, 5 memset, 6 ?"),
+        Column(
+            name="kind", dtype="uint8", unit="CopyKind", doc="0 HtoD, 1 DtoH, 2 DtoD, 3 PtoP, 4 HtoH, 5 memset, 6 ?"
+        ),
         Column(name="host_memory", dtype="uint8", unit="HostMemory", doc="0 none, 1 pageable, 2 pinned, 3 unknown"),
         Column(name="bytes", dtype="int64", unit="B", doc="bytes moved or set", nullable=True),
     ),

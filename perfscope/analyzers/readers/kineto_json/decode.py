@@ -65,9 +65,9 @@ def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
                 continue
             return stop
         if stops:
-            stop = _mended(shard, data, start, stops[0])
-            if stop is not None:
-                return stop
+            behind = _mended(shard, data, start, stops[0])
+            if behind is not None:
+                return behind
         if start + size >= end or size >= LARGEST_CHUNK:
             what = "an event larger than 64 MiB" if size >= LARGEST_CHUNK else str(error or "no event ends here")
             raise DataError(f"{path}: corrupt near byte {start:,}: {what[:120]}")

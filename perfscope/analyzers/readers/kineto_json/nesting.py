@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from perfscope.analyzers.trace.columns import MISSING, Array
@@ -51,7 +53,7 @@ def _parents_of_thread(start: Array, end: Array) -> Array:
         return parent
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
-    for upper, lower in zip(levels, levels[1:], strict=False):
+    for upper, lower in pairwise(levels):
         place = np.searchsorted(upper, lower) - 1
         parent[lower] = np.where(place >= 0, upper[np.maximum(place, 0)], MISSING)
     has = parent != MISSING

@@ -24,10 +24,10 @@ from perfscope.analyzers.readers.kineto_json.events import (
     Metadata,
     Span,
 )
+from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
 from perfscope.analyzers.readers.kineto_json.numbers import LARGEST_NS, floats_to_ns, text_to_ns
 from perfscope.analyzers.trace.columns import MISSING, Array
 
-Columns = dict[str, Array]
 _SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
 LARGEST_ID = 2**63 - 1
 _TS, _DUR, _NAME, _THREAD = attrgetter("ts"), attrgetter("dur"), attrgetter("name"), attrgetter("pid", "tid")
@@ -47,10 +47,16 @@ class Shard:
     def __init__(self) -> None:
         self.strings = Codes()
         self.threads = Codes()
-        self.parts: dict[str, list[Columns]] = defaultdict(list)
+        self.tables: dict[str, Grown] = defaultdict(Grown)
+        self.received: dict[str, Columns] = {}
+        """Tables decoded by another process, in memory shared with it."""
         self.events = 0
         self.unplaced: Tally[str] = Tally()
         self.repairs: Tally[str] = Tally()
+
+    def take(self, table: str) -> Columns:
+        """The columns of one table, handed over; empty if the shard has none."""
+        return self.received.pop(table) if table in self.received else self.tables.pop(table, Grown()).take()
 
     def add(self, events: Sequence[Any]) -> bool:
         """Take a chunk's events; False (and nothing taken) if a time needs its decimal text."""
@@ -117,14 +123,14 @@ class Shard:
                 columns["forward_thread"] = _ids(attrgetter("forward_thread"), args)
                 columns["shapes"] = self._raw(attrgetter("shapes"), args)
                 columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
-            self.parts["slices"].append(columns)
+            self.tables["slices"].append(columns)
             return
         args = [m.args or NO_ARGS for m in members]
         columns["correlation"] = _ids(attrgetter("correlation"), args)
         columns["external_id"] = _external(args)
         if group is Group.CALL:
             self._thread(columns, members)
-            self.parts["calls"].append(columns)
+            self.tables["calls"].append(columns)
             return
         columns["device"] = _numbers(
             [m.pid if a.device is None else a.device for m, a in zip(members, args, strict=True)]
@@ -136,7 +142,7 @@ class Shard:
             self._kernel(columns, args)
         elif group in (Group.COPY, Group.MTIA):
             columns["bytes"] = _ids(_size, args)
-        self.parts[group.name.lower()].append(columns)
+        self.tables[group.name.lower()].append(columns)
 
     def _kernel(self, columns: Columns, args: list[Args]) -> None:
         columns["blocks"] = _ids(lambda a: _product(a.grid), args)
@@ -145,7 +151,7 @@ class Shard:
         described = [(row, a) for row, a in enumerate(args) if a.collective is not None]
         if described:
             rows, found = [row for row, _ in described], [a for _, a in described]
-            self.parts["described"].append(
+            self.tables["described"].append(
                 {
                     "start_ns": columns["start_ns"][rows],
                     "correlation": columns["correlation"][rows],
@@ -183,7 +189,7 @@ class Shard:
             "reserved_bytes": _ids(attrgetter("reserved"), args),
         }
         self._thread(columns, [event for _, event, _ in events])
-        self.parts["memory"].append(columns)
+        self.tables["memory"].append(columns)
 
     def _counters(self, samples: Iterable[Counter]) -> None:
         rows = []
@@ -194,7 +200,7 @@ class Shard:
                     rows.append((time, self.strings[f"{sample.name}: {series}"], float(value)))
         if rows:
             time_column, names, values = zip(*rows, strict=True)
-            self.parts["counters"].append(
+            self.tables["counters"].append(
                 {
                     "time_ns": np.array(time_column, np.int64),
                     "name": np.array(names, np.int32),

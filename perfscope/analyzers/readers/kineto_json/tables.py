@@ -9,10 +9,10 @@ import numpy as np
 
 from perfscope.analyzers.readers.kineto_json import categories
 from perfscope.analyzers.readers.kineto_json.document import Head
+from perfscope.analyzers.readers.kineto_json.grown import Columns, join
 from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
-from perfscope.analyzers.readers.kineto_json.shard import Columns, Shard
-from perfscope.analyzers.readers.kineto_json.workers import join
-from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, SliceKind
+from perfscope.analyzers.readers.kineto_json.shard import Shard
+from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _TEXT = ("name", "category", "shapes", "dtypes", "group", "ranks", "dtype")
@@ -32,6 +32,10 @@ class Tables:
         self._codes: dict[str, int] = {}
         self._threads: dict[tuple[str, str], int] = {}
         self._base_ns = head.base_ns
+        self._known = [self._pool(shard) for shard in shards]
+        self._known_threads = [
+            np.array([self._thread(thread) for thread in shard.threads], np.int32) for shard in shards
+        ]
         merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
         merged |= {name: self._merge(name, shards) for name in ("memory", "counters", "described")}
         self._split_mtia(merged)
@@ -63,24 +67,29 @@ class Tables:
 
     def _merge(self, table: str, shards: list[Shard]) -> Columns:
         parts = []
-        for shard in shards:
-            if table not in shard.parts:
+        for shard, known, threads in zip(shards, self._known, self._known_threads, strict=True):
+            columns = shard.take(table)
+            if not columns:
                 continue
-            columns = join(shard.parts.pop(table))
-            texts = [name for name in _TEXT if name in columns]
-            if texts:
-                known = np.array([self.code(text) for text in shard.strings] or [0], np.int32)
-                for name in texts:
-                    codes = columns[name]
-                    columns[name] = np.where(codes == MISSING, MISSING, known[np.maximum(codes, 0)]).astype(np.int32)
+            for name in _TEXT:
+                if name in columns and known is not None:
+                    columns[name] = np.where(columns[name] == MISSING, MISSING, known[columns[name]]).astype(np.int32)
             if "thread" in columns:
-                known = np.array([self._thread(thread) for thread in shard.threads], np.int32)
-                columns["thread"] = known[columns["thread"]]
-            for name in ("start_ns", "end_ns", "time_ns"):
-                if name in columns and self._base_ns:
-                    columns[name] = columns[name] + self._base_ns
+                columns["thread"] = threads[columns["thread"]]
+            if self._base_ns:
+                for name in ("start_ns", "end_ns", "time_ns"):
+                    if name in columns:
+                        columns[name] += self._base_ns
             parts.append(columns)
-        return join(parts) if len(parts) > 1 else (parts[0] if parts else {})
+        return join(parts) if parts else {}
+
+    def _pool(self, shard: Shard) -> Array | None:
+        """Codes of the shard's strings in the trace's pool; None where they agree."""
+        if not self.strings:
+            self.strings.extend(shard.strings)
+            self._codes.update(shard.strings)
+            return None
+        return np.array([self.code(text) for text in shard.strings] or [0], np.int32)
 
     def _thread(self, thread: tuple[Any, Any]) -> int:
         return self._threads.setdefault((str(thread[0]), str(thread[1])), len(self._threads))
@@ -117,7 +126,7 @@ class Tables:
             self._table("slices", {})
             return
         order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
-        columns = {name: values[order] for name, values in columns.items()}
+        reorder(columns, order)
         columns["kind"] = self._by_name(
             columns.pop("category"), lambda name: categories.SLICE_KINDS.get(name, SliceKind.OTHER), np.uint8
         )
@@ -133,7 +142,7 @@ class Tables:
     def _calls(self, columns: Columns) -> None:
         if columns:
             order = np.argsort(columns["start_ns"], kind="stable")
-            columns = {name: values[order] for name, values in columns.items()}
+            reorder(columns, order)
             columns["kind"] = self._by_name(columns["name"], categories.call_kind, np.uint8)
             columns["parent"] = self._around(columns, columns["start_ns"], columns["end_ns"])
         self._table("calls", columns)
@@ -170,7 +179,7 @@ class Tables:
                 self._table(table, {})
                 continue
             order = np.lexsort((columns["start_ns"], columns["stream"], columns["device"]))
-            columns = {name: values[order] for name, values in columns.items()}
+            reorder(columns, order)
             columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
             call = columns["call"] = by_correlation(columns["correlation"])
             op = by_external(columns["external_id"]) if trusted else np.full(len(call), MISSING, np.int32)
@@ -261,7 +270,7 @@ class Tables:
     def _memory(self, columns: Columns) -> None:
         if columns:
             order = np.argsort(columns["time_ns"], kind="stable")
-            columns = {name: values[order] for name, values in columns.items()}
+            reorder(columns, order)
             columns["op"] = self._around(columns, columns["time_ns"], columns["time_ns"])
         self._table("memory", columns)
 
@@ -284,6 +293,14 @@ class Tables:
                 self._table("steps", {**columns, "number": numbers[numbers != MISSING][order]})
                 return
         self._table("steps", {})
+
+
+def reorder(columns: Columns, order: Array) -> None:
+    """Bring the rows of ``columns`` into ``order``, a column at a time; nothing moves if they are in order."""
+    if (order == np.arange(len(order))).all():
+        return
+    for name in columns:
+        columns[name] = columns[name][order]
 
 
 class Lookup:

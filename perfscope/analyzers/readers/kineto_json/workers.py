@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.analyzers.readers.kineto_json.decode import decode_range
 from perfscope.analyzers.readers.kineto_json.document import CUT, Buffer
-from perfscope.analyzers.readers.kineto_json.shard import Columns, Shard
+from perfscope.analyzers.readers.kineto_json.shard import Shard
 from perfscope.profiler.errors import DataError
 
 SHARE = 24 << 20
@@ -53,9 +53,7 @@ def decode_all(
         if not helpers:
             raise
         return [decode_range(data, start, end, path)]  # a cut may have fallen into a string
-    for helper in helpers:
-        shards.append(helper.shard() or decode_range(data, helper.low, helper.high, path))
-    return shards
+    return shards + [helper.shard() or decode_range(data, helper.low, helper.high, path) for helper in helpers]
 
 
 def processes(size: int) -> int:
@@ -119,18 +117,17 @@ def _serve(outbox: Connection, memory: mmap.mmap, data: Buffer, low: int, high: 
 
 def _pack(shard: Shard, memory: mmap.mmap) -> dict[str, Any]:
     """Concatenate the shard's parts into ``memory``; the layout to find them again."""
-    offset, layout = 0, {}
-    for table, parts in shard.parts.items():
-        columns = join(parts)
+    offset = 0
+    layout: dict[str, dict[str, tuple[str, int, int]]] = {}
+    for table, grown in shard.tables.items():
         layout[table] = {}
-        for name, values in columns.items():
+        for name, values in grown.take().items():
             if offset + values.nbytes > len(memory):
                 raise ValueError("shared memory is too small")
             target = np.frombuffer(memory, values.dtype, len(values), offset)
             target[:] = values
             layout[table][name] = (values.dtype.str, len(values), offset)
             offset += -(-values.nbytes // _ALIGN) * _ALIGN
-        parts.clear()
     return {
         "layout": layout,
         "strings": list(shard.strings),
@@ -147,29 +144,8 @@ def _unpack(sent: dict[str, Any], memory: mmap.mmap) -> Shard:
     shard.threads.update((thread, code) for code, thread in enumerate(sent["threads"]))
     shard.events, shard.unplaced, shard.repairs = sent["events"], sent["unplaced"], sent["repairs"]
     for table, columns in sent["layout"].items():
-        shard.parts[table].append(
-            {
-                name: np.frombuffer(memory, np.dtype(dtype), size, offset)
-                for name, (dtype, size, offset) in columns.items()
-            }
-        )
+        shard.received[table] = {
+            name: np.frombuffer(memory, np.dtype(dtype), size, offset)
+            for name, (dtype, size, offset) in columns.items()
+        }
     return shard
-
-
-def join(parts: list[Columns]) -> Columns:
-    """Concatenate column sets, emptying ``parts``; a column a part lacks is ``MISSING`` there."""
-    if len(parts) == 1:
-        return parts[0]
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    sizes = [len(next(iter(part.values()), ())) for part in parts]
-    joined: Columns = {}
-    for name in names:
-        dtype = next(part[name].dtype for part in parts if name in part)
-        blank = -1 if dtype.kind == "i" else 0
-        joined[name] = np.concatenate(
-            [
-                part.pop(name) if name in part else np.full(size, blank, dtype)  # freed as it goes: no second copy
-                for part, size in zip(parts, sizes, strict=True)
-            ]
-        )
-    return joined
