@@ -9,4 +9,5 @@ from __future__ import annotations
 READERS: dict[str, str] = {
     "kineto": "perfscope.analyzers.readers.kineto",
     "run": "perfscope.analyzers.readers.run",
+    # op_graph is read as a part of a run, never on its own
 }

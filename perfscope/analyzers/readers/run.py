@@ -1,0 +1,108 @@
+"""Run: a directory that `perfscope run` wrote. Each process becomes one trace.
+
+```
+20261120-174233-train-7f3a/
+  run.json                              the manifest
+  rank00000/process.json                steps, captures, why one is missing
+  rank00000/timing.pt.trace.json.gz     light pass: its times are the trace's times
+  rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
+  rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from perfscope.analyzers.op_graph import OpGraph
+from perfscope.analyzers.readers import kineto
+from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.analyzers.trace import Source, Trace
+from perfscope.profiler import store
+from perfscope.profiler.errors import DataError
+from perfscope.profiler.run import Artifact, Process, Run
+
+FORMAT = "run"
+
+_TIMED = ("timing", "detail")
+"""Passes whose times may be shown, the least disturbed first."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a directory with a run's manifest."""
+    return path.is_dir() and store.is_run(path)
+
+
+def read(path: Path) -> list[Trace]:
+    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is damaged.
+
+    An artifact that is damaged is left out and said in the source's notes; the others are read.
+    """
+    run = store.read(path)
+    artifacts = run.artifacts(path)
+    read_processes = [_process(path, run, process, artifacts) for process in run.processes]
+    traces = [trace for trace in read_processes if trace is not None]
+    if not traces:
+        raise DataError(f"{path}: nothing was captured{_why(run)}")
+    return traces
+
+
+def _why(run: Run) -> str:
+    reasons = [c.reason for process in run.processes for c in process.captures if c.reason]
+    return f": {(reasons or list(run.notes) or ['the program ended before a step was complete'])[0]}"
+
+
+def _process(path: Path, run: Run, process: Process, artifacts: tuple[Artifact, ...]) -> Trace | None:
+    notes = [*run.notes]
+    if run.state != "finished":
+        notes.append(f"the run is {run.state}: what had been captured by then is shown")
+    for capture in process.captures:
+        if capture.reason:
+            notes.append(f"{capture.pass_name} pass: {capture.reason}")
+    timed: dict[str, Trace] = {}
+    op_graph: OpGraph | None = None
+    for artifact in artifacts:
+        if artifact.rank != process.rank:
+            continue
+        try:
+            if artifact.pass_name in _TIMED:
+                timed[artifact.pass_name] = kineto.read(artifact.path)
+            else:
+                op_graph = read_op_graph(artifact.path)
+        except DataError as error:
+            notes.append(f"{artifact.pass_name} pass is damaged: {error}")
+    main = next((timed[name] for name in _TIMED if name in timed), None)
+    if main is None and op_graph is None:
+        return None
+    if main is not None and "timing" not in timed:
+        notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
+    several = len(run.processes) > 1 or (process.world_size or 1) > 1
+    source = Source(
+        path=str(path),
+        format=FORMAT,
+        rank=process.rank if several else None,
+        events_read=sum(trace.source.events_read for trace in timed.values()),
+        events_unplaced=sum(trace.source.events_unplaced for trace in timed.values()),
+        notes=tuple(notes),
+        world_size=process.world_size,
+    )
+    if main is not None:
+        source = replace(
+            source,
+            unplaced=main.source.unplaced,
+            repairs=main.source.repairs,
+            notes=(*notes, *main.source.notes),
+            backend=main.source.backend,
+        )
+    detail = timed.get("detail") if "timing" in timed else None
+    recorded = frozenset() if main is None else main.recorded
+    return Trace(
+        source=source,
+        strings=[] if main is None else main.strings,
+        rows={} if main is None else main.rows,
+        recorded=recorded | (frozenset({"op_graph"}) if op_graph is not None else frozenset()),
+        detail=detail,
+        op_graph=op_graph,
+        step_times_ns=process.untraced_step_ns,
+    )
