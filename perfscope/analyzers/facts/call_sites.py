@@ -84,13 +84,14 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
             continue
         name = trace.text(int(slices["name"][ancestor]))
         module = module or parse_module(name)
-        frame = parse_frame(name)
-        if frame is None or frame.owner is Owner.FRAMEWORK:
-            continue
-        if frame.owner is Owner.USER:
+        frame = parse_frame(name) if found is None else None
+        if frame is None:
+            if found is not None and module is not None:
+                break
+        elif frame.owner is Owner.USER:
             found = frame
-            break
-        library = library or frame
+        elif frame.owner is Owner.LIBRARY:
+            library = library or frame
     found = found or library
     if found is None:
         return CallSite(module=module)

@@ -30,6 +30,9 @@ _STANDARD = (
 """Standard library modules that stand between a user's line and an op. Not all of the library: a
 user's own ``profile.py`` or ``test.py`` is named like a standard module."""
 
+_HOOKS = ("__torch_function__", "__torch_dispatch__")
+"""Functions torch calls on its own behalf: not the line that asked for the op."""
+
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/")
 _LIBRARY_FOLDER = re.compile(r"(^|/)lib/python3(\.\d+)?/")
 
@@ -61,7 +64,8 @@ def parse_frame(name: str) -> Frame | None:
     if found is None or name.startswith(("<built-in", _MODULE)):
         return None
     file = found["file"]
-    return Frame(file=file, line=int(found["line"]), function=found["function"], owner=owner_of(file))
+    owner = Owner.FRAMEWORK if found["function"] in _HOOKS else owner_of(file)
+    return Frame(file=file, line=int(found["line"]), function=found["function"], owner=owner)
 
 
 def parse_module(name: str) -> str | None:

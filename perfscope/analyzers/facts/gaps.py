@@ -2,7 +2,8 @@
 
 For a gap ``[g0, g1)`` let K be the work that starts at ``g1`` and L the call that launched it.
 
-1. L is not recorded: *unknown*.
+1. L is not recorded (it lay before the window, or was lost): *dependency* if work behind K on the same
+   stream was launched by ``g0``, for a stream keeps the order of its launches; else *unknown*.
 2. L began at or before ``g0``: the work was queued, the device waited for another stream, an event or
    its own front end: *dependency*.
 3. L began after ``g0``: the host was late. If a call S that waits for the device was on its way when
@@ -36,6 +37,8 @@ from perfscope.analyzers.trace import MISSING, CallKind, Trace
 
 SYNC_SLACK_NS = 2_000
 """A wait may return this long before the last work's recorded end: host and device clocks agree to about 2 us."""
+
+_NEVER = np.iinfo(np.int64).max
 
 
 class GapCause(IntEnum):
@@ -103,7 +106,9 @@ def gaps(trace: Trace) -> Gaps:
     device = _joined([np.full(len(spans.starts) - 1, number) for number, spans in per_device])
     start = _joined([spans.ends[:-1] for _, spans in per_device])
     end = _joined([spans.starts[1:] for _, spans in per_device])
-    launch = _joined([_launch_at(trace, number, spans.starts[1:]) for number, spans in per_device])
+    launched = [_launch_at(trace, number, spans.starts[1:]) for number, spans in per_device]
+    launch = _joined([found for found, _ in launched])
+    queued = _joined([behind for _, behind in launched]) <= start
 
     calls = trace.rows["calls"]
     known = launch != MISSING
@@ -113,7 +118,7 @@ def gaps(trace: Trace) -> Gaps:
     sync = np.full(len(start), MISSING, np.int64)
     sync[late] = _draining_sync(trace, start[late], begin[late], thread[late])
     cause = np.select(
-        [~known, ~late, sync != MISSING],
+        [~known & ~queued, ~late, sync != MISSING],
         [int(GapCause.UNKNOWN), int(GapCause.DEPENDENCY), int(GapCause.HOST_SYNC)],
         int(GapCause.LAUNCH),
     ).astype(np.uint8)
@@ -138,23 +143,35 @@ def gaps(trace: Trace) -> Gaps:
     )
 
 
-def _launch_at(trace: Trace, device: int, times: Int64) -> Int64:
-    """The earliest begun call among those whose work starts exactly at each of ``times`` (sorted)."""
+def _launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
+    """Of the work that starts exactly at each of ``times`` (sorted): the call, and by when it was launched.
+
+    The call is the earliest begun one of those that launched work there, ``MISSING`` if none is known. The
+    second array is the earliest begin of a call that launched such work or work behind it on its stream:
+    the work itself was launched no later. ``_NEVER`` if none is known.
+    """
     calls = trace.rows["calls"]
-    starts, launches = [], []
-    for table in ("kernels", "copies"):
-        rows = trace.rows[table]
-        linked = (rows["device"] == device) & (rows["end_ns"] > rows["start_ns"]) & (rows["call"] != MISSING)
-        starts.append(rows["start_ns"][linked])
-        launches.append(rows["call"][linked])
-    start, launch = np.concatenate(starts), np.concatenate(launches).astype(np.int64)
-    order = np.lexsort((_pick(calls["start_ns"], launch), start))
-    start, launch = start[order], launch[order]
-    index = np.searchsorted(start, times)
-    inside = index < len(start)
-    found = np.full(len(times), MISSING, np.int64)
-    hit = np.flatnonzero(inside)[start[index[inside]] == times[inside]]
-    found[hit] = launch[index[hit]]
+    tables = [trace.rows["kernels"], trace.rows["copies"]]
+    here = [(table["device"] == device) & (table["end_ns"] > table["start_ns"]) for table in tables]
+    start, stream, launch = (
+        np.concatenate([table[column][rows] for table, rows in zip(tables, here, strict=True)]).astype(np.int64)
+        for column in ("start_ns", "stream", "call")
+    )
+    begin = np.where(launch != MISSING, _pick(calls["start_ns"], launch), _NEVER)
+    by = _earliest_behind(stream, start, begin)
+    order = np.lexsort((by, begin, start))
+    start, launch, by = start[order], launch[order], by[order]
+    first = np.searchsorted(start, times)
+    return launch[first], by[first]
+
+
+def _earliest_behind(stream: Int64, start: Int64, begin: Int64) -> Int64:
+    """Per work: the earliest ``begin`` of it and of all that start later on its stream."""
+    found = np.full(len(start), _NEVER, np.int64)
+    for number in np.unique(stream):
+        rows = np.flatnonzero(stream == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        found[rows] = np.minimum.accumulate(begin[rows][::-1])[::-1]
     return found
 
 

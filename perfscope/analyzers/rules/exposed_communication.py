@@ -153,9 +153,10 @@ def _collective_of(trace: Trace) -> dict[int, int]:
 
 def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
     collective = named.get(kernel)
-    if collective is not None:
-        return trace.text(int(trace.rows["collectives"]["name"][collective]))
-    return operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
+    name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
+    if name in ("", "unknown"):
+        return operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
+    return name
 
 
 def operation_of_kernel(name: str) -> str:

@@ -128,7 +128,7 @@ class _Line:
     def in_words(self) -> str:
         """What waits: the Python operation where the op tells, else the calls and the op."""
         known = {"item": "`.item()`", "nonzero": "`nonzero`"}.get(self.kind())
-        return known or f"{' and '.join(sorted(self.calls))} in {self.op}"
+        return known or f"{'/'.join(sorted(self.calls))} {'outside every op' if self.op == NO_OP else f'in {self.op}'}"
 
     def row(self) -> Mapping[str, Cell]:
         return {
