@@ -28,8 +28,11 @@ _ANSI = re.compile(
 )
 
 _HOMES = re.compile(
-    r"(?:/home/|/Users/|\b[A-Za-z]:\\Users\\)(?!Shared\b)[^/\\\s\"':]+(?=[/\\\s\"':]|$)|(?<![\w/.-])/root(?=/|$)"
+    r"(?:(?<![\w.-])(?:/home/|/Users/)|\b[A-Za-z]:\\Users\\)(?!Shared\b)[^/\\\s\"':]+(?=[/\\\s\"':]|$)"
+    r"|(?<![\w/.-])/root(?=/|$)"
 )
+_MOUNTED_HOMES = re.compile(r"(?<=[\w.-])(/(?:home|users)/)[^/\s\"':]+(?=/)", re.IGNORECASE)
+"""``/mnt/home/alice/``: the mount is told, the user is not."""
 
 _TOKENS = re.compile(
     r"\bgh[pousr]_[A-Za-z0-9]{20,}"
@@ -95,8 +98,8 @@ def scrub(text: str) -> str:
     """``text`` with home directories as ``~`` and what looks like a secret masked."""
     home = str(Path.home())
     if len(home) > 1:
-        text = re.sub(re.escape(home) + r"(?=/|\\|$)", "~", text)
-    text = _HOMES.sub("~", text)
+        text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
+    text = _MOUNTED_HOMES.sub(r"\1…", _HOMES.sub("~", text))
     text = _LOGIN.sub(rf"\1{MASK}@", text)
     text = _TOKENS.sub(MASK, text)
     for pattern in (_NAMED, _OPTION, _LONG_VALUE):

@@ -26,6 +26,9 @@ SUFFIXES = (".md", ".markdown")
 MOST_CHARACTERS = 60_000
 """GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
 
+MOST_ROWS = 50
+"""Findings in the table: more than anyone acts on in one pull request."""
+
 MOST_EVIDENCE = 5
 """Evidence rows of a finding: a comment is an overview, the other formats hold all."""
 
@@ -96,7 +99,9 @@ def _head(summary: Summary) -> Iterable[str]:
     if summary.findings:
         share = SHARE_OF[any(row.per_step for row in summary.findings)]
         titles = ("", "saves up to", share, "finding", "where", "known by")
-        yield _table(titles, [_row(row) for row in summary.findings[:50]], "lrrlll")
+        yield _table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
+        if len(summary.findings) > MOST_ROWS:
+            yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
 
 
 def _count(summary: Summary, level: str) -> int:

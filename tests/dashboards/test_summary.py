@@ -1,0 +1,147 @@
+"""Which rows a report has, and with which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.analyzers.engine import Step
+from perfscope.analyzers.finding import Finding, Outcome
+from perfscope.dashboards.reports.summary import (
+    MOST_DEVICE_ROWS,
+    Spread,
+    evidence_cell,
+    evidence_header,
+    fold_devices,
+    span_text,
+    summarize,
+)
+from tests.dashboards.built import BRANCH, HOST_SYNC, MS, analysis, device, source
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([2, 1, 2], "1-2"), (range(64), "0-63")]
+)
+def test_span_text(numbers: list[int], text: str) -> None:
+    assert span_text(numbers) == text
+
+
+@given(st.lists(st.integers(min_value=0, max_value=300), min_size=1))
+def test_span_text_names_exactly_the_numbers(numbers: list[int]) -> None:
+    named: set[int] = set()
+    for part in span_text(numbers).split(", "):
+        low, _, high = part.partition("-")
+        named |= set(range(int(low), int(high or low) + 1))
+    assert named == set(numbers)
+
+
+def test_few_devices_have_a_row_each() -> None:
+    rows = fold_devices([device(rank) for rank in range(MOST_DEVICE_ROWS)])
+    assert [row.ranks for row in rows] == [str(rank) for rank in range(MOST_DEVICE_ROWS)]
+
+
+def test_many_devices_that_are_alike_share_a_row_and_the_odd_one_stands_first() -> None:
+    rows = fold_devices([device(rank, compute=160 - 30 * (rank == 37)) for rank in range(64)])
+    assert [(row.ranks, row.count) for row in rows] == [("37", 1), ("0-36, 38-63", 63)]
+    assert rows[0].idle_ns > rows[1].idle_ns
+
+
+def test_many_different_devices_are_bounded_and_none_is_lost() -> None:
+    rows = fold_devices([device(rank, compute=100 + rank) for rank in range(90)])
+    assert len(rows) == MOST_DEVICE_ROWS
+    assert sum(row.count for row in rows) == 90
+
+
+def test_devices_of_different_span_are_not_folded() -> None:
+    rows = fold_devices([device(rank, span=206 + 10 * (rank % 2)) for rank in range(20)])
+    assert {row.span_ns for row in rows} == {206 * MS, 216 * MS}
+
+
+def test_spread_says_which_it_is() -> None:
+    assert Spread.of([]) is None
+    few, many = Spread.of([3, 1, 2]), Spread.of(list(range(101)))
+    assert few is not None
+    assert (few.how, few.low_ns, few.median_ns, few.high_ns) == ("min-max", 1, 2, 3)
+    assert many is not None
+    assert (many.how, many.low_ns, many.median_ns, many.high_ns) == ("p10-p90", 10, 50, 90)
+
+
+def test_share_is_of_a_traced_step_and_not_of_an_untraced_one() -> None:
+    steps = (
+        Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
+        Step(rank=0, number=0, duration_ns=20 * MS, traced=False),
+    )
+    assert summarize(analysis(steps=steps)).timed[0].share == "10.0%"
+
+
+def test_share_is_of_the_steps_of_the_ranks_that_show_it() -> None:
+    steps = (
+        Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
+        Step(rank=1, number=0, duration_ns=690 * MS, traced=True),
+    )
+    assert summarize(analysis(steps=steps)).timed[0].share == "10.0%"
+
+
+def test_without_steps_the_saving_is_over_the_whole_trace() -> None:
+    finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=int(20.6 * MS))
+    outcome = Outcome(rule="host_sync", status="flagged", findings=(finding,))
+    summary = summarize(analysis(steps=(), outcomes=(outcome,)))
+    assert (summary.timed[0].saves, summary.timed[0].share) == ("20.6 ms in all", "10.0%")
+    assert "no steps in it: savings are over the whole trace" in summary.facts
+
+
+def test_a_saving_of_zero_is_a_time() -> None:
+    finding = Finding(
+        subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=0, cost_ns_per_step=0
+    )
+    summary = summarize(analysis(outcomes=(Outcome(rule="host_sync", status="flagged", findings=(finding,)),)))
+    assert (summary.timed[0].saves, summary.timed[0].share) == ("0 ns", "0.0%")
+
+
+def test_structural_findings_stand_last_and_abstentions_are_not_clean() -> None:
+    summary = summarize(analysis())
+    assert [row.title for row in summary.findings][-1] == BRANCH.title
+    assert [row.title for row in summary.untimed] == [BRANCH.title]
+    assert summary.clean == ("input-stall", "launch-bound")
+    assert summary.abstained == (
+        ("not recorded: collectives with their sizes", ("exposed-communication", "nvlink-stall")),
+    )
+
+
+def test_a_partly_blind_rule_is_said() -> None:
+    outcome = Outcome(rule="host_sync", status="flagged", reason="rank 3: not recorded", findings=(HOST_SYNC,))
+    assert summarize(analysis(outcomes=(outcome,))).partly == (("host-sync", "rank 3: not recorded"),)
+
+
+def test_ranks_are_named_only_where_there_are_several_sources() -> None:
+    assert summarize(analysis()).findings[0].on_ranks == ""
+    several = summarize(analysis(sources=(source(rank=0), source("b", 1))))
+    assert several.findings[0].on_ranks == " (rank 0)"
+
+
+def test_what_a_run_did_not_capture_is_a_remark() -> None:
+    capture = {"pass_name": "detail", "tool": "torch_profiler", "state": "missing", "reason": "the program ended first"}
+    run = {"processes": [{"captures": [capture]}], "notes": ["steps were found from optimizer.step"]}
+    remarks = summarize(analysis(run=run)).remarks
+    assert "not captured: detail (the program ended first)" in remarks
+    assert "note: steps were found from optimizer.step" in remarks
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "header", "cell"),
+    [
+        ("wait_ns", 1_200_000, "wait", "1.20 ms"),
+        ("moved_bytes", 2048, "moved", "2.00 KiB"),
+        ("bytes", 2048, "bytes", "2.00 KiB"),
+        ("idle_share", 0.5, "idle share", "50.0%"),
+        ("busy_percent", 12.34, "busy", "12.3%"),
+        ("calls", 12, "calls", "12"),
+        ("calls", 1_234_567, "calls", "1,234,567"),
+        ("ratio", 0.123456, "ratio", "0.1235"),
+        ("name", "x", "name", "x"),
+        ("line", None, "line", "-"),
+    ],
+)
+def test_evidence_carries_its_unit(key: str, value: str | float | None, header: str, cell: str) -> None:
+    assert (evidence_header(key), evidence_cell(key, value)) == (header, cell)
