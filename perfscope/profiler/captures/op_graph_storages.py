@@ -1,63 +1,66 @@
 """Storage identities that stay unique for a whole capture, without keeping any memory alive.
 
-An address is reused as soon as a storage dies, so ids by address would join unrelated tensors. We hold
-a C++ weak reference (``StorageWeakRef``): it frees the data with the last tensor, yet the small
-``StorageImpl`` record, and with it the address we key on, stays ours until the capture is dropped.
+An address is reused as soon as a storage dies, so ids by address would join unrelated tensors. Torch
+keeps one Python object per storage for as long as the storage lives, whoever holds it; a weak reference
+to that object tells us the moment it dies, before its address can come back.
+
+(A C++ ``StorageWeakRef`` would do as well, but it pins the storage's small header, and on the CPU the
+headers then split the freed blocks between them: a step's allocations were seen to pile up to 1 GB.)
 """
 
 from __future__ import annotations
 
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
-from torch.multiprocessing.reductions import StorageWeakRef
+
+class _Watch(ref[Any]):
+    """A weak reference that knows what it stood for."""
+
+    __slots__ = ("address", "identity")
+
+    address: int
+    identity: int
 
 
 class StorageIds:
     """Hands out 0, 1, 2 ... one id per storage ever seen; knows which of them are still alive."""
 
     def __init__(self) -> None:
-        self._by_address: dict[int, int] = {}
-        self._storages: dict[int, StorageWeakRef] = {}
-        self._by_object: dict[int, tuple[ReferenceType[Any], int]] = {}
+        self._by_address: dict[int, _Watch] = {}
         self._count = 0
 
     def of(self, tensor: Any) -> int:
         """Id of the tensor's storage; a tensor without one (sparse, opaque) is its own storage."""
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none, by design
-            return self._of_object(tensor)
-        known = self._by_address.get(storage._cdata)
+        thing = _storage(tensor)
+        known = self._known(thing)
         if known is not None:
             return known
-        held = StorageWeakRef(storage)
-        self._by_address[storage._cdata] = identity = self._next()
-        self._storages[identity] = held
-        return identity
+        watch = _Watch(thing, self._forget)
+        watch.address, watch.identity = id(thing), self._count
+        self._by_address[watch.address] = watch
+        self._count += 1
+        return watch.identity
 
     def find(self, tensor: Any) -> int | None:
         """Id of the tensor's storage if the capture has seen it, else None."""
-        try:
-            return self._by_address.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            entry = self._by_object.get(id(tensor))
-            return entry[1] if entry is not None and entry[0]() is tensor else None
+        return self._known(_storage(tensor))
 
     def alive(self) -> list[int]:
         """Ids of the storages that some tensor of the program still holds, ascending."""
-        storages = [identity for identity, held in self._storages.items() if not held.expired()]
-        objects = [identity for held, identity in self._by_object.values() if held() is not None]
-        return sorted(storages + objects)
+        return sorted(watch.identity for watch in list(self._by_address.values()) if watch() is not None)
 
-    def _of_object(self, tensor: Any) -> int:
-        entry = self._by_object.get(id(tensor))
-        if entry is not None and entry[0]() is tensor:
-            return entry[1]
-        identity = self._next()
-        self._by_object[id(tensor)] = (ref(tensor), identity)
-        return identity
+    def _known(self, thing: Any) -> int | None:
+        watch = self._by_address.get(id(thing))
+        return watch.identity if watch is not None and watch() is thing else None
 
-    def _next(self) -> int:
-        self._count += 1
-        return self._count - 1
+    def _forget(self, watch: Any) -> None:
+        if self._by_address.get(watch.address) is watch:
+            del self._by_address[watch.address]
+
+
+def _storage(tensor: Any) -> Any:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none, by design
+        return tensor
