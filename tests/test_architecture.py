@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shutil
@@ -25,17 +26,14 @@ MAXIMUM_LINES = 350
 EXEMPT_FROM_LENGTH: dict[str, str] = {}
 """Path -> reason."""
 
-NOT_REGISTERED = {
-    "perfscope.commands": {"group", "options"},  # the click group that holds the verbs, and options they share
-}
-
 REGISTRIES = {
-    "perfscope.analyzers.readers": "READERS",
-    "perfscope.analyzers.rules": "RULES",
-    "perfscope.commands": "COMMANDS",
-    "perfscope.dashboards.reports": "REPORTS",
-    "perfscope.profiler.captures": "CAPTURES",
+    "perfscope.analyzers.readers": ("READERS", {"sniff", "read"}),
+    "perfscope.analyzers.rules": ("RULES", {"NEEDS", "check"}),
+    "perfscope.commands": ("COMMANDS", set[str]()),
+    "perfscope.dashboards.reports": ("REPORTS", {"SUFFIXES", "render"}),
+    "perfscope.profiler.captures": ("CAPTURES", {"available"}),
 }
+"""Package -> the name of its registry, and the names every module of its kind has."""
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
@@ -83,23 +81,72 @@ def homes(registry: dict[str, str]) -> set[str]:
     return {home.partition(":")[0].rpartition(".")[2] for home in registry.values()}
 
 
-def concepts(folder: Path) -> set[str]:
-    """Files of a folder that must be registered: helpers start with an underscore or live in a sub-package."""
-    return {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+def defined(path: Path) -> set[str]:
+    """Names a module defines at its top level."""
+    names: set[str] = set()
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign):
+            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names.add(statement.target.id)
+    return names
 
 
-def unlisted(folder: Path, names: Iterable[str]) -> set[str]:
-    """Files of the folder that no name stands for."""
-    return concepts(folder) - set(names)
+def imported(root: Path) -> set[str]:
+    """Dotted names of everything that some file below ``root`` imports."""
+    names: set[str] = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
-@pytest.mark.parametrize(("module", "name"), sorted(REGISTRIES.items()))
-def test_every_file_of_a_registered_folder_is_written_in_its_registry(module: str, name: str) -> None:
-    registry = written(module, name)
-    folder = REPOSITORY / Path(*module.split("."))
-    assert unlisted(folder, homes(registry)) == NOT_REGISTERED.get(module, set())
-    assert homes(registry) - concepts(folder) == set(), "registered, and there is no such file"
+def forgotten(root: Path, package: str, listed: set[str], kind: set[str]) -> set[str]:
+    """Files of a registered folder that nobody listed: those that are of its kind, and those nobody imports.
+
+    What is left is a helper: it lacks the names of the kind, and a neighbour uses it.
+    """
+    folder = root.joinpath(*package.split("."))
+    used = imported(root / package.split(".")[0])
+    found = set()
+    for path in folder.glob("*.py"):
+        if path.stem != "__init__" and path.stem not in listed:
+            of_the_kind = bool(kind) and kind <= defined(path)
+            if of_the_kind or f"{package}.{path.stem}" not in used:
+                found.add(path.stem)
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(REGISTRIES))
+def test_every_file_of_a_registered_folder_is_written_in_its_registry(package: str) -> None:
+    name, kind = REGISTRIES[package]
+    registry = written(package, name)
+    assert forgotten(REPOSITORY, package, homes(registry), kind) == set()
     assert list(registry) == sorted(registry)
+
+
+@pytest.mark.parametrize("package", sorted(REGISTRIES))
+def test_what_is_registered_is_there_and_of_its_kind(package: str) -> None:
+    name, kind = REGISTRIES[package]
+    folder = REPOSITORY.joinpath(*package.split("."))
+    lacking = {home: kind - defined(folder / f"{home}.py") for home in homes(written(package, name))}
+    assert {home: names for home, names in lacking.items() if names} == {}
+
+
+def test_a_file_that_nobody_listed_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "package" / "rules"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "listed.py").write_text("from package.rules import helper, twin\nNEEDS = ()\ndef check(trace): ...\n")
+    (folder / "helper.py").write_text("def shared(): ...\n")
+    (folder / "twin.py").write_text("NEEDS = ()\ndef check(trace): ...\n")
+    (folder / "lonely.py").write_text("def other(): ...\n")
+    assert forgotten(tmp_path, "package.rules", {"listed"}, {"NEEDS", "check"}) == {"twin", "lonely"}
 
 
 def test_a_rule_is_called_what_its_file_is_called() -> None:
