@@ -55,8 +55,9 @@ class StorageIds:
         return watch.identity if watch is not None and watch() is thing else None
 
     def _forget(self, watch: Any) -> None:
-        if self._by_address.get(watch.address) is watch:
-            del self._by_address[watch.address]
+        address: int = watch.address
+        if self._by_address.get(address) is watch:
+            del self._by_address[address]
 
 
 def _storage(tensor: Any) -> Any:
