@@ -1,0 +1,194 @@
+"""The program under capture is the program under plain python, and signals reach it once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler import store
+from tests.profiler.programs import LOOP, captured, environment, plain, start, write
+
+PROBE = """
+import json, os, signal, sys
+main = sys.modules["__main__"]
+hidden = {"_", "COLUMNS", "LINES"}
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "name": __name__, "file": main.__file__, "is_main": globals() is vars(main),
+    "spec": getattr(main.__spec__, "name", None), "stdin": sys.stdin.read(), "flags": list(sys.flags),
+    "environ": {k: v for k, v in os.environ.items() if k not in hidden}, "cwd": os.getcwd(),
+    "meta_path": [type(f).__name__ for f in sys.meta_path if type(f).__name__ != "_WaitForTorch"],
+    "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)],
+    "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+}))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("python_path", [None, "elsewhere", ""])
+@pytest.mark.parametrize(
+    "words", [["probe.py", "--help", "-q", "a b"], ["-m", "package.probe", "--level", "x"], ["-"]], ids=lambda w: w[0]
+)
+def test_the_program_sees_what_it_sees_under_plain_python(
+    tmp_path: Path, words: list[str], python_path: str | None
+) -> None:
+    write(tmp_path, PROBE, "probe.py")
+    (tmp_path / "package").mkdir()
+    write(tmp_path / "package", PROBE, "probe.py")
+    # perfscope must be importable for `python -m perfscope`, so the checkout stands in every path.
+    held = environment()["PYTHONPATH"]
+    paths = {None: held, "elsewhere": os.pathsep.join([held, "elsewhere"]), "": held + os.pathsep}
+    options = {"input": PROBE if words == ["-"] else "typed\n", "env": environment(PYTHONPATH=paths[python_path])}
+    bare = plain(*words, cwd=tmp_path, **options)
+    done = captured("-q", *words, cwd=tmp_path, **options)
+    assert bare.returncode == 7, bare.stderr
+    assert done.returncode == 7
+    assert done.stderr == bare.stderr
+    assert json.loads(done.stdout) == json.loads(bare.stdout)
+
+
+def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    write(tmp_path / "site", "import builtins\nbuiltins.PLANTED = 'ran'\n", "sitecustomize.py")
+    write(tmp_path, "import sys\nprint(PLANTED, sys.modules['sitecustomize'].__file__)\n")
+    options = {"env": environment(PYTHONPATH=os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path / "site")]))}
+    assert captured("train.py", cwd=tmp_path, **options).stdout == plain("train.py", cwd=tmp_path, **options).stdout
+
+
+def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Path) -> None:
+    write(tmp_path, "import os\nprint('PERFSCOPE_CAPTURE' in os.environ)\n")
+    done = captured("--", "sh", "-c", f'echo "$1"; "{sys.executable}" train.py; exit 9', "sh", "-q", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (9, "-q\nTrue\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_program_killed_by_a_signal_returns_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
+    write(tmp_path, f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    assert captured("train.py", cwd=tmp_path).returncode == 128 + number
+    assert store.read(tmp_path / "perfscope-runs" / "latest").state == "killed"
+
+
+COUNTS = """
+import os, signal, sys, time
+got = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda n, f: got.append(n))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.3)
+print(got, flush=True)
+"""
+
+
+def to_process(process: subprocess.Popen[str], number: int) -> None:
+    process.send_signal(number)
+
+
+def to_group(process: subprocess.Popen[str], number: int) -> None:
+    os.killpg(process.pid, number)
+
+
+@pytest.mark.parametrize("send", [to_process, to_group])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_program_once(
+    tmp_path: Path, send: Callable[[subprocess.Popen[str], int], None], number: signal.Signals
+) -> None:
+    process = start(write(tmp_path, COUNTS), cwd=tmp_path, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    send(process, number)
+    out, _ = process.communicate(timeout=60)
+    assert out == f"[{int(number)}]\n"
+    assert process.returncode == 0
+
+
+def at_a_terminal(tmp_path: Path, program: str, keys: bytes) -> tuple[str, int]:
+    """Run the program under capture at a terminal of its own, press ``keys`` when it is ready."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", write(tmp_path, program)],
+        cwd=tmp_path,
+        env=environment(),
+        preexec_fn=lambda: os.login_tty(slave),
+    )
+    os.close(slave)
+    shown = b""
+    pressed = False
+    with contextlib.suppress(OSError):  # how a terminal says that nobody is left at its other end
+        while piece := os.read(master, 4096):
+            shown += piece
+            if b"ready" in shown and not pressed:
+                pressed = True
+                for key in keys:
+                    os.write(master, bytes([key]))
+                    time.sleep(0.2)
+    os.close(master)
+    return shown.decode(), process.wait(timeout=60)
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path: Path) -> None:
+    shown, code = at_a_terminal(tmp_path, COUNTS, b"\x03")
+    assert "[2]" in shown
+    assert code == 0
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    deaf = COUNTS.replace("while not got:", "while True:")
+    _, code = at_a_terminal(tmp_path, deaf, b"\x03\x03")
+    assert code == 128 + signal.SIGKILL
+    assert store.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
+
+
+ENDLESS = LOOP + (
+    "turns = iter(range(10**9))\n"
+    "def after():\n    if next(turns) == 12:\n        print('ready', flush=True)\n"
+    "work(10**9, after=after)\n"
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("number", "state", "code"),
+    [(signal.SIGINT, "interrupted", 128 + signal.SIGINT), (signal.SIGTERM, "killed", 128 + signal.SIGTERM)],
+)
+def test_captures_are_kept_when_a_signal_ends_the_program(
+    tmp_path: Path, number: signal.Signals, state: str, code: int
+) -> None:
+    process = start(write(tmp_path, ENDLESS), cwd=tmp_path, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    run = store.read(tmp_path / "perfscope-runs" / "latest")
+    assert run.state == state
+    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+
+
+@pytest.mark.torch
+def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path) -> None:
+    process = start(write(tmp_path, ENDLESS), cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    latest = tmp_path / "perfscope-runs" / "latest"
+    assert store.read(latest).state == "running"
+    process.kill()
+    process.wait(timeout=60)
+    assert process.stdout.read() == "", "its end means that the program, which held the other end, is gone"
+    run = store.read(latest)
+    assert (run.state, run.exit_code) == ("killed", None)
+    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+    process.stdout.close()
+    if process.stderr is not None:
+        process.stderr.close()
