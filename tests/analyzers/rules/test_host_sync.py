@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.trace import CallKind
+from tests.build import EVERYTHING, TraceBuilder
+from tests.graphs import GraphBuilder
+
+RULE = load_rule("host_sync")
+STEP = 1000.0
+
+
+def _judge(b: TraceBuilder) -> Outcome:
+    return judge(RULE, b.build())
+
+
+def _one_wait(idle: float, *, wait_until: float = 105.0, op: str = "aten::_local_scalar_dense") -> TraceBuilder:
+    """A step of 1 ms: work until 100 us, a wait from 50 us, then ``idle`` us of nothing, then work again."""
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    b.python("train.py(80): step", 0, STEP)
+    b.launched("work", 1, 10, 100, correlation=1)
+    b.op(op, 49, wait_until + 1)
+    b.call("cudaStreamSynchronize", 50, wait_until, kind=CallKind.SYNC)
+    b.launched("next", 100 + idle - 2, 100 + idle, STEP, correlation=2)
+    return b
+
+
+def test_flagged_with_the_idle_time_in_the_wake_of_the_wait():
+    outcome = _judge(_one_wait(200))
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.basis, finding.severity) == ("flagged", "measured", "high")
+    assert (finding.cost_ns, finding.cost_ns_per_step) == (200_000, 200_000)
+    assert (finding.where.op, finding.where.file, finding.where.line) == ("aten::_local_scalar_dense", "train.py", 80)
+    assert finding.title.startswith("`.item()` waits for the device, which then idles 200 us (20.0%)")
+    assert finding.evidence[0]["wait_ns"] == 55_000
+    assert finding.evidence[0]["line_is"] == "where step begins"
+
+
+def test_the_threshold_is_one_percent_of_the_step():
+    assert _judge(_one_wait(10.0, wait_until=101)).status == "flagged"
+    assert _judge(_one_wait(9.9, wait_until=101)).status == "clean"
+
+
+def test_a_wait_while_the_device_stays_busy_costs_nothing():
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    b.launched("work", 1, 10, 100, correlation=1)
+    b.launched("behind", 5, 100, STEP, correlation=2)
+    b.op("aten::item", 49, 500)
+    b.call("cudaEventSynchronize", 50, 499, kind=CallKind.SYNC)
+    assert _judge(b).status == "clean"
+
+
+def test_harmless_waits_are_named_as_costing_nothing():
+    b = _one_wait(200)
+    b.launched("elsewhere", 400, 500, 900, correlation=9, stream=9)
+    b.op("aten::nonzero", 501, 699)
+    b.call("cudaStreamSynchronize", 510, 690, kind=CallKind.SYNC)
+    (finding,) = _judge(b).findings
+    assert "1 other waits (180 us of waiting) left the device busy: they cost nothing" in finding.advice
+    assert [row["idle_ns"] for row in finding.evidence] == [200_000, 0]
+
+
+def test_the_wait_of_a_data_loader_is_not_charged_to_the_wait_before_it():
+    b = _one_wait(200)
+    b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 110, 290)
+    (finding,) = _judge(b).findings
+    assert finding.cost_ns == 20_000
+
+
+def test_the_profilers_own_wait_is_no_finding():
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    b.launched("work", 100, 110, 200, correlation=1)
+    b.launched("late", 500, 510, 600, correlation=2)
+    b.call("cudaDeviceSynchronize", 700, 900, kind=CallKind.SYNC)
+    assert _judge(b).status == "clean"
+
+
+def test_freeing_memory_gets_the_advice_for_memory():
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    b.launched("work", 1, 10, 100, correlation=1)
+    b.op("aten::cat", 49, 106)
+    b.call("cudaFree", 50, 105, kind=CallKind.MEMORY)
+    b.launched("next", 298, 300, STEP, correlation=2)
+    (finding,) = _judge(b).findings
+    assert finding.title.startswith("cudaFree in aten::cat waits")
+    assert "PYTORCH_CUDA_ALLOC_CONF" in finding.advice
+
+
+def test_two_lines_are_two_findings_worst_first():
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    for number, (begin, idle) in enumerate(((100, 50), (400, 150))):
+        b.python(f"moe.py({10 * (number + 1)}): f{number}", begin - 100, begin + 10)
+        b.launched("work", begin - 99, begin - 95, begin, correlation=2 * number)
+        b.op("aten::nonzero", begin - 50, begin + 5)
+        b.call("cudaStreamSynchronize", begin - 49, begin + 4, kind=CallKind.SYNC)
+        b.launched("next", begin + idle - 2, begin + idle, begin + idle + 1, correlation=2 * number + 1)
+    assert [(f.cost_ns, f.where.line) for f in _judge(b).findings] == [(150_000, 20), (50_000, 10)]
+
+
+def test_abstains_where_most_idle_time_follows_unknown_launches():
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    b.kernel("a", 0, 100)
+    b.kernel("b", 500, STEP)
+    outcome = _judge(b)
+    assert outcome.status == "abstained"
+    assert "launch was not recorded" in (outcome.reason or "")
+
+
+def test_abstains_without_runtime_calls():
+    b = TraceBuilder(recorded=EVERYTHING - {"runtime_calls", "launch_links"})
+    b.kernel("a", 0, 100)
+    assert _judge(b).status == "abstained"
+
+
+def test_abstains_without_device_work_and_without_an_op_graph():
+    b = TraceBuilder(recorded=frozenset({"host_ops"}))
+    b.op("aten::item", 0, 10)
+    assert _judge(b).status == "abstained"
+
+
+def _cpu_run(*reads: tuple[str, str, int, str]) -> TraceBuilder:
+    g = GraphBuilder()
+    x = g.input((4,))
+    g.op("mul", [x, x], file="moe.py", line=1, phase="forward")
+    for op, kind, line, phase in reads:
+        g.op(op, [x], file="moe.py", line=line, phase=phase, host_read=kind)
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
+    b.op("aten::mul", 0, 10)
+    return b
+
+
+def test_on_cpu_reads_are_structural_and_one_finding_a_line():
+    reads = [("nonzero", "nonzero", 41, "forward")] * 8 + [("_local_scalar_dense", "item", 60, "other")]
+    outcome = _judge(_cpu_run(*reads))
+    assert outcome.status == "flagged"
+    by_line = {finding.where.line: finding for finding in outcome.findings}
+    assert set(by_line) == {41, 60}
+    assert all(f.basis == "structural" and f.cost_ns is None and f.cost_ns_per_step is None for f in by_line.values())
+    assert "8 times a step" in by_line[41].title
+    assert (by_line[41].severity, by_line[60].severity) == ("medium", "low")
+    assert "end of a step" in by_line[60].advice
+    assert by_line[41].evidence[0]["reads_per_step"] == 8
+
+
+def test_a_cpu_run_without_reads_is_clean():
+    assert _judge(_cpu_run()).status == "clean"
+
+
+def test_with_device_work_the_op_graph_gives_the_line_and_not_the_verdict():
+    g = GraphBuilder(device="cuda")
+    g.op("_local_scalar_dense", [g.input((1,))], file="train.py", line=88, host_read="item")
+    b = _one_wait(200)
+    b.op_graph = g.graph(live=[])
+    (finding,) = _judge(b).findings
+    assert (finding.where.line, finding.basis) == (88, "measured")
+    assert finding.evidence[0]["line_is"] == "the line that ran"
+
+    quiet = _one_wait(5, wait_until=101)
+    quiet.op_graph = replace(g.graph(live=[]))
+    assert _judge(quiet).status == "clean"

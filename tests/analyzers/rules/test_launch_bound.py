@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.trace import CallKind
+from tests.build import EVERYTHING, TraceBuilder
+
+RULE = load_rule("launch_bound")
+
+
+def _judge(b: TraceBuilder) -> Outcome:
+    return judge(RULE, b.build())
+
+
+def _eager(gap: float, kernels: int = 10, busy: float = 20.0) -> TraceBuilder:
+    """Kernels of ``busy`` us with ``gap`` us between them, each launched 3 us before it starts."""
+    b = TraceBuilder()
+    now = 10.0
+    for number in range(kernels):
+        b.op("aten::add", now - 5, now)
+        b.launched("k", now - 3, now, now + busy, correlation=number + 1)
+        now += busy + gap
+    return b
+
+
+def test_flagged_with_the_sum_of_the_gaps():
+    outcome = _judge(_eager(gap=30))
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "launch overhead", "measured")
+    assert finding.cost_ns == 9 * 30_000
+    assert finding.evidence[0] == {"op": "aten::add", "idle_ns": 270_000, "gaps": 9, "longest_ns": 30_000}
+    assert "10 of 10 launches started within 10 us" in finding.advice
+
+
+def test_the_threshold_is_a_tenth_of_the_devices_span():
+    # Span 100 us: ten of it idle; then a hair less. Launched 3 us before the start, the host is late either way.
+    assert _judge(_eager(gap=10, kernels=2, busy=45)).status == "flagged"
+    assert _judge(_eager(gap=9.99, kernels=2, busy=45)).status == "clean"
+
+
+def test_gaps_of_queued_work_are_not_the_hosts():
+    b = TraceBuilder()
+    for number in range(10):
+        b.launched("k", number, 100 + 50 * number, 120 + 50 * number, correlation=number + 1)
+    assert _judge(b).status == "clean"
+
+
+def test_idle_after_a_wait_belongs_to_host_sync():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.op("aten::item", 10, 110)
+    b.call("cudaStreamSynchronize", 20, 105, kind=CallKind.SYNC)
+    b.launched("b", 190, 195, 300, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_idle_in_a_data_loader_belongs_to_input_stall():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.annotation("enumerate(DataLoader)#x", 90, 189)
+    b.launched("b", 190, 195, 300, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_a_long_gap_is_a_stall_and_says_where_the_host_was():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 1000, correlation=1)
+    b.python("train.py(12): checkpoint", 500, 3000)
+    b.launched("b", 2998, 3001, 4000, correlation=2)
+    (finding,) = _judge(b).findings
+    assert (finding.subject, finding.cost_ns) == ("host stall", 2_001_000)
+    assert (finding.where.file, finding.where.line) == ("train.py", 12)
+    assert finding.evidence[0]["host_was_in"] == "train.py(12): checkpoint"
+
+
+def test_a_stall_with_nothing_recorded_says_so():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 1000, correlation=1)
+    b.launched("b", 2998, 3001, 4000, correlation=2)
+    (finding,) = _judge(b).findings
+    assert finding.evidence[0]["host_was_in"] == "(nothing recorded)"
+
+
+def test_memory_calls_are_a_finding_of_their_own_and_not_counted_twice():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.op("aten::bmm", 100, 199)
+    b.call("cudaMalloc", 110, 180, kind=CallKind.MEMORY)
+    b.launched("b", 195, 200, 300, correlation=2)
+    costs = {finding.subject: finding.cost_ns for finding in _judge(b).findings}
+    assert costs == {"device memory calls": 70_000, "launch overhead": 30_000}
+
+
+def test_abstains_where_most_idle_time_follows_unknown_launches():
+    b = TraceBuilder()
+    b.kernel("a", 0, 100)
+    b.kernel("b", 200, 300)
+    assert _judge(b).status == "abstained"
+
+
+def test_abstains_without_a_device():
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "runtime_calls"})
+    b.op("aten::add", 0, 10)
+    outcome = _judge(b)
+    assert outcome.status == "abstained"
+    assert "accelerator" in (outcome.reason or "")
