@@ -1,0 +1,1 @@
+"""Judgement: traces in, findings out. No framework is imported here; it runs on a laptop."""
