@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ["PERFSCOPE_CACHE"] = "off"  # tests read the files themselves and leave the home alone
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
 

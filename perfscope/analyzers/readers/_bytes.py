@@ -30,7 +30,7 @@ def open_gzip(path: Path) -> IO[bytes]:
     except ImportError:
         import gzip
 
-        plain: IO[bytes] = gzip.open(path, "rb")  # type: ignore[assignment]
+        plain: IO[bytes] = gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115 (the caller closes it)
         return plain
 
 

@@ -16,7 +16,6 @@ categories ``Operator``, ``Kernel``, ``Runtime``, ``Memcpy`` and the stream ``"s
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perfscope.analyzers.readers import _sidecar
 from perfscope.analyzers.readers._bytes import open_bytes
 from perfscope.analyzers.readers.kineto_json.document import Head, locate
 from perfscope.analyzers.readers.kineto_json.tables import Tables
@@ -52,13 +52,15 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
     ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no profiler events.
     """
     shown = str(path)
+    kept = _sidecar.load(path)
+    if kept is not None:
+        return kept
     with open_bytes(path) as data:
         if not data[:1]:
             raise DataError(f"{shown}: empty file")
         document = locate(data, shown)
         shards = decode_all(data, document.start, document.end, shown, progress)
-        if isinstance(data, mmap.mmap):
-            data.madvise(mmap.MADV_DONTNEED)
+        size = len(data)
     events = sum(shard.events for shard in shards)
     unplaced, repairs = _total(shard.unplaced for shard in shards), _total(shard.repairs for shard in shards)
     tables = Tables(shards, document.head)
@@ -78,7 +80,10 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
         world_size=head.distributed.world_size if head.distributed else None,
         backend=head.distributed.backend if head.distributed else None,
     )
-    return Trace(source=source, strings=tables.strings, rows=tables.rows, recorded=_recorded(tables.rows))
+    trace = Trace(source=source, strings=tables.strings, rows=tables.rows, recorded=_recorded(tables.rows))
+    if size >= _sidecar.SMALLEST:
+        _sidecar.save(path, trace)
+    return trace
 
 
 def _total(tallies: object) -> Counter[str]:

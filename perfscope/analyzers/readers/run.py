@@ -57,9 +57,7 @@ def _process(path: Path, run: Run, process: Process, artifacts: tuple[Artifact, 
     notes = [*run.notes]
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
-    for capture in process.captures:
-        if capture.reason:
-            notes.append(f"{capture.pass_name} pass: {capture.reason}")
+    notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
     timed: dict[str, Trace] = {}
     op_graph: OpGraph | None = None
     for artifact in artifacts:

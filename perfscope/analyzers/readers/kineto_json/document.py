@@ -117,7 +117,7 @@ def _walk(shown: str, position: int) -> tuple[int, bool]:
             event, behind = decode(shown, position)
         except (ValueError, RecursionError):
             return position, False
-        if not isinstance(event, dict) or "ph" not in event:
+        if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
             return position, False
         position = _white(shown, behind)
         mark = shown[position : position + 1]
@@ -141,19 +141,24 @@ def _completes(rest: bytes, *, is_list: bool) -> bool:
         return False
     try:
         msgspec.json.decode(b'{"":0' + rest, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return True
 
 
 def _head(before: bytes, after: bytes, path: str) -> Head:
-    """Known keys before and after the events. A head that cannot be decoded is read key by key as far as it goes."""
+    """Known keys before and after the events; a value of an unexpected type is left out."""
     merged: dict[str, Any] = {}
-    for text in (before.rstrip(_BLANK).rstrip(b",") + b"}", b'{"":0' + after.strip(_BLANK)):
+    around = [before.rstrip(_BLANK).rstrip(b",") + b"}"]
+    if before:
+        around.append(b'{"":0' + after.strip(_BLANK))
+    for text in around:
+        if text.strip(_BLANK) == b"}":
+            continue  # a bare list has nothing around it
         try:
             merged.update(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
-        except (msgspec.DecodeError, RecursionError):
-            continue
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: corrupt beside the events: {str(error)[:120]}") from None
     head = Head()
     for field in msgspec.structs.fields(Head):
         raw = merged.get(field.encode_name)
@@ -163,7 +168,7 @@ def _head(before: bytes, after: bytes, path: str) -> Head:
             continue
         try:
             setattr(head, field.name, msgspec.json.decode(raw, type=field.type, strict=False))
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             if field.name == "base_ns":
                 raise DataError(f"{path}: baseTimeNanoseconds is not a number") from None
     return head

@@ -1,0 +1,365 @@
+"""The Kineto reader on files made here: every layout, exact times, mended faults, damage of every kind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.readers import kineto
+from perfscope.analyzers.readers.kineto_json import decode, document, workers
+from perfscope.analyzers.readers.kineto_json.nesting import nesting_order, parents
+from perfscope.analyzers.readers.kineto_json.numbers import EXACT_BELOW_US, floats_to_ns, text_to_ns
+from perfscope.analyzers.trace import MISSING, CallKind, CopyKind, SliceKind, Trace
+from perfscope.profiler.errors import DataError
+
+BASE = 1_763_000_000_000_000_000
+
+
+def events() -> list[dict[str, Any]]:
+    """Two steps of one op, its launch, its kernel, a copy, an allocation, a collective and what viewers add."""
+    made: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "secret-host"}}
+    ]
+    for step in range(2):
+        at, ids = 1000.125 + 100 * step, 10 * step
+        made += [
+            span("user_annotation", f"ProfilerStep#{step + 3}", at, 90.5, args={"External id": ids + 1}),
+            span("cpu_op", "aten::mm", at + 1, 20.25, args={
+                "External id": ids + 2, "Sequence number": 5, "Fwd thread id": 0, "Input Dims": [[2, 3], [3, 4]],
+                "Input type": ["float", "float"]}),
+            span("python_function", "train.py(12): loop", at + 0.5, 80),
+            span("cuda_runtime", "cudaLaunchKernel", at + 2, 3, args={"correlation": ids + 5, "External id": ids + 2}),
+            span("kernel", "sgemm", at + 10, 30.001, pid=0, tid=7, args={
+                "device": 0, "stream": 7, "correlation": ids + 5, "External id": ids + 2, "grid": [4, 2, 1],
+                "block": [128, 1, 1], "est. achieved occupancy %": 50}),
+            span("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 45, 5, pid=0, tid=7, args={
+                "device": 0, "stream": 7, "correlation": ids + 6, "bytes": 1024}),
+            span("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 60, 10, pid=0, tid=9, args={
+                "device": 0, "stream": 9, "correlation": ids + 7, "Collective name": "allreduce", "In msg nelems": 256,
+                "Out msg nelems": 256, "Group size": 8, "Process Group Ranks": "[0, 1]", "dtype": "Float"}),
+            {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": 7, "ts": at + 5,
+             "args": {"Addr": 2**63 + 5, "Bytes": -512, "Total Allocated": 4096, "Device Type": 1, "Device Id": 0}},
+            {"ph": "C", "name": "power", "pid": 0, "ts": at, "args": {"watts": 300.5}},
+            {"ph": "s", "id": ids, "cat": "ac2g", "name": "ac2g", "pid": 7, "tid": 7, "ts": at + 2},
+            {"ph": "f", "id": ids, "cat": "ac2g", "name": "ac2g", "pid": 0, "tid": 7, "ts": at + 10, "bp": "e"},
+        ]  # fmt: skip
+    return made
+
+
+def span(category: str, name: str, ts: float, dur: float, *, pid: Any = 7, tid: Any = 7, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, **more}
+
+
+def text(found: list[dict[str, Any]], *, indent: int | None = None, **head: Any) -> str:
+    top = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU X", "totalGlobalMem": 80, "numSms": 132}]}
+    top |= {"distributedInfo": {"rank": 3, "world_size": 8, "backend": "nccl"}, "baseTimeNanoseconds": BASE}
+    return json.dumps({**top, **head, "traceEvents": found, "traceName": "x.json"}, indent=indent)
+
+
+def read(folder: Path, content: str | bytes, name: str = "trace.json") -> Trace:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    trace = kineto.read(path)
+    trace.check()
+    return trace
+
+
+@pytest.mark.parametrize("layout", ["compact", "indented", "line an event", "gzip", "bare list", "events first"])
+def test_layouts_give_the_same_tables(tmp_path: Path, layout: str) -> None:
+    found = events()
+    content: str | bytes = text(found)
+    if layout == "indented":
+        content = text(found, indent=2)
+    elif layout == "line an event":
+        head = text([])
+        content = head.replace("[]", "[\n" + ",\n".join(map(json.dumps, found)) + "\n]", 1)
+        content = head.replace('"traceEvents": []', '"traceEvents": [\n' + ",\n".join(map(json.dumps, found)) + "\n]")
+    elif layout == "gzip":
+        content = gzip.compress(text(found).encode())
+    elif layout == "bare list":
+        content = json.dumps(found)
+    elif layout == "events first":
+        top = json.loads(text(found))
+        content = json.dumps({"traceEvents": top.pop("traceEvents"), **top})
+    trace = read(tmp_path, content)
+    offset = 0 if layout == "bare list" else BASE
+    kernels = trace.rows["kernels"]
+    assert kernels["start_ns"].tolist() == [
+        offset + 1_010_125,
+        offset + 1_110_125,
+        offset + 1_060_125,
+        offset + 1_160_125,
+    ]
+    assert (kernels["end_ns"] - kernels["start_ns"]).tolist() == [30_001, 30_001, 10_000, 10_000]
+    assert trace.source.events_read == len(found)
+    assert trace.source.events_unplaced == 0
+    assert trace.source.rank == (None if layout == "bare list" else 3)
+
+
+def test_everything_is_placed_and_linked(tmp_path: Path) -> None:
+    trace = read(tmp_path, text(events()))
+    kernels, calls, slices = trace.rows["kernels"], trace.rows["calls"], trace.rows["slices"]
+    assert [trace.text(code) for code in slices["name"][:3]] == ["ProfilerStep#3", "train.py(12): loop", "aten::mm"]
+    assert slices["parent"][:3].tolist() == [MISSING, 0, 1]
+    assert slices["kind"][:3].tolist() == [SliceKind.ANNOTATION, SliceKind.PYTHON, SliceKind.OP]
+    assert calls["kind"].tolist() == [CallKind.KERNEL] * 2
+    assert calls["parent"].tolist() == [2, 5]
+    assert kernels["call"].tolist() == [0, 1, MISSING, MISSING]
+    assert kernels["op"].tolist() == [2, 5, MISSING, MISSING]
+    assert kernels["blocks"].tolist() == [8, 8, MISSING, MISSING]
+    assert kernels["communication"].tolist() == [False, False, True, True]
+    assert trace.rows["copies"]["kind"].tolist() == [CopyKind.HOST_TO_DEVICE] * 2
+    assert trace.rows["steps"]["number"].tolist() == [3, 4]
+    collectives = trace.rows["collectives"]
+    assert [trace.text(code) for code in collectives["name"]] == ["all_reduce"] * 2
+    assert collectives["elements_in"].tolist() == [256, 256]
+    memory = trace.rows["memory"]
+    assert memory["address"].tolist() == [2**63 + 5] * 2
+    assert memory["bytes"].tolist() == [-512] * 2
+    assert trace.text(int(slices["shapes"][2])) == "[[2, 3], [3, 4]]"
+    assert trace.rows["counters"]["value"].tolist() == [300.5, 300.5]
+    assert "secret-host" not in trace.strings
+    assert trace.recorded == {
+        "autograd", "collectives", "device_work", "host_ops", "launch_links", "memory", "op_links", "python_stack",
+        "runtime_calls", "shapes", "steps",
+    }  # fmt: skip
+
+
+def test_names_with_bare_quotes_are_read_and_counted(tmp_path: Path) -> None:
+    found = events()
+    for layout in (None, 2):
+        content = text(found, indent=layout).replace("aten::mm", 'a "b" \\\\ "c')
+        assert content.count('"b"') == 2
+        trace = read(tmp_path, content)
+        assert trace.source.events_read == len(found)
+        assert trace.source.repairs == {"unescaped quotes in a name": 2}
+        assert 'a "b" \\ "c' in trace.strings
+        assert "mended" in trace.source.notes[-1]
+
+
+def test_nan_and_control_characters_are_read_and_counted(tmp_path: Path) -> None:
+    found = events()
+    content = text(found).replace('"est. achieved occupancy %": 50', '"est. achieved occupancy %": nan', 1)
+    trace = read(tmp_path, content.replace("train.py", "train\x01.py", 1))
+    assert trace.source.repairs == {"nan or inf where JSON has none": 1, "control characters in a string": 1}
+    assert np.isnan(trace.rows["kernels"]["occupancy"][0])
+
+
+def test_odd_events_are_counted_by_reason_and_the_rest_is_kept(tmp_path: Path) -> None:
+    odd = [
+        "no event",
+        {"ph": "B", "name": "begin", "ts": 1},
+        span("kernel", "overflow", 1, -5, pid=0, tid=7),
+        span("mystery", "what", 1, 5),
+        {"ph": "X", "cat": "cpu_op", "name": "no time", "pid": 1, "tid": 1, "dur": 3},
+        span("cpu_op", "strange types", 1, 5, pid=1.5, tid=None, args={"External id": "12", "Input Dims": {}}),
+        span("kernel", "huge id", 1, 5, pid=0, tid=7, args={"correlation": 2**63 + 1, "stream": "stream 4"}),
+    ]
+    trace = read(tmp_path, text([*events(), *odd]))
+    assert trace.source.unplaced == {
+        "not an object": 1,
+        "phase B": 1,
+        "negative or overflown duration": 1,
+        "category mystery": 1,
+        "time is not a number": 1,
+    }
+    assert trace.source.events_read == len(events()) + len(odd)
+    assert "strange types" in trace.strings
+    kernels = trace.rows["kernels"]
+    (row,) = np.flatnonzero(kernels["stream"] == 4)
+    assert kernels["correlation"][row] == MISSING
+
+
+def test_epoch_microseconds_keep_their_digits(tmp_path: Path) -> None:
+    """Around 1.7e15 us a float64 has a step of 0.25 us: the decimal text is what counts."""
+    line = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1698954910154219.%03d, "dur": 1.5}'
+    trace = read(tmp_path, '{"traceEvents": [' + ", ".join(line % n for n in range(0, 1000, 7)) + "]}")
+    assert trace.rows["kernels"]["start_ns"].tolist() == [1698954910154219000 + n for n in range(0, 1000, 7)]
+
+
+@given(st.integers(0, int(EXACT_BELOW_US) * 1000 - 1))
+def test_floats_with_three_decimals_are_exact_below_the_limit(ns: int) -> None:
+    written = f"{ns // 1000}.{ns % 1000:03d}"
+    found = floats_to_ns(np.array([float(written)]))
+    assert found is not None
+    assert found.tolist() == [ns]
+
+
+@given(st.decimals(min_value=-(10**15), max_value=10**15, places=3))
+def test_text_is_exact(us: Decimal) -> None:
+    assert text_to_ns(str(us)) == int(us * 1000)
+
+
+def test_text_that_is_no_time() -> None:
+    assert [text_to_ns(bad) for bad in ("", "nan", "inf", "null", "1e300", "12:30", '"5"')] == [None] * 7
+    assert text_to_ns("1.6e3") == 1_600_000
+
+
+def test_several_processes_give_the_same_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        dict(event, ts=event["ts"] + 500 * n) if "ts" in event else event for n in range(200) for event in events()
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(text(found, indent=1))
+    alone = kineto.read(path)
+    monkeypatch.setattr(workers, "processes", lambda size: 3)
+    monkeypatch.setattr(decode, "CHUNK", 5000)
+    together = kineto.read(path)
+    together.check()
+    assert together.source == alone.source
+    for name, rows in alone.rows.items():
+        for column in rows.table.columns:
+            ours, theirs = rows[column.name], together.rows[name][column.name]
+            if column.text:
+                assert list(map(alone.text, ours.tolist())) == list(map(together.text, theirs.tolist()))
+            else:
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def test_cuts_inside_strings_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = events()
+    for event in found:
+        if event["ph"] == "X":
+            event["name"] += "}, {" * 30
+    monkeypatch.setattr(workers, "processes", lambda size: 4)
+    monkeypatch.setattr(decode, "CHUNK", 400)
+    trace = read(tmp_path, text(found))
+    assert trace.source.events_read == len(found)
+    assert trace.source.events_unplaced == 0
+
+
+def refused(folder: Path, content: bytes) -> str:
+    path = folder / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        kineto.read(path)
+    line = str(caught.value)
+    assert line.startswith(str(path))
+    assert "\n" not in line
+    return line.removeprefix(f"{path}: ")
+
+
+def read_or_refused(folder: Path, content: bytes) -> Trace | str:
+    """The checked trace, or the one line with which it was refused; any other error fails the test."""
+    try:
+        return read(folder, content)
+    except DataError:
+        return refused(folder, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty file"),
+        (b"{}", 'no "traceEvents" in it: not a trace of torch.profiler'),
+        (b"hello", 'no "traceEvents" in it: not a trace of torch.profiler'),
+        (b'{"traceEvents": []}', "0 events, but none of torch.profiler"),
+        (b'{"traceEvents": [{"ph": "X"', "cut off or corrupt: the event array does not end (read 27 bytes)"),
+        (b'{"traceEvents": [1, 2]}', "cut off or corrupt: the event array does not end (read 23 bytes)"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "tf_op", "name": "x", "ts": 1, "dur": 2}]}',
+            "1 events, but none of torch.profiler (1 of category tf_op)",
+        ),
+        (b"\x1f\x8b\x08\x00broken", "gzip is cut off or corrupt after 0 bytes"),
+    ],
+)
+def test_bad_files_get_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    assert refused(tmp_path, content) == said
+
+
+def test_hundredfold_nesting_is_read_or_refused(tmp_path: Path) -> None:
+    for depth in (100, 100_000):
+        deep = b"[" * depth + b"]" * depth
+        head = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 2, "args": {"deep": '
+        content = head + deep + b"}}]}"
+        found = read_or_refused(tmp_path, content)
+        if isinstance(found, Trace):
+            assert found.source.events_read == 1
+        else:
+            assert depth > 1000
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_cut_anywhere_is_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    whole = text(events(), indent=data.draw(st.sampled_from([None, 1]))).encode()
+    if data.draw(st.booleans()):
+        whole = gzip.compress(whole)
+    refused(tmp_path, whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_flipped_bytes_are_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    damaged = bytearray(text(events()).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    read_or_refused(tmp_path, bytes(damaged))
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfscope.analyzers.readers import _bytes
+
+    monkeypatch.setattr(_bytes, "LARGEST", 1 << 20)
+    assert "refused" in refused(tmp_path, gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20)))
+
+
+def test_a_large_gzip_is_mapped_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfscope.analyzers.readers import _bytes
+
+    monkeypatch.setattr(_bytes, "IN_MEMORY", 100)
+    assert read(tmp_path, gzip.compress(text(events()).encode())).source.events_read == len(events())
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nothing.json: No such file"):
+        kineto.read(tmp_path / "nothing.json")
+    with pytest.raises(DataError, match="directory"):
+        kineto.read(tmp_path)
+
+
+def test_the_tail_may_hold_lists_of_objects(tmp_path: Path) -> None:
+    top = json.loads(text(events()))
+    found = top.pop("traceEvents")
+    padding = [{"name": "x" * 100, "ph": [1, {"a": 2}]} for _ in range(1000)]
+    content = json.dumps({"traceEvents": found, **top, "pg_config": padding})
+    assert len(json.dumps(padding)) > document._TAIL_WINDOW
+    assert read(tmp_path, content).source.events_read == len(found)
+
+
+intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=25)
+
+
+@given(intervals)
+def test_parents_equal_brute_force(drawn: list[tuple[int, int, int]]) -> None:
+    thread = np.array([t for t, _, _ in drawn], np.int32)
+    start = np.array([s for _, s, _ in drawn], np.int64)
+    end = start + np.array([d for _, _, d in drawn], np.int64)
+    order = nesting_order(thread, start, end)
+    thread, start, end = thread[order], start[order], end[order]
+    found = parents(thread, start, end)
+    for row in range(len(drawn)):
+        enclosing = [
+            other
+            for other in range(row)
+            if thread[other] == thread[row]
+            and end[other] >= end[row]
+            and (end[other] > start[row] or start[other] == start[row])
+        ]
+        assert found[row] == (enclosing[-1] if enclosing else MISSING)
+
+
+def test_sniff_knows_its_own() -> None:
+    path = Path("x")
+    assert kineto.sniff(path, text([]).encode())
+    assert kineto.sniff(path, b' [{"ph": "X"}]')
+    assert not kineto.sniff(path, b'{"schema": "perfscope.run/1"}')
+    assert not kineto.sniff(path, b"HloModule jit_f")
