@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
-from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, DeviceRow, FindingRow, fold_devices, summarize
+from perfscope.dashboards.reports.device_rows import fold_devices
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, summarize
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.trace import Trace
+    from perfscope.dashboards.reports.device_rows import DeviceRow
+    from perfscope.dashboards.reports.summary import FindingRow
 
 MOST_FINDINGS = 20
 """Rows of a cell's output; ``analysis.findings()`` holds all."""

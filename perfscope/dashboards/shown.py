@@ -6,10 +6,11 @@ passes them through here before it escapes them for its own format.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 NAME_LIMIT = 160
@@ -96,8 +97,13 @@ def shorten(text: str, limit: int) -> str:
 
 def scrub(text: str) -> str:
     """``text`` with home directories as ``~`` and what looks like a secret masked."""
-    home = str(Path.home())
-    if len(home) > 1:
+    return _scrubbed(text, os.environ.get("HOME", ""))
+
+
+@lru_cache(maxsize=4096)
+def _scrubbed(text: str, home: str) -> str:
+    """Kept, because a report shows the same keys and names thousands of times."""
+    if len(home) > 1 and home in text:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     text = _MOUNTED_HOMES.sub(r"\1…", _HOMES.sub("~", text))
     text = _LOGIN.sub(rf"\1{MASK}@", text)

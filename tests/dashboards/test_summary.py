@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import Step
 from perfscope.analyzers.finding import Finding, Outcome
-from perfscope.dashboards.reports.summary import (
-    MOST_DEVICE_ROWS,
-    Spread,
-    evidence_cell,
-    evidence_header,
-    fold_devices,
-    span_text,
-    summarize,
-)
+from perfscope.dashboards.reports.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.summary import Spread, summarize
 from tests.dashboards.built import BRANCH, HOST_SYNC, MS, analysis, device, source
 
 

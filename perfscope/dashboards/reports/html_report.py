@@ -8,32 +8,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
+from perfscope.dashboards.reports.advice import blocks
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
-from perfscope.dashboards.reports.summary import (
-    NO_TIME,
-    SHARE_OF,
-    DeviceRow,
-    FindingRow,
-    Spread,
-    Summary,
-    evidence_cell,
-    evidence_header,
-    summarize,
-)
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Spread, Summary, summarize
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
+    from perfscope.dashboards.reports.device_rows import DeviceRow
 
 SUFFIXES = (".html", ".htm")
 
@@ -221,53 +213,17 @@ def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
     )
 
 
-_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})\w*\s*$")
-
-
 def _advice(text: str) -> Iterator[str]:
-    """Advice as paragraphs and blocks of code that can be copied (fenced or indented by four)."""
-    prose: list[str] = []
-    block: list[str] = []
-    inside = False
-    for line in [*text.splitlines(), ""]:
-        fence = _FENCE.match(line)
-        if inside:
-            inside = fence is None
-            if inside:
-                block.append(line)
-            continue
-        if line.startswith("    ") and not prose:
-            block.append(line[4:])
-            continue
-        if block and not line.strip() and fence is None:
-            block.append("")
-            continue
-        yield from _code(block)
-        if fence is not None or not line.strip():
-            yield from _paragraph(prose)
-            inside = fence is not None
+    """Advice as paragraphs, and blocks of code with a button that copies them."""
+    for block in blocks(text):
+        if block.is_code:
+            yield (
+                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
+                '<button class="copy" type="button">copy</button></div>'
+            )
         else:
-            prose.append(line)
-    yield from _paragraph(prose)
-    yield from _code(block)
-
-
-def _paragraph(lines: list[str]) -> Iterator[str]:
-    if lines:
-        pieces = re.split(r"`([^`]+)`", " ".join(lines))
-        words = (f"<code>{escape(piece)}</code>" if index % 2 else escape(piece) for index, piece in enumerate(pieces))
-        yield f"<p>{''.join(words)}</p>"
-        lines.clear()
-
-
-def _code(lines: list[str]) -> Iterator[str]:
-    text = "\n".join(lines).strip("\n")
-    if text:
-        yield (
-            f'<div class="code"><pre tabindex="0">{escape(text)}</pre>'
-            '<button class="copy" type="button">copy</button></div>'
-        )
-    lines.clear()
+            words = (f"<code>{escape(piece)}</code>" if code else escape(piece) for piece, code in block.pieces())
+            yield f"<p>{''.join(words)}</p>"
 
 
 def _not_flagged(summary: Summary) -> Iterator[str]:

@@ -6,15 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.summary import (
-    NO_TIME,
-    SHARE_OF,
-    FindingRow,
-    Summary,
-    evidence_cell,
-    evidence_header,
-    summarize,
-)
+from perfscope.dashboards.reports.advice import blocks
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +37,6 @@ _LINKED = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))")
 """GitHub makes mentions, issue references and links of bare text even after HTML entities are resolved."""
 _APART = "\u200b"
 """A space of no width: what stands on both sides of it is no mention and no link."""
-_FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
 
 
 def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
@@ -143,25 +136,16 @@ def _finding(row: FindingRow) -> str:
 
 
 def _advice(text: str) -> str:
-    """Advice keeps its fenced code; its prose is escaped but for ```code```. Fences are closed."""
-    lines, inside = [], ""
-    for line in text.splitlines():
-        fence = _FENCE.match(line)
-        if inside:
-            if fence and fence[1].startswith(inside) and line.strip() == fence[1]:
-                inside = ""
-            lines.append(line)
-        elif fence:
-            inside = fence[1]
-            lines.append(line if re.fullmatch(r"\s*[`~]+\w*", line) else fence[0])
+    """Paragraphs escaped but for their code; blocks of code fenced by more backticks than they hold."""
+    parts = []
+    for block in blocks(text):
+        if block.is_code:
+            longest = max(map(len, re.findall("`+", block.text)), default=0)
+            fence = "`" * max(3, longest + 1)
+            parts.append(f"{fence}{block.language}\n{block.text}\n{fence}")
         else:
-            lines.append(_prose(line))
-    return "\n".join([*lines, *([inside] if inside else [])])
-
-
-def _prose(line: str) -> str:
-    pieces = re.split(r"`([^`]+)`", line)
-    return "".join(code(piece) if index % 2 else escape(piece) for index, piece in enumerate(pieces))
+            parts.append("".join(code(piece) if is_code else escape(piece) for piece, is_code in block.pieces()))
+    return "\n\n".join(parts)
 
 
 def _tail(summary: Summary) -> Iterable[str]:

@@ -7,28 +7,21 @@ but escaped for no format.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.analyzers.facts.device_time import DeviceTime
+    from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.finding import Cell, Finding, Severity
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
-
-MOST_DEVICE_ROWS = 8
-"""Devices shown one by one: a node's worth. More are folded."""
-
-FOLD_SPAN = 0.01
-"""Devices are folded into one row if their spans agree to 1%, the usual spread between ranks."""
-
 
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
@@ -70,26 +63,6 @@ class FindingRow:
     bytes: str
     advice: str
     evidence: tuple[Mapping[str, Cell], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRow:
-    """The time of one device, or of several that are alike (medians then)."""
-
-    ranks: str
-    device: str
-    count: int
-    span_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-
-    def shares(self) -> tuple[str, str, str, str]:
-        """Compute, exposed communication, exposed copy and idle, in percent of the span."""
-        parts = (self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.idle_ns)
-        compute, communication, copy, idle = (format_share(part, self.span_ns) for part in parts)
-        return compute, communication, copy, idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +124,8 @@ class Summary:
 
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
-    rows = [_finding_row(rule, finding, analysis) for rule, finding in analysis.findings()]
+    wholes, several = _Wholes(analysis), len(analysis.sources) > 1
+    rows = [_finding_row(rule, finding, wholes, several=several) for rule, finding in analysis.findings()]
     return Summary(
         headline=_headline(analysis),
         facts=tuple(_facts(analysis)),
@@ -172,56 +146,6 @@ def summarize(analysis: Analysis) -> Summary:
 def dashed(rule: str) -> str:
     """A rule's id as it is shown and typed: ``host-sync``."""
     return shown(rule).replace("_", "-")
-
-
-def span_text(numbers: Sequence[int]) -> str:
-    """``(0, 1, 2, 5)`` -> ``'0-2, 5'``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def fold_devices(devices: Sequence[DeviceTime]) -> tuple[DeviceRow, ...]:
-    """A row a device; where there are many, those that are alike to a percent share one."""
-    if len(devices) <= MOST_DEVICE_ROWS:
-        return tuple(_device_row([device]) for device in devices)
-    groups: dict[tuple[object, ...], list[DeviceTime]] = {}
-    for device in devices:
-        parts = (device.compute_ns, device.exposed_communication_ns, device.exposed_copy_ns)
-        alike = tuple(round(100 * part / device.span_ns) if device.span_ns else 0 for part in parts)
-        near = [key for key in groups if key[:-1] == (device.name, alike) and _same_span(groups[key][0], device)]
-        groups.setdefault(near[0] if near else (device.name, alike, len(groups)), []).append(device)
-    rows = sorted(groups.values(), key=lambda group: -sum(device.idle_ns for device in group) / len(group))
-    if len(rows) > MOST_DEVICE_ROWS:  # the most idle ones keep their row, the rest is summed up by its median
-        kept = MOST_DEVICE_ROWS - 1
-        rows = [*rows[:kept], [device for group in rows[kept:] for device in group]]
-    return tuple(_device_row(group) for group in rows)
-
-
-def _same_span(first: DeviceTime, second: DeviceTime) -> bool:
-    return abs(first.span_ns - second.span_ns) <= FOLD_SPAN * max(first.span_ns, second.span_ns)
-
-
-def _device_row(group: Sequence[DeviceTime]) -> DeviceRow:
-    ranks = [device.rank for device in group if device.rank is not None]
-    names = sorted({shown(device.name) or "device" for device in group})
-    label = names[0] if len(names) == 1 else f"{len(names)} kinds"
-    ordinals = span_text([device.ordinal for device in group])
-    middle = sorted(group, key=lambda device: device.idle_ns)[len(group) // 2]
-    return DeviceRow(
-        ranks=span_text(ranks) if ranks else "-",
-        device=f"{label} ({ordinals})" if len(group) == 1 else f"{label} (x{len(group)}, median)",
-        count=len(group),
-        span_ns=middle.span_ns,
-        compute_ns=middle.compute_ns,
-        exposed_communication_ns=middle.exposed_communication_ns,
-        exposed_copy_ns=middle.exposed_copy_ns,
-        idle_ns=middle.idle_ns,
-    )
 
 
 def _headline(analysis: Analysis) -> str:
@@ -311,11 +235,11 @@ def _run_remarks(analysis: Analysis) -> list[str]:
     return said + [f"note: {shown(note, REASON_LIMIT)}" for note in run.get("notes", ())]
 
 
-def _finding_row(rule: str, finding: Finding, analysis: Analysis) -> FindingRow:
+def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool) -> FindingRow:
     cost, in_all = finding.cost_ns_per_step, ""
     if cost is None and finding.cost_ns is not None:
         cost, in_all = finding.cost_ns, " in all"
-    whole = _whole(finding, analysis)
+    whole = wholes.of(finding)
     line = finding.where.label() if finding.where.file is not None else None
     place = (
         ("at", line),
@@ -333,7 +257,7 @@ def _finding_row(rule: str, finding: Finding, analysis: Analysis) -> FindingRow:
         where=_tail(shown(finding.where.label()), WHERE_LIMIT),
         place=tuple((what, shown(name)) for what, name in place if name),
         known_by=finding.basis,
-        on_ranks=_on_ranks(finding.ranks) if len(analysis.sources) > 1 else "",
+        on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None else format_bytes(finding.cost_bytes),
         advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
         evidence=tuple(
@@ -357,43 +281,27 @@ def _tail(place: str, limit: int) -> str:
     return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)
 
 
-def _whole(finding: Finding, analysis: Analysis) -> float | None:
-    """What the finding's cost is a share of: a traced step of its ranks, else the longest device span."""
-    mine = set(finding.ranks)
+class _Wholes:
+    """What costs are a share of: the mean step of the ranks that pay, else the longest span of their devices."""
 
-    def of_mine(rank: int | None) -> bool:
-        return not mine or rank is None or rank in mine
+    def __init__(self, analysis: Analysis) -> None:
+        traced = any(step.traced for step in analysis.steps)
+        self._steps: dict[int | None, tuple[int, int]] = {}
+        """(summed ns, number) of steps by rank."""
+        for step in analysis.steps:
+            if step.traced == traced:
+                total, number = self._steps.get(step.rank, (0, 0))
+                self._steps[step.rank] = (total + step.duration_ns, number + 1)
+        self._spans: dict[int | None, int] = {}
+        for device in analysis.devices:
+            self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
 
-    if finding.cost_ns_per_step is not None:
-        traced = [step for step in analysis.steps if step.traced and of_mine(step.rank)]
-        steps: Sequence[Step] = traced or [step for step in analysis.steps if of_mine(step.rank)]
-        return fmean(step.duration_ns for step in steps) if steps else None
-    spans = [device.span_ns for device in analysis.devices if of_mine(device.rank)]
-    return max(spans, default=None)
-
-
-_UNITS = {"ns": format_ns, "bytes": format_bytes}
-
-
-def evidence_cell(key: str, value: Cell) -> str:
-    """A cell with its unit, which the end of its key tells: ``wait_ns`` -> ``'1.20 ms'``."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    unit = key.rsplit("_", 1)[-1]
-    if unit in _UNITS:
-        return _UNITS[unit](value)
-    if unit in ("percent", "pct"):
-        return f"{value:.1f}%"
-    if unit == "share":
-        return f"{100 * value:.1f}%"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,}" if abs(value) >= 10_000 else str(value)
-
-
-def evidence_header(key: str) -> str:
-    """``wait_ns`` -> ``'wait'``: the unit is in the cells."""
-    stem, _, unit = key.rpartition("_")
-    return (stem if stem and unit in (*_UNITS, "percent", "pct") else key).replace("_", " ")
+    def of(self, finding: Finding) -> float | None:
+        """ns, ``None`` if neither steps nor devices tell."""
+        mine = {*finding.ranks, None}
+        if finding.cost_ns_per_step is not None:
+            sums = [pair for rank, pair in self._steps.items() if not finding.ranks or rank in mine]
+            count = sum(number for _, number in sums)
+            return sum(total for total, _ in sums) / count if count else None
+        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in mine]
+        return max(spans, default=None)

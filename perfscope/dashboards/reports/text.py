@@ -11,16 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.summary import (
-    NO_TIME,
-    SHARE_OF,
-    DeviceRow,
-    FindingRow,
-    Summary,
-    evidence_cell,
-    evidence_header,
-    summarize,
-)
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.reports.device_rows import DeviceRow
 
 SUFFIXES = (".txt",)
 

@@ -1,0 +1,36 @@
+"""Evidence as people read it: the unit moves from the key into the cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.finding import Cell
+
+_UNITS = {"ns": format_ns, "bytes": format_bytes}
+
+
+def evidence_cell(key: str, value: Cell) -> str:
+    """A cell with its unit, which the end of its key tells: ``wait_ns`` -> ``'1.20 ms'``."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    unit = key.rsplit("_", 1)[-1]
+    if unit in _UNITS:
+        return _UNITS[unit](value)
+    if unit in ("percent", "pct"):
+        return f"{value:.1f}%"
+    if unit == "share":
+        return f"{100 * value:.1f}%"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if abs(value) >= 10_000 else str(value)
+
+
+def evidence_header(key: str) -> str:
+    """``wait_ns`` -> ``'wait'``: the unit is in the cells."""
+    stem, _, unit = key.rpartition("_")
+    return (stem if stem and unit in (*_UNITS, "percent", "pct") else key).replace("_", " ")
