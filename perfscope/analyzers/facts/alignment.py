@@ -69,6 +69,20 @@ def graph_op(trace: Trace, row: int) -> GraphOp | None:
     return None
 
 
+def graph_ops_inside(trace: Trace, enclosing: frozenset[str]) -> frozenset[int]:
+    """``GraphOp.index`` of the graph's ops that ran inside an op of one of these names (``aten::one_hot``)."""
+    slices, ours, graph = trace.rows["slices"], trace.fact(_dispatched_ops), trace.fact(_graph_ops_by_name)
+    around = [code for code, text in enumerate(trace.strings) if text in enclosing]
+    rows = np.array(sorted(ours.places), np.int64)
+    inside = nearest_ancestor(trace, rows, np.isin(slices["name"], around)) != MISSING
+    found = set()
+    for row in rows[inside].tolist():
+        step, name, position = ours.places[row]
+        if ours.counts[step, name] == len(graph[name]):
+            found.add(graph[name][position].index)
+    return frozenset(found)
+
+
 def _graph_ops_by_name(trace: Trace) -> dict[str, list[GraphOp]]:
     """Ops of the graph by the name a profiler gives them: ``aten::add`` for ``aten.add.Tensor``."""
     named: dict[str, list[GraphOp]] = defaultdict(list)

@@ -15,7 +15,8 @@ may still be the slower of the two. Reads of the loss at the very end of a step 
 the queue between two steps.
 
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
-accelerator drain its queue. These findings are structural and carry no time.
+accelerator drain its queue. These findings are structural and carry no time. The range check that
+`one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
 
 Fix: keep the value on the device. Use `torch.where` or a mask in place of a branch, accumulate metrics in
 a tensor and read them every N steps, `torch.nonzero_static` or a fixed capacity in place of `nonzero`,
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfscope.analyzers.facts.alignment import graph_ops_inside
 from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.call_sites import CallSite, call_site, op_of
 from perfscope.analyzers.facts.device_calls import NO_OP
@@ -88,6 +90,9 @@ FIXES = {
 """What to write instead, by kind of read."""
 
 OTHER_FIX = "Read the value after the next step has been launched, or not at all."
+
+CHECKED_ON_CPU_ONLY = frozenset({"aten::one_hot"})
+"""Ops that read values on a CPU to check them and do not on CUDA (ATen, `one_hot` with a number of classes)."""
 
 _KIND_OF_OP = {
     "aten::_local_scalar_dense": "item",
@@ -148,7 +153,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if "device_work" in trace.recorded:
         return _measured(trace)
     if trace.op_graph is not None:
-        return _structural(trace.op_graph)
+        return _structural(trace, trace.op_graph)
     raise AbstainError("no accelerator work and no op graph in the recording; `perfscope run` records the op graph")
 
 
@@ -217,15 +222,16 @@ def _abstain_if_blind(trace: Trace, whole: int) -> None:
         )
 
 
-def _structural(graph: OpGraph) -> list[Finding]:
+def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
     reads: dict[tuple[str, str | None, int | None], list[GraphOp]] = defaultdict(list)
+    checks = graph_ops_inside(trace, CHECKED_ON_CPU_ONLY) if graph.device == "cpu" else frozenset()
     for op in graph.ops:
-        if op.host_read is not None:
+        if op.host_read is not None and op.index not in checks:
             reads[op.host_read, op.file, op.line].append(op)
-    return [_structural_finding(graph, kind, ops) for (kind, _, _), ops in reads.items()]
+    return [_structural_finding(kind, ops) for (kind, _, _), ops in reads.items()]
 
 
-def _structural_finding(graph: OpGraph, kind: str, ops: list[GraphOp]) -> Finding:
+def _structural_finding(kind: str, ops: list[GraphOp]) -> Finding:
     first = ops[0]
     phases = sorted({op.phase for op in ops})
     inside = any(phase != "other" for phase in phases)

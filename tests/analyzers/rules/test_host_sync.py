@@ -151,6 +151,19 @@ def test_on_cpu_reads_are_structural_and_one_finding_a_line():
     assert by_line[41].evidence[0]["reads_per_step"] == 8
 
 
+def test_the_range_check_of_one_hot_on_a_cpu_is_not_the_programs_read():
+    g = GraphBuilder()
+    x = g.input((4,), "int64")
+    for line in (62, 62, 70):
+        g.op("_local_scalar_dense", [x], file="moe.py", line=line, phase="forward", host_read="item")
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
+    b.op("aten::one_hot", 0, 10)
+    for start in (1, 3, 20):
+        b.op("aten::item", start, start + 1)
+        b.op("aten::_local_scalar_dense", start, start + 0.5)
+    assert [finding.where.line for finding in _judge(b).findings] == [70]
+
+
 def test_a_cpu_run_without_reads_is_clean():
     assert _judge(_cpu_run()).status == "clean"
 
