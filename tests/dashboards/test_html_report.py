@@ -49,6 +49,8 @@ class Parsed(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, f"</{tag}> closes nothing"
+        if tag not in ("b", "code"):
+            self.words.append(" ")
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "script":

@@ -1,0 +1,70 @@
+"""What a notebook shows of a trace and of an analysis."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.finding import Finding, Outcome
+from perfscope.notebook import MOST_FINDINGS, analysis_html, trace_html
+from tests.build import TraceBuilder
+from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, hostile
+from tests.dashboards.test_html_report import Parsed
+
+
+def built(name: str = "gemm") -> TraceBuilder:
+    builder = TraceBuilder(path=f"{name}.json")
+    builder.launched(name, 0, 10, 30, correlation=1)
+    builder.kernel("all_reduce", 30, 40, communication=True)
+    builder.device(0)
+    return builder
+
+
+def test_a_trace_draws_itself() -> None:
+    page = Parsed(built().build()._repr_html_())
+    assert page.open == []
+    assert "gemm.json kineto, rank 0, 5 events" in page.text
+    assert "rank 0, Test GPU (0): 30.0 us, compute 66.7%, exposed communication 33.3%, exposed copy 0.0%" in page.text
+    assert page.text.endswith("table rows calls 1 devices 1 kernels 2 threads 1")
+    widths = [float(value) for tag, key, value in page.attributes if (tag, key) == ("rect", "width") and value != "10"]
+    assert widths == [pytest.approx(666.67), pytest.approx(333.33)]
+
+
+def test_a_trace_without_devices_has_no_bar() -> None:
+    builder = TraceBuilder(rank=None)
+    builder.op("aten::mm", 0, 5)
+    page = Parsed(trace_html(builder.build()))
+    assert "svg" not in page.tags
+    assert "rank" not in page.text
+    assert "slices 1" in page.text
+
+
+def test_an_analysis_draws_itself() -> None:
+    page = Parsed(analysis()._repr_html_())
+    assert page.open == []
+    for words in (
+        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "6.90 ms 16.5% host-sync: .item() makes",
+        "no time host-sync: nonzero", "clean: input-stall, launch-bound", "could not look: exposed-communication",
+        "unplaced: 12 of 120,345 events",
+    ):  # fmt: skip
+        assert words in page.text, words
+
+
+def test_a_notebook_cell_stays_short() -> None:
+    findings = tuple(
+        Finding(
+            subject=str(n), title=f"finding {n}", severity="low", basis="measured", advice="", cost_ns_per_step=n * MS
+        )
+        for n in range(MOST_FINDINGS + 7)
+    )
+    text = analysis_html(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=findings),)))
+    assert text.count("r: finding") == MOST_FINDINGS
+    assert "and 7 more" in text
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_are_words(name: str) -> None:
+    page, plain = Parsed(analysis_html(hostile(name))), Parsed(analysis_html(hostile("plain")))
+    assert page.open == []
+    assert set(page.tags) == set(plain.tags)
+    assert {(tag, key) for tag, key, _ in page.attributes} == {(tag, key) for tag, key, _ in plain.attributes}
+    assert Parsed(trace_html(built(name).build())).tags == Parsed(trace_html(built().build())).tags

@@ -1,0 +1,78 @@
+"""The registry of reports, and writing them: whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+
+from perfscope.dashboards.reports import REPORTS, format_of, render, write
+from perfscope.profiler.errors import AskedWronglyError, DataError
+from tests.dashboards.built import analysis
+
+
+@pytest.mark.parametrize("form", REPORTS)
+def test_every_report_renders_and_ends_its_last_line(form: str) -> None:
+    text = render(analysis(), form)
+    assert "host" in text
+    assert text.endswith("\n")
+    assert text == render(analysis(), form)
+
+
+def test_the_list_is_sorted_and_knows_every_report_in_the_folder() -> None:
+    assert list(REPORTS) == sorted(REPORTS)
+    folder = Path(importlib.import_module("perfscope.dashboards.reports").__file__ or "").parent
+    with_render = {
+        f"perfscope.dashboards.reports.{file.stem}"
+        for file in folder.glob("*.py")
+        if file.stem != "__init__" and "\ndef render(" in file.read_text()
+    }
+    assert with_render == set(REPORTS.values())
+
+
+def test_unknown_format() -> None:
+    with pytest.raises(AskedWronglyError, match="pdf: no such report format; there are html, json, markdown, text"):
+        render(analysis(), "pdf")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("r.html", "html"), ("R.HTM", "html"), ("a/b.json", "json"), ("x.md", "markdown"), ("x.txt", "text"), ("x", None),
+     ("x.pdf", None)],
+)  # fmt: skip
+def test_format_by_suffix(name: str, form: str | None) -> None:
+    assert format_of(name) == form
+
+
+def test_written_for_others_to_read_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    before = os.umask(0o022)
+    try:
+        write(target, "one")
+        write(target, "two é")
+    finally:
+        os.umask(before)
+    assert target.read_text() == "two é"
+    assert target.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "report.html"
+    write(target, "old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(DataError, match=r"report\.html: cannot be written: no space left on device"):
+        write(target, "new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be written: no such file or directory"):
+        write(tmp_path / "no" / "r.json", "x")
