@@ -40,7 +40,8 @@ class KernelChain:
     duration_ns: int
     eager_bytes: int
     fused_bytes: int
-    """With the value of every link kept on chip: the least it can be, as other readers of it are not known."""
+    """With the value of every link kept on chip: the least it can be, as other readers of it are not known.
+    Nothing is counted between two copies within one dtype: those are layouts of different tensors."""
 
     @property
     def saved_ns(self) -> int:
@@ -95,16 +96,21 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
 def _chain(trace: Trace, chain: list[int]) -> KernelChain:
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     ops = [int(kernels["op"][kernel]) for kernel in chain]
+    names = tuple(trace.text(int(slices["name"][op])).rpartition("::")[2] for op in ops)
     eager = linked = 0
-    for op in ops:
+    copied, before = False, 0
+    for position, op in enumerate(ops):
         reads, result = _signature(trace, op)
         made = result.bytes if result is not None else 0
         eager += sum(tensor.bytes for tensor in dict.fromkeys(reads)) + made
-        linked += made if op != ops[-1] else 0
+        copies = names[position] == "copy_" and [tensor.dtype for tensor in reads] == [result.dtype if result else ""]
+        if position and not (copies and copied):
+            linked += before
+        copied, before = copies, made
     return KernelChain(
         kernels=tuple(chain),
         ops=tuple(ops),
-        names=tuple(trace.text(int(slices["name"][op])).rpartition("::")[2] for op in ops),
+        names=names,
         duration_ns=int((kernels["end_ns"][chain] - kernels["start_ns"][chain]).sum()),
         eager_bytes=eager,
         fused_bytes=max(0, eager - 2 * linked),

@@ -1,0 +1,83 @@
+"""What a set of graph ops is worth beside the whole step: by time where it is known, else by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.fusion_groups import region_bytes
+from perfscope.analyzers.facts.graph_flow import trace_flow
+from perfscope.analyzers.facts.graph_time import graph_time, ops_time
+from perfscope.analyzers.facts.span_work import WorkTime
+from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
+from perfscope.analyzers.finding import Severity, severity_of
+from perfscope.analyzers.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What a change to some graph ops would save in one step, at most."""
+
+    bytes: int
+    share_of_bytes: float
+    """Of all bytes that the ops of the step read and write."""
+    time: WorkTime | None
+    """Time the ops took; None where it could not be joined."""
+    ns: int | None
+    """Of their exposed time, what would be saved; None where it could not be joined."""
+    share: float
+    """Of the step's time; of its bytes where no time is known."""
+    severity: Severity
+    """By that share; without a time never above medium."""
+
+
+def saving(trace: Trace, ops: Iterable[int], saved_bytes: int, saved_part: float) -> Saving:
+    """The saving if ``saved_part`` (0 to 1) of the ops' time and ``saved_bytes`` of their traffic went."""
+    whole_bytes = trace.fact(step_bytes)
+    byte_share = saved_bytes / whole_bytes if whole_bytes else 0.0
+    time = ops_time(trace, ops)
+    if time is None:
+        return Saving(
+            bytes=saved_bytes,
+            share_of_bytes=byte_share,
+            time=None,
+            ns=None,
+            share=byte_share,
+            severity="low" if severity_of(saved_bytes, whole_bytes) == "low" else "medium",
+        )
+    saved_ns = round(time.exposed_ns * saved_part)
+    step = whole_ns(trace) / steps_in(trace)
+    return Saving(
+        bytes=saved_bytes,
+        share_of_bytes=byte_share,
+        time=time,
+        ns=saved_ns,
+        share=saved_ns / step if step else 0.0,
+        severity=severity_of(saved_ns, step),
+    )
+
+
+def step_bytes(trace: Trace) -> int:
+    """Bytes that all ops of the graph read and write, one by one; 0 without a graph."""
+    graph, flow = trace.op_graph, trace.fact(trace_flow)
+    if graph is None or flow is None:
+        return 0
+    return sum(
+        region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+        for index, op in enumerate(graph.ops)
+        if not op.view
+    )
+
+
+def steps_in(trace: Trace) -> int:
+    """Steps the trace shows; 1 where it shows none, as the graph was laid beside all of it."""
+    return trace.fact(step_windows).count or 1
+
+
+def how_joined(trace: Trace) -> str:
+    """How sure the times of graph ops are, in words, for a finding."""
+    place = trace.fact(graph_time)
+    if place.known:
+        what = "kernel time" if place.on_device else "op time (no accelerator)"
+        return f"{what}, {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps"
+    return f"no time: {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps"
