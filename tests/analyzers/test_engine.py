@@ -1,0 +1,115 @@
+"""The engine: abstention is never clean, ranks are merged, a broken rule costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from perfscope.analyzers import engine
+from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.finding import AbstainError, Finding, Rule, Where, severity_of
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.errors import AskedWronglyError
+from tests.build import EVERYTHING, TraceBuilder
+
+
+def finding(cost: int | None, subject: str = "thing", line: int = 1) -> Finding:
+    return Finding(
+        subject=subject,
+        title=f"{subject} costs {cost}",
+        severity="low",
+        basis="measured",
+        advice="mend it",
+        cost_ns_per_step=cost,
+        where=Where(file="train.py", line=line),
+        evidence=({"wait_ns": cost},),
+    )
+
+
+def rule(check: Callable[[Trace], Iterable[Finding]], *needs: str) -> Rule:
+    return Rule(id="made_up", doc="A rule.", needs=needs, check=check)
+
+
+def trace(rank: int | None = 0, *, recorded: frozenset[str] = EVERYTHING) -> Trace:
+    build = TraceBuilder(rank=rank, recorded=recorded)
+    build.step(0, 0, 100)
+    build.kernel("k", 0, 50)
+    return build.build()
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, made: Rule, *traces: Trace) -> engine.Outcome:
+    monkeypatch.setattr(engine, "load_rule", lambda name: made)
+    (outcome,) = analyze(traces, rules=["made_up"])
+    return outcome
+
+
+def test_flagged_is_sorted_by_cost_with_timeless_ones_last() -> None:
+    outcome = judge(rule(lambda _: [finding(None), finding(5), finding(9)]), trace())
+    assert outcome.status == "flagged"
+    assert [found.cost_ns_per_step for found in outcome.findings] == [9, 5, None]
+
+
+def test_nothing_found_is_clean_and_nothing_recorded_is_not() -> None:
+    assert judge(rule(lambda _: []), trace()).status == "clean"
+    blind = judge(rule(lambda _: [], "memory", "shapes"), trace(recorded=EVERYTHING - {"memory", "shapes"}))
+    assert blind.status == "abstained"
+    assert blind.reason == "not recorded: allocator events; input shapes of ops"
+
+
+def test_a_rule_may_abstain_in_its_own_words() -> None:
+    def check(_: Trace) -> Iterable[Finding]:
+        raise AbstainError("one rank only; record all of them")
+
+    outcome = judge(rule(check), trace())
+    assert (outcome.status, outcome.reason) == ("abstained", "one rank only; record all of them")
+
+
+def test_a_broken_rule_abstains_and_says_so() -> None:
+    def check(_: Trace) -> Iterable[Finding]:
+        yield finding(1)
+        raise ZeroDivisionError("by zero")
+
+    outcome = judge(rule(check), trace())
+    assert (outcome.status, outcome.findings) == ("abstained", ())
+    assert outcome.reason == "the rule failed: ZeroDivisionError: by zero"
+
+
+def test_the_same_finding_on_several_ranks_is_one_with_the_worst_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {0: 5, 1: 9, 2: None}
+    made = rule(lambda t: [finding(cost)] if (cost := costs[t.source.rank or 0]) else [])
+    outcome = asked(monkeypatch, made, *(trace(rank) for rank in costs))
+    (found,) = outcome.findings
+    assert (found.cost_ns_per_step, found.ranks) == (9, (0, 1))
+    assert found.evidence == ({"source": "rank 1", "wait_ns": 9}, {"source": "rank 0", "wait_ns": 5})
+
+
+def test_other_lines_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rule(lambda t: [finding(5, line=t.source.rank or 0)])
+    outcome = asked(monkeypatch, made, trace(1), trace(2))
+    assert [found.where.line for found in outcome.findings] == [1, 2]
+
+
+def test_clean_needs_every_rank_to_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = trace(1, recorded=EVERYTHING - {"memory"})
+    outcome = asked(monkeypatch, rule(lambda _: [], "memory"), trace(0), blind)
+    assert outcome.status == "abstained"
+    assert outcome.reason == "rank 1: not recorded: allocator events"
+    flagged = asked(monkeypatch, rule(lambda _: [finding(3)], "memory"), trace(0), blind)
+    assert (flagged.status, flagged.reason) == ("flagged", "rank 1: not recorded: allocator events")
+
+
+def test_unknown_rules_are_refused() -> None:
+    with pytest.raises(AskedWronglyError, match=r"no_such: no such rule"):
+        analyze(trace(), rules=["no_such"])
+
+
+def test_every_rule_answers_an_empty_trace() -> None:
+    """Nothing recorded at all: everything abstains, nothing is clean."""
+    nothing = TraceBuilder(recorded=frozenset()).build()
+    assert {outcome.status for outcome in analyze(nothing)} == {"abstained"}
+
+
+def test_severity_follows_the_share() -> None:
+    assert [severity_of(cost, 1000) for cost in (0, 9, 10, 49, 50)] == ["low", "low", "medium", "medium", "high"]
+    assert severity_of(5, 0) == "low"
