@@ -11,7 +11,8 @@ from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "bool": 1, "int64": 8}
 POINTWISE = {
     "add", "add_", "mul", "mul_", "sub", "div", "silu", "gelu", "pow", "rsqrt", "neg", "sqrt", "lerp_", "addcmul_",
-    "addcdiv_", "masked_fill", "where", "relu", "exp", "sigmoid", "tanh", "clone", "copy_", "_to_copy", "bernoulli_", "zeros",
+    "addcdiv_", "masked_fill", "where", "relu", "exp", "sigmoid", "tanh", "clone", "copy_", "_to_copy", "bernoulli_",
+    "zeros",
 }  # fmt: skip
 REDUCTIONS = {"sum", "mean", "amax", "var", "_softmax", "_softmax_backward_data"}
 

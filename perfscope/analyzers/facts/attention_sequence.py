@@ -87,7 +87,7 @@ def _attention(
 
 def _until_matmul(trace: Trace, rows: np.ndarray, score: TensorSpec, *, makes: bool) -> list[int] | None:
     """Score ops on the way to the matmul that makes (or reads) the scores; None if another softmax comes first."""
-    passed = []
+    passed: list[int] = []
     for row in rows.tolist():
         name = _name(trace, row)
         if name in SOFTMAX:

@@ -64,7 +64,7 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
     graph = trace.op_graph
     if graph is None:
         return ()
-    attention = {index for found in trace.fact(graph_attentions) for index in found.ops}
+    attention = _attention_ops(trace, graph)
     places: dict[Place, dict[tuple[Phase, tuple[str, ...], int, int], list[FusionGroup]]] = {}
     for group in trace.fact(fusion_groups):
         phase = graph.ops[group.ops[0]].phase
@@ -75,6 +75,14 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
         same.setdefault((phase, names, group.eager_bytes, group.fused_bytes), []).append(group)
     sites = [_site(graph, place, same) for place, same in places.items()]
     return tuple(sorted(sites, key=lambda site: -sum(pattern.saved_bytes for pattern in site.patterns)))
+
+
+def _attention_ops(trace: Trace, graph: OpGraph) -> set[int]:
+    """Score ops, and all that torch's own math fallback runs on its line."""
+    found = trace.fact(graph_attentions)
+    fallback = {(graph.ops[one.softmax].file, graph.ops[one.softmax].line) for one in found if one.by_sdpa}
+    on_line = {index for index, op in enumerate(graph.ops) if (op.file, op.line) in fallback and op.file is not None}
+    return on_line | {index for one in found for index in one.ops}
 
 
 def chain_text(names: tuple[str, ...]) -> str:

@@ -27,6 +27,7 @@ Fix:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -86,7 +87,8 @@ def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
         ops = [index for attention in members for index in attention.ops]
         saved = saving(trace, ops, sum(attention.bytes for attention in members), saved_part=1.0)
         if saved.share >= MIN_SHARE:
-            where = Where(file=file, line=line, module=graph.ops[members[0].softmax].module or None)
+            module = re.sub(r"\d+", "*", graph.ops[members[0].softmax].module)
+            where = Where(file=file, line=line, module=module or None)
             yield _graph_finding(trace, graph, members, saved, where, by_sdpa)
 
 
@@ -94,23 +96,23 @@ def _graph_finding(
     trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
 ) -> Finding:
     first = members[0]
-    title = f"{_what(by_sdpa)} {_times(len(members))}: {format_bytes(saved.bytes)} of traffic on {_shape(first.score_shape)} scores"
+    title = f"{_what(by_sdpa)} {_times(len(members))}: {format_bytes(saved.bytes)} of traffic "
+    title += f"on {_shape(first.score_shape)} scores"
     if saved.ns is not None and saved.time is not None:
         title += f", {format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
     else:
         title += f" ({100 * saved.share_of_bytes:.1f}% of the step's bytes; no time)"
-    rows: list[dict[str, Cell]] = []
-    for attention in members[:MAX_ROWS]:
-        rows.append(
-            {
-                "module": graph.ops[attention.softmax].module,
-                "ops": " -> ".join(short_name(graph.ops[index]) for index in attention.ops),
-                "score_shape": _shape(attention.score_shape),
-                "score_dtype": attention.score_dtype,
-                "traffic_bytes": attention.bytes,
-                "time_known_by": how_joined(trace),
-            }
-        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "module": graph.ops[attention.softmax].module,
+            "ops": " -> ".join(short_name(graph.ops[index]) for index in attention.ops),
+            "score_shape": _shape(attention.score_shape),
+            "score_dtype": attention.score_dtype,
+            "traffic_bytes": attention.bytes,
+            "time_known_by": how_joined(trace),
+        }
+        for attention in sorted(members, key=lambda member: -member.bytes)[:MAX_ROWS]
+    ]
     return Finding(
         subject=_subject(by_sdpa),
         title=title,
@@ -120,7 +122,7 @@ def _graph_finding(
         cost_ns_per_step=saved.ns,
         cost_bytes=saved.bytes,
         where=where,
-        evidence=tuple(sorted(rows, key=lambda row: -int(row["traffic_bytes"] or 0))),
+        evidence=tuple(rows),
         advice=f"{SDPA_ADVICE}; {_why_math(graph, first)}." if by_sdpa else ADVICE,
     )
 

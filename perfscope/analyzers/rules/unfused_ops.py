@@ -133,8 +133,8 @@ def _row(trace: Trace, pattern: Pattern, saved: Saving) -> dict[str, Cell]:
 def _advice(site: Site) -> str:
     what = f"{site.function}()" if site.function and not site.function.startswith("<") else "the function around it"
     return (
-        f"Compile it: put @torch.compile on {what.rpartition('.')[2]}, or model = torch.compile(model); where the chain "
-        "is a norm, call torch.nn.functional.rms_norm or layer_norm instead of writing it out."
+        f"Compile it: put @torch.compile on {what.rpartition('.')[2]}, or model = torch.compile(model); where the "
+        "chain is a norm, call torch.nn.functional.rms_norm or layer_norm instead of writing it out."
     )
 
 
@@ -155,8 +155,8 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
         moved = sum(chain.eager_bytes - chain.fused_bytes for chain in chains)
         yield Finding(
             subject=text,
-            title=f"{text} looks like one expression run op by op: {len(chains):,} chains of {kernels:,} kernels, up to "
-            f"{format_ns(cost)} saved fused ({format_share(cost, whole)}); guessed from shapes and order, "
+            title=f"{text} looks like one expression run op by op: {len(chains):,} chains of {kernels:,} kernels, "
+            f"up to {format_ns(cost)} saved fused ({format_share(cost, whole)}); guessed from shapes and order, "
             f"{100 * FORWARD_PRECISION:.0f}% of such links were real",
             severity=severity_of(cost, whole),
             basis="modelled",
