@@ -281,6 +281,7 @@ def negate(x: Any) -> None:
         (read_item, "item"),
         (read_float, "item"),
         (lambda x: bool(x.sum()), "item"),
+        (lambda x: F.one_hot(x.long(), x[0, 0].int().item() + 1), "item"),
         (branch, "bool"),
         (negate, "bool"),
         (torch.nonzero, "nonzero"),
@@ -305,6 +306,7 @@ def test_host_reads(record: Any, program: Any, reason: str) -> None:
         lambda x: torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0, output_size=3),
         lambda x: x.masked_fill(x > 0, 1),
         lambda x: x.to("cpu", torch.float64),
+        lambda x: F.one_hot(x.long(), 3),  # checks its input, on the CPU alone
     ],
 )
 def test_what_the_host_need_not_wait_for(record: Any, program: Any) -> None:

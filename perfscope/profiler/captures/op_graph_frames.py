@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 import os
 import site
 import sys
 import sysconfig
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -119,6 +122,25 @@ def asks_truth(frame: FrameType) -> bool:
     opcode = frame.f_code.co_code[frame.f_lasti]
     name = dis.opname[opcode]
     return ("JUMP" in name and "IF" in name) or name in ("TO_BOOL", "UNARY_NOT")
+
+
+def called(frame: FrameType) -> str | None:
+    """Name of the function the frame is calling (``F.one_hot(x)``: ``one_hot``); None without its source."""
+    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or None in position:
+        return None
+    first, last, begin, end = (number or 0 for number in position)
+    lines = [linecache.getline(frame.f_code.co_filename, line).encode() for line in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    try:
+        call = ast.parse(b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):  # the file has changed since it was imported
+        return None
+    function = call.func if isinstance(call, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
 
 
 def reads_step_counter(frame: FrameType | None) -> bool:

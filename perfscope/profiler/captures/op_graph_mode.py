@@ -15,9 +15,9 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.profiler.captures.op_graph_flops import flops_of
-from perfscope.profiler.captures.op_graph_frames import Frames, Site, asks_truth, reads_step_counter
+from perfscope.profiler.captures.op_graph_frames import Frames, Site, asks_truth, called, reads_step_counter
 from perfscope.profiler.captures.op_graph_modules import ModuleStack
-from perfscope.profiler.captures.op_graph_schema import OpFacts, facts_of, host_read
+from perfscope.profiler.captures.op_graph_schema import CPU_CHECKS, OpFacts, facts_of, host_read
 from perfscope.profiler.captures.op_graph_storages import StorageIds
 from perfscope.profiler.captures.op_graph_table import OpTable
 
@@ -71,7 +71,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         site = self._frames.site(frame)
         why, where = host_read(facts, named.get, sources, results)
         if why is not None:
-            why = _stall(why, site, frame)
+            why = _stall(why, where, site, frame)
         index = len(self._table)
         # Saved-tensor hooks detach() between the node's creation and its op: the number is the op's.
         sequences = range(0) if view and not torch.is_grad_enabled() else self._new_sequences()
@@ -190,13 +190,17 @@ def _recomputes(site: Site) -> bool:
     return site.checkpoint and torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
 
 
-def _stall(why: str, site: Site, frame: Any) -> str | None:
+def _stall(why: str, where: str, site: Site, frame: Any) -> str | None:
     """The reason to report, or None where the value lives on the host on every machine."""
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_DISPATCH_WRAPPERS):
         frame = frame.f_back  # torch wraps __torch_dispatch__ so that it is never compiled
     if site.data or reads_step_counter(frame):
         return None
-    return "bool" if why == "item" and frame is not None and asks_truth(frame) else why
+    if why != "item" or frame is None:
+        return why
+    if where == "cpu" and called(frame) in CPU_CHECKS:
+        return None
+    return "bool" if asks_truth(frame) else why
 
 
 _DISPATCH_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_python_dispatch.py")

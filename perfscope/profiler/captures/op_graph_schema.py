@@ -49,6 +49,8 @@ HOST_READS = {
 """Ops whose result's value or size the host needs before it can go on."""
 MASK_READS = frozenset(("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"))
 """Ops that count the True elements of a boolean index (``nonzero`` inside)."""
+CPU_CHECKS = frozenset(("one_hot",))
+"""Functions that read values only to check them, and only on the CPU: ``Onehot.cpp`` leaves it to CUDA's asserts."""
 
 
 class OpFacts(NamedTuple):
