@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from perfscope.profiler.store import RUNS_FOLDER, Listed
 
 if TYPE_CHECKING:
     from perfscope.profiler.run import Run
+
+PIPE_WIDTH = 160
+"""Columns where no terminal says how many it has: an id and a usual command fit on one line."""
 
 
 @click.command()
@@ -86,8 +90,9 @@ def _print_table(listed: list[Listed]) -> None:
     from perfscope.dashboards.shown import shown
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "ranks", "steps", "a step", "passes", "command"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("run", "state"))
+    for name in ("run", "state", "ranks", "steps", "a step", "passes"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("command", overflow="fold")
     for one in listed:
         row = _row(one)
         if one.run is None:
@@ -99,4 +104,4 @@ def _print_table(listed: list[Listed]) -> None:
             captured = f"{len(row['captures'])}/{len(planned)}"
             cells = [row["id"], state, str(row["ranks"]), str(row["steps"]), step, captured, " ".join(row["command"])]
         table.add_row(*(Text(shown(cell)) for cell in cells))
-    Console(soft_wrap=False).print(table)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

@@ -1,0 +1,111 @@
+"""``perfscope runs``: the list, as a table and as JSON, and pruning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfscope.commands.runs import runs
+from perfscope.profiler import store
+from perfscope.profiler.run import Capture, Process, Run
+
+
+def put(root: Path, name: str, *, command: tuple[str, ...] = ("train.py",), exit_code: int = 0) -> Path:
+    directory = root / name
+    directory.mkdir(parents=True)
+    captures = (
+        Capture(pass_name="timing", tool="torch_profiler", state="recorded", artifact="rank00000/t.gz"),
+        Capture(pass_name="structure", tool="op_graph", state="missing", reason="compiled"),
+    )
+    process = Process(
+        rank=0,
+        directory="rank00000",
+        steps_seen=12,
+        untraced_step_ns=(3_000_000, 1_000_000, 2_000_000),
+        captures=captures,
+    )
+    store.write(
+        directory,
+        Run(
+            id=name,
+            name="train",
+            created_utc="2026-01-01T00:00:00+00:00",
+            command=command,
+            state="finished",
+            exit_code=exit_code,
+            processes=(process,),
+        ),
+    )
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "perfscope-runs"
+
+
+def ask(*words: str) -> str:
+    done = CliRunner().invoke(runs, list(words), catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_the_table_shows_each_run_newest_first(here: Path) -> None:
+    put(here, "20260101-000000-train-aaaa")
+    put(here, "20260102-000000-train-bbbb", exit_code=3)
+    (put(here, "20260103-000000-train-cccc") / "run.json").write_text("{")
+    shown = ask()
+    order = [shown.index(digits) for digits in ("cccc", "bbbb", "aaaa")]
+    assert order == sorted(order)
+    assert "unreadable" in shown
+    assert "finished (3)" in shown
+    assert "2.00 ms" in shown
+    assert "1/2" in shown
+
+
+def test_json_has_the_same_and_is_stable(here: Path) -> None:
+    put(here, "20260101-000000-train-aaaa")
+    (put(here, "20260103-000000-train-cccc") / "run.json").write_text("{")
+    broken, good = json.loads(ask("--json"))
+    assert (broken["id"], broken["state"]) == ("20260103-000000-train-cccc", "unreadable")
+    assert good == {
+        "id": "20260101-000000-train-aaaa",
+        "name": "train",
+        "created_utc": "2026-01-01T00:00:00+00:00",
+        "state": "finished",
+        "exit_code": 0,
+        "ranks": 1,
+        "steps": 12,
+        "step_ns": 2_000_000,
+        "captures": ["timing"],
+        "command": ["train.py"],
+        "notes": [],
+    }
+
+
+def test_nothing_captured_here_is_said(here: Path) -> None:
+    assert "no runs" in ask()
+    assert json.loads(ask("--json")) == []
+
+
+def test_a_command_cannot_steer_the_terminal(here: Path) -> None:
+    put(here, "20260101-000000-train-aaaa", command=("\x1b[2J[red]x",))
+    shown = ask()
+    assert "\x1b" not in shown
+    assert "[red]" in shown
+
+
+def test_prune_keeps_the_newest(here: Path) -> None:
+    for day in (1, 2, 3):
+        put(here, f"2026010{day}-000000-train-aaaa")
+    assert "removed 2 runs" in ask("--prune", "1")
+    assert [path.name for path in here.iterdir()] == ["20260103-000000-train-aaaa"]
+    assert json.loads(ask("--prune", "0", "--json")) == {"removed": ["20260103-000000-train-aaaa"]}
+
+
+def test_a_negative_number_to_keep_is_refused() -> None:
+    assert CliRunner().invoke(runs, ["--prune", "-1"]).exit_code == 2
