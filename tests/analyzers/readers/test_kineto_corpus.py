@@ -127,6 +127,7 @@ def test_links_and_times_equal_the_raw_events(path: Path) -> None:
     assert shown == spans
     for table in ("kernels", "copies"):
         _check_calls(trace, table)
+        _check_ops(trace, table)
     slices = trace.rows["slices"]
     child = np.flatnonzero(slices["parent"] >= 0)
     parent = slices["parent"][child]
@@ -141,6 +142,19 @@ def _check_calls(trace: Trace, table: str) -> None:
     assert (calls["correlation"][rows["call"][linked]] == rows["correlation"][linked]).all()
     orphans = set(rows["correlation"][~linked].tolist())
     assert not orphans & (set(calls["correlation"].tolist()) - {-1})
+
+
+def _check_ops(trace: Trace, table: str) -> None:
+    """Two ways to the op agree: the id that the profiler wrote, and the place of the launch call."""
+    rows, calls, slices = trace.rows[table], trace.rows["calls"], trace.rows["slices"]
+    linked = np.flatnonzero((rows["op"] >= 0) & (rows["call"] >= 0))
+    op, call = rows["op"][linked], rows["call"][linked]
+    # record_param_comms stands beside the call of its collective, not around it
+    named = np.array([trace.text(code) != "record_param_comms" for code in slices["name"][op].tolist()], bool)
+    op, call = op[named], call[named]
+    assert (slices["start_ns"][op] <= calls["start_ns"][call]).all()
+    assert (slices["end_ns"][op] >= calls["end_ns"][call]).all()
+    assert (slices["thread"][op] == calls["thread"][call]).all()
 
 
 def test_known_answers(corpus: Path) -> None:
