@@ -6,18 +6,26 @@
 3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the
    ops in a step, never by time (``alignment.py``).
 
-Python spans carry the line where a function's definition begins, not the line that ran; ``exact`` tells.
+Python spans carry the line where a function's definition begins, or, if the function was running already,
+the line it stood at when recording began; never the line that ran. ``line_is`` tells which it is. For an
+annotation (a data loader's fetch) the op graph's line is that of an op inside it, in the same function.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfscope.analyzers.facts.alignment import detail_row, graph_op
 from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame, parse_module
 from perfscope.analyzers.facts.nesting import lineage
 from perfscope.analyzers.finding import Where
+from perfscope.analyzers.op_graph import GraphOp
 from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+
+MOST_INSIDE = 1000
+"""Spans looked at inside an annotation: a fetch runs a few ops of its own, a whole step has thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +37,17 @@ class CallSite:
     function: str | None = None
     module: str | None = None
     exact: bool = False
-    """True: ``line`` is the line that ran. False: the line where ``function`` begins."""
+    """``line`` is the line that ran."""
+    running: bool = False
+    """``function`` was running when recording began, and ``line`` is where it stood then."""
 
     def line_is(self) -> str | None:
         """What ``line`` says, in words; None without a line."""
         if self.line is None:
             return None
-        return "the line that ran" if self.exact else f"where {self.function} begins"
+        if self.exact:
+            return "the line that ran"
+        return f"where {self.function} {'stood when recording began' if self.running else 'begins'}"
 
     def where(self, op: str | None = None, kernel: str | None = None) -> Where:
         """As place of a finding."""
@@ -50,19 +62,19 @@ def call_site(trace: Trace, row: int) -> CallSite:
     if row == MISSING:
         return UNKNOWN_SITE
     recorded = _from_stack(trace, row)
-    graph = graph_op(trace, row)
-    if graph is not None and graph.file is not None:
-        return CallSite(
-            file=graph.file,
-            line=graph.line,
-            function=graph.function,
-            module=graph.module or recorded.module,
-            exact=True,
-        )
-    if recorded.file is not None or trace.detail is None:
+    if recorded.file is None and trace.detail is not None:
+        match = detail_row(trace, row)
+        recorded = recorded if match is None else _from_stack(trace.detail, match)
+    graph = graph_op(trace, row) or _op_inside(trace, row, recorded)
+    if graph is None or graph.file is None:
         return recorded
-    match = detail_row(trace, row)
-    return recorded if match is None else _from_stack(trace.detail, match)
+    return CallSite(
+        file=graph.file,
+        line=graph.line,
+        function=graph.function,
+        module=graph.module or recorded.module,
+        exact=True,
+    )
 
 
 def op_of(trace: Trace, row: int) -> str | None:
@@ -74,11 +86,30 @@ def op_of(trace: Trace, row: int) -> str | None:
     return None
 
 
+def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
+    """An op of the graph that ran inside an annotation, called from the function that ``recorded`` names."""
+    slices = trace.rows["slices"]
+    if trace.op_graph is None or recorded.file is None or slices["kind"][row] != SliceKind.ANNOTATION:
+        return None
+    end = row + int(np.searchsorted(slices["start_ns"][row:], slices["end_ns"][row]))
+    for inner in range(row + 1, min(end, row + MOST_INSIDE)):
+        if slices["thread"][inner] != slices["thread"][row]:
+            break
+        graph = graph_op(trace, inner)
+        if graph is None or graph.file is None or graph.function is None:
+            continue
+        same_file = graph.file.endswith(recorded.file) or recorded.file.endswith(graph.file)
+        if same_file and graph.function.rpartition(".")[2] == recorded.function:
+            return graph
+    return None
+
+
 def _from_stack(trace: Trace, row: int) -> CallSite:
     slices = trace.rows["slices"]
     module: str | None = None
     library: Frame | None = None
     found: Frame | None = None
+    place = MISSING
     for ancestor in lineage(trace, row):
         if slices["kind"][ancestor] != SliceKind.PYTHON:
             continue
@@ -89,10 +120,25 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
             if found is not None and module is not None:
                 break
         elif frame.owner is Owner.USER:
-            found = frame
-        elif frame.owner is Owner.LIBRARY:
-            library = library or frame
+            found, place = frame, ancestor
+        elif frame.owner is Owner.LIBRARY and library is None:
+            library, place = frame, ancestor
     found = found or library
     if found is None:
         return CallSite(module=module)
-    return CallSite(file=found.file, line=found.line, function=found.function, module=module)
+    return CallSite(
+        file=found.file,
+        line=found.line,
+        function=found.function,
+        module=module,
+        running=_was_running(trace, place),
+    )
+
+
+def _was_running(trace: Trace, row: int) -> bool:
+    """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
+    slices = trace.rows["slices"]
+    first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
+    before = int((slices["kind"][first:row] == SliceKind.PYTHON).sum())
+    around = sum(int(slices["kind"][outer] == SliceKind.PYTHON) for outer in lineage(trace, row)) - 1
+    return before == around

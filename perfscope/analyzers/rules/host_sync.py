@@ -228,21 +228,20 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
     for op in graph.ops:
         if op.host_read is not None and op.index not in checks:
             reads[op.host_read, op.file, op.line].append(op)
-    return [_structural_finding(kind, ops) for (kind, _, _), ops in reads.items()]
+    last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
+    return [_structural_finding(kind, ops, last_update) for (kind, _, _), ops in reads.items()]
 
 
-def _structural_finding(kind: str, ops: list[GraphOp]) -> Finding:
+def _structural_finding(kind: str, ops: list[GraphOp], last_update: int) -> Finding:
+    """``last_update``: index of the last op of the optimizer, -1 without one."""
     first = ops[0]
-    phases = sorted({op.phase for op in ops})
-    inside = any(phase != "other" for phase in phases)
-    severity: Severity = "medium" if inside else "low"
+    severity: Severity = "medium"
     each = f"{len(ops)} times a step" if len(ops) > 1 else "once a step"
     what = READS.get(kind, kind)
     advice = FIXES.get(kind, OTHER_FIX)
-    if not inside:
-        advice += (
-            " It stands outside forward, backward and optimizer; at the end of a step a read drains the queue too."
-        )
+    if first.index > last_update >= 0:
+        severity = "low"
+        advice += " It is read when the step is over: the queue still runs dry once a step, between two steps."
     return Finding(
         subject=f"{kind} read",
         title=f"{what[0].upper() + what[1:]} reads a tensor on the host {each}: an accelerator would run dry there",

@@ -20,6 +20,7 @@ def _row(trace, name: str, nth: int = 0) -> int:
 
 def test_the_innermost_frame_of_the_user_is_the_site_and_torchs_are_skipped():
     b = TraceBuilder()
+    b.python("<built-in function perf_counter_ns>", -2, -1)
     b.python("train.py(1): <module>", 0, 100)
     b.python("train.py(20): step", 1, 99)
     b.python("nn.Module: Router_0", 2, 98)
@@ -32,6 +33,34 @@ def test_the_innermost_frame_of_the_user_is_the_site_and_torchs_are_skipped():
     assert (site.file, site.line, site.function, site.module) == ("model.py", 7, "forward", "Router_0")
     assert not site.exact
     assert site.line_is() == "where forward begins"
+
+
+def test_the_line_of_a_function_that_was_running_already_is_where_it_stood():
+    b = TraceBuilder()
+    b.python("train.py(17): run", 0, 100)
+    b.op("aten::add", 1, 2)
+    b.python("<built-in function perf_counter_ns>", 10, 20)
+    trace = b.build()
+    assert call_site(trace, _row(trace, "aten::add")).line_is() == "where run stood when recording began"
+    b.python("train.py(8): late", 30, 40)
+    b.op("aten::div", 31, 32)
+    later = b.build()
+    assert call_site(later, _row(later, "aten::div")).line_is() == "where late begins"
+
+
+def test_an_annotation_takes_the_line_of_an_op_inside_it_in_the_same_function():
+    g = GraphBuilder()
+    x = g.input((4,))
+    g.op("randn", [x], file="tr.py", line=7, function="Slow.__getitem__")
+    g.op("stack", [x], file="tr.py", line=12, function="Trainer.run")
+    b = TraceBuilder(op_graph=g.graph(live=[]))
+    b.python("tr.py(17): run", 0, 100)
+    b.annotation("enumerate(DataLoader)#x", 10, 50)
+    b.op("aten::randn", 11, 12)
+    b.op("aten::stack", 20, 21)
+    trace = b.build()
+    site = call_site(trace, _row(trace, "enumerate(DataLoader)#x"))
+    assert (site.line, site.exact, site.function) == (12, True, "Trainer.run")
 
 
 def test_an_installed_package_is_the_site_only_where_the_user_has_none():

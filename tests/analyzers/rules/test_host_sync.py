@@ -21,6 +21,7 @@ def _one_wait(idle: float, *, wait_until: float = 105.0, op: str = "aten::_local
     """A step of 1 ms: work until 100 us, a wait from 50 us, then ``idle`` us of nothing, then work again."""
     b = TraceBuilder()
     b.step(1, 0, STEP)
+    b.python("<built-in function perf_counter_ns>", -2, -1)
     b.python("train.py(80): step", 0, STEP)
     b.launched("work", 1, 10, 100, correlation=1)
     b.op(op, 49, wait_until + 1)
@@ -127,7 +128,8 @@ def test_abstains_without_device_work_and_without_an_op_graph():
     assert _judge(b).status == "abstained"
 
 
-def _cpu_run(*reads: tuple[str, str, int, str]) -> TraceBuilder:
+def _cpu_run(*reads: tuple[str, str | None, int, str]) -> TraceBuilder:
+    """A run on a CPU whose step runs these ops: (op, kind of read, line, phase)."""
     g = GraphBuilder()
     x = g.input((4,))
     g.op("mul", [x, x], file="moe.py", line=1, phase="forward")
@@ -139,7 +141,8 @@ def _cpu_run(*reads: tuple[str, str, int, str]) -> TraceBuilder:
 
 
 def test_on_cpu_reads_are_structural_and_one_finding_a_line():
-    reads = [("nonzero", "nonzero", 41, "forward")] * 8 + [("_local_scalar_dense", "item", 60, "other")]
+    reads: list[tuple[str, str | None, int, str]] = [("nonzero", "nonzero", 41, "forward")] * 8
+    reads += [("_fused_adamw_", None, 50, "optimizer"), ("_local_scalar_dense", "item", 60, "other")]
     outcome = _judge(_cpu_run(*reads))
     assert outcome.status == "flagged"
     by_line = {finding.where.line: finding for finding in outcome.findings}
@@ -147,7 +150,8 @@ def test_on_cpu_reads_are_structural_and_one_finding_a_line():
     assert all(f.basis == "structural" and f.cost_ns is None and f.cost_ns_per_step is None for f in by_line.values())
     assert "8 times a step" in by_line[41].title
     assert (by_line[41].severity, by_line[60].severity) == ("medium", "low")
-    assert "end of a step" in by_line[60].advice
+    assert "when the step is over" in by_line[60].advice
+    assert "when the step is over" not in by_line[41].advice
     assert by_line[41].evidence[0]["reads_per_step"] == 8
 
 
