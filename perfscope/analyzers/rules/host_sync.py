@@ -14,6 +14,9 @@ and time in a data loader belongs to `input_stall`. Idle time is an upper bound:
 may still be the slower of the two. Reads of the loss at the very end of a step count as well: they drain
 the queue between two steps.
 
+The line is the one that ran where a run's op graph knows it; a trace's Python stacks only know where the
+function begins. `line_is` in the evidence tells.
+
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
