@@ -78,6 +78,8 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
 def judge(rule: Rule, trace: Trace) -> Outcome:
     """What one rule says of one trace. A rule that breaks abstains and says so; it never passes as clean."""
     absent = [key for key in rule.needs if key not in trace.recorded]
+    if "device_work" in absent:
+        absent = ["device_work"]  # links and calls of work that is not there are no second reason
     if absent:
         return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
     try:

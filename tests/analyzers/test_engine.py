@@ -57,6 +57,12 @@ def test_nothing_found_is_clean_and_nothing_recorded_is_not() -> None:
     assert blind.reason == "not recorded: allocator events; input shapes of ops"
 
 
+def test_no_device_work_is_reason_enough() -> None:
+    none = trace(recorded=EVERYTHING - {"device_work", "launch_links"})
+    blind = judge(rule(lambda _: [], "launch_links", "device_work"), none)
+    assert blind.reason == "not recorded: kernels and copies of an accelerator"
+
+
 def test_a_rule_may_abstain_in_its_own_words() -> None:
     def check(_: Trace) -> Iterable[Finding]:
         raise AbstainError("one rank only; record all of them")
