@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from perfscope.commands.group import cli
+from perfscope.commands.group import PipeClosedError, cli
 from perfscope.commands.options import Flags
 from perfscope.profiler.errors import DATA_UNREADABLE, DONE, PerfscopeError
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, PipeClosedError):
         _silence_stdout()
         return PIPE_CLOSED
     except PerfscopeError as error:

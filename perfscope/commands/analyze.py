@@ -54,7 +54,7 @@ def analyze(
     from perfscope.analyzers.rules import load_rule
 
     targets = [(_format_for(output, form), output) for output in outputs]
-    chosen = [load_rule(rule).id for rule in dict.fromkeys(rules)] or None
+    chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     loaded = _load(paths)
     if not quiet:
         _tell(loaded.skipped)

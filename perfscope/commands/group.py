@@ -12,6 +12,10 @@ from perfscope.commands.options import Flags
 from perfscope.profiler.errors import PerfscopeError
 
 
+class PipeClosedError(Exception):
+    """The reader of our output went away. Click would take a ``BrokenPipeError`` for itself and exit with 1."""
+
+
 class LazyGroup(click.Group):
     """Finds verbs in ``COMMANDS``. A verb that cannot be imported fails when it is called, not before."""
 
@@ -32,6 +36,13 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{home} is not a click command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; what click would hide of a closed pipe is passed on to ``main()``."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
 
 
 def _broken(name: str, error: Exception) -> click.Command:

@@ -114,12 +114,9 @@ def test_ranks_are_named_only_where_there_are_several_sources() -> None:
     assert several.findings[0].on_ranks == " (rank 0)"
 
 
-def test_what_a_run_did_not_capture_is_a_remark() -> None:
-    capture = {"pass_name": "detail", "tool": "torch_profiler", "state": "missing", "reason": "the program ended first"}
-    run = {"processes": [{"captures": [capture]}], "notes": ["steps were found from optimizer.step"]}
-    remarks = summarize(analysis(run=run)).remarks
-    assert "not captured: detail (the program ended first)" in remarks
-    assert "note: steps were found from optimizer.step" in remarks
+def test_notes_that_ranks_share_are_said_once() -> None:
+    sources = tuple(source(f"{rank}.json", rank, notes=("gloo on the host",)) for rank in range(3))
+    assert summarize(analysis(sources=sources)).remarks == ("note: gloo on the host (3 of 3)",)
 
 
 @pytest.mark.parametrize(

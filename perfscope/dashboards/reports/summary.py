@@ -139,7 +139,7 @@ def summarize(analysis: Analysis) -> Summary:
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
-        remarks=(*_remarks(analysis), *_run_remarks(analysis)),
+        remarks=tuple(_remarks(analysis)),
     )
 
 
@@ -218,21 +218,6 @@ def _remarks(analysis: Analysis) -> list[str]:
             f"note: {shown(note, REASON_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else "")
         )
     return said
-
-
-def _run_remarks(analysis: Analysis) -> list[str]:
-    """What a run could not capture and why, and its notes."""
-    run = analysis.run or {}
-    missing: dict[str, int] = {}
-    for process in run.get("processes", ()):
-        for capture in process.get("captures", ()):
-            if capture.get("reason"):
-                state = "not captured" if capture.get("state") == "missing" else "captured in part"
-                words = f"{state}: {capture.get('pass_name')} ({capture['reason']})"
-                missing[words] = missing.get(words, 0) + 1
-    many = len(run.get("processes", ())) > 1
-    said = [shown(words, REASON_LIMIT) + (f", {count} ranks" if many else "") for words, count in missing.items()]
-    return said + [f"note: {shown(note, REASON_LIMIT)}" for note in run.get("notes", ())]
 
 
 def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool) -> FindingRow:

@@ -1,0 +1,235 @@
+"""``perfscope analyze`` from path to report: formats, files, gates, and what goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from perfscope.__main__ import run
+from perfscope.analyzers import load as loading
+from perfscope.analyzers import rules
+from perfscope.analyzers.finding import Finding, Severity
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.errors import DataError
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
+
+MS = 1000.0
+
+
+class Reader(ModuleType):
+    """``FAKE <rank>``: a trace of that rank with one kernel; ``FAKE broken`` cannot be read."""
+
+    @staticmethod
+    def sniff(path: Path, head: bytes) -> bool:
+        return head.startswith(b"FAKE")
+
+    @staticmethod
+    def read(path: Path) -> Trace:
+        word = path.read_text().split()[1]
+        if word == "broken":
+            raise DataError(f"{path}: cut off")
+        builder = TraceBuilder(rank=int(word), path=str(path))
+        builder.launched("gemm", 0, 10 * MS, 90 * MS, correlation=1)
+        builder.step(0, 0, 100 * MS)
+        return builder.build()
+
+
+class Rules(ModuleType):
+    """A rule with findings of the severities that the test asks for."""
+
+    NEEDS = ("device_work",)
+    severities: tuple[Severity, ...] = ("medium",)
+
+    def check(self, trace: Trace) -> Iterable[Finding]:
+        for severity in self.severities:
+            yield Finding(
+                subject=severity, title=f"a {severity} thing", severity=severity, basis="measured", advice="Mend it.",
+                cost_ns=5_000_000, cost_ns_per_step=5_000_000,
+            )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Rules:
+    rule = Rules("fake_rule", "Something is bad.")
+    monkeypatch.setitem(sys.modules, "fake_reader", Reader("fake_reader"))
+    monkeypatch.setitem(sys.modules, "fake_rule", rule)
+    monkeypatch.setattr(loading, "READERS", {"fake": "fake_reader"})
+    monkeypatch.setattr(rules, "RULES", {"bad_thing": "fake_rule", "other_thing": "fake_rule"})
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return rule
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return written(tmp_path / "t.json", 0)
+
+
+def written(path: Path, what: object) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"FAKE {what}")
+    return path
+
+
+def test_text_is_printed(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", str(trace)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].endswith("t.json (kineto, rank 0, 5 events)")
+    assert "  0     Test GPU (0)  80.0 ms   100.0%          0.0%          0.0%  0.0%" in lines
+    assert "  5.00 ms         5.0%  bad-thing: a medium thing    -      measured" in lines
+
+
+def test_json_is_printed_and_valid(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["analyze", str(trace), "--format", "json", "--rule", "bad-thing", "--rule", "bad_thing"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())).validate(held)
+    assert [outcome["rule"] for outcome in held["outcomes"]] == ["bad_thing"]
+    assert held["devices"][0]["busy_ns"] == 80_000_000
+
+
+def test_files_by_suffix_and_nothing_on_stdout(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = [tmp_path / name for name in ("r.html", "r.json", "r.md", "r.txt")]
+    assert run(["analyze", str(trace), *(word for file in outputs for word in ("-o", str(file)))]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.rpartition("/")[2] for line in err.splitlines()] == ["r.html", "r.json", "r.md", "r.txt"]
+    starts = [file.read_text()[:11] for file in outputs]
+    assert starts == ["<!DOCTYPE h", '{\n  "schema"', "### perfsco", "perfscope: "]
+
+
+def test_format_wins_over_suffix_and_quiet_is_quiet(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.out"
+    assert run(["analyze", "-q", str(trace), "--format", "json", "-o", str(file)]) == 0
+    assert json.loads(file.read_text())["schema"] == "perfscope.report/1"
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("has", "fail_on", "code"),
+    [
+        (("medium",), "low", 1), (("medium",), "medium", 1), (("medium",), "high", 0), (("low", "high"), "high", 1),
+        ((), "low", 0), (("high",), None, 0),
+    ],
+)  # fmt: skip
+def test_the_gate(
+    trace: Path, fakes: Rules, has: tuple[Severity, ...], fail_on: str | None, code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fakes.severities = has
+    assert run(["analyze", str(trace), *(["--fail-on", fail_on] if fail_on else [])]) == code
+    assert "perfscope: " in capsys.readouterr().out
+
+
+def test_the_gate_is_judged_after_the_report_is_written(trace: Path, tmp_path: Path) -> None:
+    assert run(["analyze", "-q", str(trace), "-o", str(tmp_path / "r.json"), "--fail-on", "low"]) == 1
+    assert (tmp_path / "r.json").exists()
+
+
+def test_an_abstention_does_not_pass_for_clean_nor_for_a_finding(
+    trace: Path, fakes: Rules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.NEEDS = ("op_graph",)  # type: ignore[assignment]
+    assert run(["analyze", str(trace), "--fail-on", "low"]) == 0
+    out = capsys.readouterr().out
+    assert "could not look: bad-thing, other-thing (not recorded: the op graph of one step" in out
+    assert "clean:" not in out
+
+
+def test_a_folder_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "traces"
+    for rank in range(3):
+        written(folder / f"r{rank}", rank)
+    written(folder / "r3", "broken")
+    for index in range(5):
+        (folder / f"note{index}.txt").write_text("x")
+    assert run(["analyze", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "3 traces" in out
+    assert "(ranks 0-2)" in out
+    assert "note: r3 was not read: cut off" in out
+    assert f"perfscope: {folder}/r3: not read: cut off\n" in err
+    assert "perfscope: skipped 5 that are no traces: " in err
+    assert err.endswith("note2.txt and 2 more\n")
+    assert run(["analyze", "-q", str(folder)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_several_paths_are_ranks_of_one_job_and_each_is_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = written(tmp_path / "a", 0), written(tmp_path / "b", 1)
+    assert run(["analyze", str(first), str(second), str(first), "--format", "json"]) == 0
+    assert [source["rank"] for source in json.loads(capsys.readouterr().out)["sources"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["{folder}/absent.json"], 4, "perfscope: {folder}/absent.json: no such file or folder\n"),
+        (["{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
+        (["{folder}/t.json", "{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
+        (["{folder}/text"], 4, "perfscope: {folder}/text: text; perfscope reads: fake\n"),
+        (["{folder}/t.json", "--rule", "x"], 2, "perfscope: x: no such rule; `perfscope rules` lists them\n"),
+        (["{folder}/t.json", "-o", "{folder}/no/r.json"], 4,
+         "perfscope: {folder}/no/r.json: cannot be written: no such file or directory\n"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(
+    trace: Path, arguments: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(trace.parent / "broken", "broken")
+    (trace.parent / "text").write_text("x")
+    assert run(["analyze", *(word.format(folder=trace.parent) for word in arguments)]) == code
+    assert capsys.readouterr() == ("", line.format(folder=trace.parent))
+
+
+def test_a_suffix_that_says_nothing_is_asked_for_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["analyze", str(tmp_path / "absent"), "-o", "report.pdf"]) == 2
+    assert "report.pdf: which format?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"),
+    [
+        ({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"NO_COLOR": "1"}, False),
+    ],
+)  # fmt: skip
+def test_color_by_the_environment(
+    trace: Path, environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run(["analyze", str(trace)]) == 0
+    assert ("\x1b[" in capsys.readouterr().out) == colored
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "html"])
+def test_a_real_trace_in_every_format(
+    form: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    real = corpus / "kineto" / "TraceLens__resnet_act_checkpoint.json.gz"
+    assert run(["analyze", str(real), "--format", form, "-o", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out").read_text()
+    assert "MI300X" in text
+    if form == "json":
+        held = json.loads(text)
+        Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())).validate(held)
+        (device,) = held["devices"]
+        parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
+        assert sum(device[part] for part in parts) == device["span_ns"]

@@ -1,0 +1,192 @@
+"""``main()``: one line on stderr, the right code, no traceback; and the verbs are found lazily."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from perfscope import __main__ as program
+from perfscope.commands import COMMANDS, group
+from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
+from tests.conftest import REPOSITORY
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Adds a verb ``try`` that does what the test says."""
+
+    def add(body: Any) -> None:
+        from perfscope.commands.options import verbose_option
+
+        @click.command()
+        @verbose_option
+        def command(verbose: bool) -> Any:
+            return body()
+
+        monkeypatch.setitem(COMMANDS, "try", "tests.commands.test_cli:added")
+        monkeypatch.setattr(sys.modules[__name__], "added", command, raising=False)
+
+    return add
+
+
+def raising(error: BaseException) -> Any:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (DataError("t.json: cut off at byte 7"), 4, "perfscope: t.json: cut off at byte 7\n"),
+        (AskedWronglyError("no: such rule"), 2, "perfscope: no: such rule\n"),
+        (NotStartedError("x: not found"), 125, "perfscope: x: not found\n"),
+        (MemoryError(), 4, "perfscope: not enough memory for this input\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (DataError("a\x1b[31m\nb"), 4, "perfscope: a b\n"),
+        (KeyError("x"), 70, "perfscope: internal error: KeyError: 'x' (-v shows where; please report it)\n"),
+    ],
+)
+def test_an_error_is_one_line(
+    verb: Any, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str
+) -> None:
+    verb(raising(error))
+    assert program.run(["try"]) == code
+    out, err = capsys.readouterr()
+    assert (out, err.lstrip("\n")) == ("", line)
+
+
+def test_verbose_shows_the_traceback(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(raising(DataError("t.json: empty")))
+    assert program.run(["try", "-v"]) == 4
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "in body" in err
+    assert err.endswith("perfscope: t.json: empty\n")
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (125, 125), ("text", 0)])
+def test_a_command_returns_its_code(verb: Any, returned: object, code: int) -> None:
+    verb(lambda: returned)
+    assert program.run(["try"]) == code
+
+
+def test_main_exits_with_the_code(verb: Any) -> None:
+    verb(lambda: 3)
+    with pytest.raises(SystemExit) as caught:
+        program.main(["try"])
+    assert caught.value.code == 3
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["analyze"], ["analyze", "--format", "pdf", "x"], ["--nonsense"]])
+def test_asked_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Usage: perfscope" in err
+    assert "Traceback" not in err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in text
+    assert "cannot be loaded" not in text
+    assert program.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("perfscope ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run([name, "--help"]) == 0
+    assert f"Usage: perfscope {name}" in capsys.readouterr().out
+
+
+def test_the_list_of_verbs_is_sorted_and_complete() -> None:
+    assert list(COMMANDS) == sorted(COMMANDS)
+    listed = {home.partition(":")[0].rpartition(".")[2] for home in COMMANDS.values()}
+    decorated = {
+        file.stem
+        for file in (REPOSITORY / "perfscope" / "commands").glob("*.py")
+        if "@click.command(" in file.read_text()
+    }
+    assert decorated == listed
+
+
+@pytest.mark.parametrize("home", ["perfscope.commands.absent:absent", "perfscope.commands.rules:absent"])
+def test_a_verb_that_cannot_be_loaded_fails_only_when_called(
+    home: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(COMMANDS, "broken", home)
+    assert program.run(["--help"]) == 0
+    assert "(cannot be loaded)" in capsys.readouterr().out
+    assert program.run(["rules", "--help"]) == 0
+    capsys.readouterr()
+    assert program.run(["broken", "--any", "thing"]) == 4
+    assert capsys.readouterr().err.startswith("perfscope: broken: this command cannot be loaded: ")
+
+
+def test_what_is_no_command_is_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "odd", "perfscope.commands.terminal:width_of")
+    with pytest.raises(TypeError, match="is not a click command"):
+        group.cli.get_command(click.Context(group.cli), "odd")
+
+
+def shell(command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": sys.executable}, **more,
+    )  # fmt: skip
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    program_text = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "import click\nfrom perfscope import __main__ as p\nfrom perfscope.commands import COMMANDS\n"
+        "@click.command()\ndef talk():\n    for _ in range(100000): click.echo('x' * 100)\n"
+        "COMMANDS['talk'] = '__main__:talk'\np.main(['talk'])\n"
+    )
+    (tmp_path / "talk.py").write_text(program_text)
+    done = shell(f"$PYTHON {tmp_path / 'talk.py'} | head -1; echo ${{PIPESTATUS[0]}}")
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""
+
+
+def test_interrupt_is_quiet(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    program_text = (
+        "import sys, time; sys.path.insert(0, '.')\n"
+        "import click, pathlib\nfrom perfscope import __main__ as p\nfrom perfscope.commands import COMMANDS\n"
+        f"@click.command()\ndef wait():\n    pathlib.Path({str(started)!r}).touch(); time.sleep(60)\n"
+        "COMMANDS['wait'] = '__main__:wait'\np.main(['wait'])\n"
+    )
+    (tmp_path / "wait.py").write_text(program_text)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "wait.py")], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == ""
+
+
+def test_the_module_can_be_run(tmp_path: Path) -> None:
+    done = shell(f"$PYTHON -m perfscope analyze {tmp_path}")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr == f"perfscope: {tmp_path}: an empty folder\n"

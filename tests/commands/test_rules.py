@@ -1,0 +1,84 @@
+"""``perfscope rules``: the list, and a rule's page as its docstring says it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from perfscope.__main__ import run
+from perfscope.analyzers import rules
+
+DOC = """The host waits for the device.
+
+Why it costs:
+    While it waits it launches nothing; `x[i]` and [bold]this[/] stay as they are.
+
+Fix:
+    Do not wait.
+"""
+
+
+@pytest.fixture(autouse=True)
+def two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, doc, needs in (("fake_wait", DOC, ("device_work", "steps")), ("fake_free", "Nothing is needed.", ())):
+        module = ModuleType(name, doc)
+        module.NEEDS, module.check = needs, list  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(rules, "RULES", {"host_wait": "fake_wait", "no_needs": "fake_free"})
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rules"]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "rule       finds                           needs",
+        "host-wait  The host waits for the device.  device_work, steps",
+        "no-needs   Nothing is needed.",
+    ]
+
+
+@pytest.mark.parametrize("name", ["host_wait", "host-wait"])
+def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rules", name]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "host-wait",
+        "The host waits for the device.",
+        "",
+        "Why it costs:",
+        "    While it waits it launches nothing; `x[i]` and [bold]this[/] stay as they are.",
+        "",
+        "Fix:",
+        "    Do not wait.",
+        "",
+        "Needs: kernels and copies of an accelerator; step boundaries",
+    ]
+
+
+def test_a_rule_without_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rules", "no-needs"]) == 0
+    assert capsys.readouterr().out.endswith("Needs: nothing in particular\n")
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rules", "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert [rule["id"] for rule in held] == ["host_wait", "no_needs"]
+    assert held[0]["summary"] == "The host waits for the device."
+    assert held[0]["needs"] == ["device_work", "steps"]
+
+
+def test_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rules", "nope"]) == 2
+    assert capsys.readouterr() == ("", "perfscope: nope: no such rule; `perfscope rules` lists them\n")
+
+
+def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.undo()
+    for name in rules.rule_ids():
+        assert run(["rules", name]) == 0
+        page = capsys.readouterr().out
+        for heading in ("Why it costs:", "How it is found:", "Fix:"):
+            assert heading in page, f"{name} has no section {heading}"
