@@ -102,7 +102,7 @@ def test_files_by_suffix_and_nothing_on_stdout(trace: Path, tmp_path: Path, caps
     assert out == ""
     assert [line.rpartition("/")[2] for line in err.splitlines()] == ["r.html", "r.json", "r.md", "r.txt"]
     starts = [file.read_text()[:11] for file in outputs]
-    assert starts == ["<!DOCTYPE h", '{\n  "schema"', "### perfsco", "perfscope: "]
+    assert starts == ["<!DOCTYPE h", '{\n  "schema', "### perfsco", "perfscope: "]
 
 
 def test_format_wins_over_suffix_and_quiet_is_quiet(

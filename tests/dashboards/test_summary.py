@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import Step
 from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, evidence_cell, evidence_header
 from perfscope.dashboards.reports.summary import Spread, summarize
 from tests.dashboards.built import BRANCH, HOST_SYNC, MS, analysis, device, source
 
@@ -136,3 +136,12 @@ def test_notes_that_ranks_share_are_said_once() -> None:
 )
 def test_evidence_carries_its_unit(key: str, value: str | float | None, header: str, cell: str) -> None:
     assert (evidence_header(key), evidence_cell(key, value)) == (header, cell)
+
+
+def test_evidence_is_capped_and_columns_that_hold_nothing_are_left_out() -> None:
+    rows = tuple({"kernel": f"k{n}", "site": None, "group": "", "wait_ns": 0, "line": n if n == 3 else None}
+                 for n in range(384))  # fmt: skip
+    finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="a", evidence=rows)
+    row = summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))).findings[0]
+    assert [list(cells) for cells in row.evidence] == [["kernel", "wait_ns", "line"]] * MOST_EVIDENCE
+    assert row.evidence_left == 384 - MOST_EVIDENCE

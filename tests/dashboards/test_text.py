@@ -145,3 +145,16 @@ def test_color_is_only_there_when_asked() -> None:
 
 def test_markup_of_a_name_is_shown_and_not_obeyed() -> None:
     assert "[bold red]markup[/] :smile:" in render(hostile("[bold red]markup[/] :smile:"))
+
+
+def test_several_reasons_are_a_list_and_rows_left_out_are_counted() -> None:
+    rows = tuple({"n": n} for n in range(25))
+    finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="Do it.", evidence=rows)
+    outcomes = (
+        Outcome(rule="a_rule", status="abstained", reason="not recorded: x"),
+        Outcome(rule="b_rule", status="abstained", reason="one rank"),
+        Outcome(rule="c_rule", status="flagged", findings=(finding,)),
+    )
+    text = render(analysis(outcomes=outcomes), verbose=True)
+    assert "  could not look:\n    a-rule (not recorded: x)\n    b-rule (one rank)\n" in text
+    assert "    19\n    and 5 more rows in the JSON report\n    Do it.\n" in text.replace("     19", "    19")

@@ -5,9 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from perfscope.analyzers.finding import Cell
+
+MOST_EVIDENCE = 20
+"""Rows of a finding: a rule yields no more, but those of many ranks together do."""
+
+
+def shown_rows(rows: Sequence[Mapping[str, Cell]]) -> tuple[dict[str, Cell], ...]:
+    """Rows fit to be shown, without the columns that hold nothing in any row."""
+    filled = {key for row in rows for key, cell in row.items() if cell is not None and cell != ""}
+    return tuple(
+        {shown(key): shown(cell) if isinstance(cell, str) else cell for key, cell in row.items() if key in filled}
+        for row in rows
+    )
+
 
 _UNITS = {"ns": format_ns, "bytes": format_bytes}
 

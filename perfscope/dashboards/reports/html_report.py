@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
-from perfscope.dashboards.reports.advice import blocks
+from perfscope.dashboards.reports.advice import Block, blocks
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
@@ -199,7 +199,8 @@ def _evidence(row: FindingRow) -> str:
             f'<td class="{_side(value)}">{escape(evidence_cell(key, value))}</td>' for key, value in cells.items()
         )
         body.append(f"<tr>{''.join(filled)}</tr>")
-    return f"<h3>Evidence</h3>{_table(heads, body)}"
+    left = f'<p class="note">and {row.evidence_left:,} more rows in the JSON report</p>' if row.evidence_left else ""
+    return f"<h3>Evidence</h3>{_table(heads, body)}{left}"
 
 
 def _side(value: object) -> str:
@@ -222,14 +223,19 @@ def _advice(text: str) -> Iterator[str]:
                 '<button class="copy" type="button">copy</button></div>'
             )
         else:
-            words = (f"<code>{escape(piece)}</code>" if code else escape(piece) for piece, code in block.pieces())
-            yield f"<p>{''.join(words)}</p>"
+            yield f"<p>{_prose(block.text)}</p>"
+
+
+def _prose(text: str) -> str:
+    """Words, and code where they stand between backticks."""
+    pieces = Block(text=text, is_code=False).pieces()
+    return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
 
 
 def _not_flagged(summary: Summary) -> Iterator[str]:
     if summary.abstained or summary.partly:
-        items = [f"<li><b>{escape(', '.join(rules))}</b>: {escape(reason)}</li>" for reason, rules in summary.abstained]
-        items += [f"<li><b>{escape(rule)}</b>, in part: {escape(reason)}</li>" for rule, reason in summary.partly]
+        items = [f"<li><b>{escape(', '.join(rules))}</b>: {_prose(reason)}</li>" for reason, rules in summary.abstained]
+        items += [f"<li><b>{escape(rule)}</b>, in part: {_prose(reason)}</li>" for rule, reason in summary.partly]
         body = f"<p>These rules say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
         yield _card("Could not look", body, kind="unseen")
     if summary.clean:
@@ -278,7 +284,7 @@ def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
     folded = len(analysis.sources) > FEW_SOURCES
     yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{table}</details>" if folded else table
     if summary.remarks:
-        yield f"<ul>{''.join(f'<li>{escape(remark)}</li>' for remark in summary.remarks)}</ul>"
+        yield f"<ul>{''.join(f'<li>{_prose(remark)}</li>' for remark in summary.remarks)}</ul>"
 
 
 def _origin() -> str:

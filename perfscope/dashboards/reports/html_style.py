@@ -75,6 +75,7 @@ main{padding:16px 12px 32px}.card{padding:14px}
 .tiles{grid-template-columns:1fr 1fr;gap:10px}.big{font-size:20px}
 .row{grid-template-columns:minmax(0,1fr)}
 .saves b{display:inline;margin-right:8px}
+th,td{padding-right:10px}td.t{min-width:7em}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}

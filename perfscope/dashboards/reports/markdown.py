@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.advice import blocks
+from perfscope.dashboards.reports.advice import Block, blocks
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 
@@ -144,15 +144,21 @@ def _advice(text: str) -> str:
             fence = "`" * max(3, longest + 1)
             parts.append(f"{fence}{block.language}\n{block.text}\n{fence}")
         else:
-            parts.append("".join(code(piece) if is_code else escape(piece) for piece, is_code in block.pieces()))
+            parts.append(_prose(block.text))
     return "\n\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """Words, and code where they stand between backticks."""
+    pieces = Block(text=text, is_code=False).pieces()
+    return "".join(code(piece) if is_code else escape(piece) for piece, is_code in pieces)
 
 
 def _tail(summary: Summary) -> Iterable[str]:
     if summary.clean:
         yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
     for reason, rules in summary.abstained:
-        yield f"**could not look**: {escape(', '.join(rules))} ({escape(reason)})\n"
+        yield f"**could not look**: {escape(', '.join(rules))} ({_prose(reason)})\n"
     for rule, reason in summary.partly:
-        yield f"**looked at a part**: {escape(rule)} ({escape(reason)})\n"
-    yield from (f"{escape(remark)}\n" for remark in summary.remarks)
+        yield f"**looked at a part**: {escape(rule)} ({_prose(reason)})\n"
+    yield from (f"{_prose(remark)}\n" for remark in summary.remarks)

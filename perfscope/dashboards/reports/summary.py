@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
+from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ NO_TIME = "no time"
 SHARE_OF = {True: "of step", False: "of span"}
 """What a share is of, by whether a step is known."""
 
-WHERE_LIMIT = 44
+WHERE_LIMIT = 34
 """Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
 
 PATH_LIMIT = 64
@@ -63,6 +64,9 @@ class FindingRow:
     bytes: str
     advice: str
     evidence: tuple[Mapping[str, Cell], ...]
+    """The first rows, without columns that hold nothing."""
+    evidence_left: int
+    """Rows that are not in ``evidence``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,10 +249,8 @@ def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool)
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None else format_bytes(finding.cost_bytes),
         advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
-        evidence=tuple(
-            {shown(key): shown(cell) if isinstance(cell, str) else cell for key, cell in row.items()}
-            for row in finding.evidence
-        ),
+        evidence=shown_rows(finding.evidence[:MOST_EVIDENCE]),
+        evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
 
 

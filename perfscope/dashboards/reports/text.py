@@ -113,8 +113,12 @@ def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
 def _not_flagged(summary: Summary) -> Iterator[RenderableType]:
     if summary.clean:
         yield _line("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
-    for reason, rules in summary.abstained:
-        yield _line("  could not look: ", f"{', '.join(rules)} ({reason})")
+    blind = [f"{', '.join(rules)} ({reason})" for reason, rules in summary.abstained]
+    if len(blind) == 1:
+        yield _line("  could not look: ", blind[0])
+    elif blind:
+        yield "  could not look:"
+        yield from (_line("    ", text) for text in blind)
     for rule, reason in summary.partly:
         yield _line("  looked at a part: ", f"{rule} ({reason})")
 
@@ -136,6 +140,8 @@ def _detail(row: FindingRow) -> Iterator[RenderableType]:
         for cells in row.evidence:
             table.add_row(*(Text(evidence_cell(key, value)) for key, value in cells.items()))
         yield Padding(table, (0, 0, 0, 4))
+        if row.evidence_left:
+            yield f"    and {row.evidence_left} more rows in the JSON report"
     for line in row.advice.splitlines():
         yield _line("    ", line)
 
