@@ -51,14 +51,29 @@ def recomputed_ops(trace: Trace) -> npt.NDArray[np.int64]:
     seeds = graphed & in_backward
     around = nearest_ancestor(trace, slices["parent"].astype(np.int64), seeds | nodes)
     outermost = rows[seeds & ~np.where(around == MISSING, False, seeds[around])]
+    outermost = _below_dispatched(trace, outermost, nodes)
     if "shapes" not in trace.recorded or not len(outermost):
-        return np.asarray(outermost, np.int64)
+        return outermost
     forward = is_op & ~in_backward & ~nodes
     known = set(zip(slices["name"][forward].tolist(), slices["shapes"][forward].tolist(), strict=True))
     again = np.array([(int(slices["name"][row]), int(slices["shapes"][row])) in known for row in outermost])
     _, owner = np.unique(nearest_ancestor(trace, outermost, nodes), return_inverse=True)
     share = np.bincount(owner, weights=again) / np.bincount(owner)
     return np.asarray(outermost[share[owner] >= MOST_SEEN_BEFORE], np.int64)
+
+
+def _below_dispatched(trace: Trace, rows: npt.NDArray[np.int64], nodes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The rows of autograd nodes that re-run at least one op of a library (``aten::``).
+
+    A backward that only calls ``Function.apply`` (all-to-all, whose gradient is an all-to-all) gets a
+    sequence number for it too; it repeats nothing.
+    """
+    if not len(rows):
+        return rows
+    dispatched = [code for code, text in enumerate(trace.strings) if "::" in text]
+    owner = nearest_ancestor(trace, rows, nodes)
+    real = np.unique(owner[np.isin(trace.rows["slices"]["name"][rows], dispatched)])
+    return np.asarray(rows[np.isin(owner, real)], np.int64)
 
 
 def recompute_regions(trace: Trace) -> tuple[RecomputeRegion, ...]:

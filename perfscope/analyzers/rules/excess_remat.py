@@ -51,6 +51,9 @@ MIN_SHARE = 0.01
 
 MAX_ROWS = 20
 
+MOST_ASKED = 50
+"""Ops of a region that are asked for their line: the first few restore the random state, inside torch."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
@@ -68,7 +71,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
     """Where the re-run forward is written. Numbered copies of a module (Block_0, Block_1) are one place."""
-    site = call_site(trace, region.ops[0])
+    sites = (call_site(trace, op) for op in region.ops[:MOST_ASKED])
+    site = next((site for site in sites if site.file is not None), call_site(trace, region.ops[0]))
     module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
     return Where(file=site.file, line=site.line, module=module)
 

@@ -44,6 +44,14 @@ def test_a_double_backward_runs_ops_the_forward_did_not():
     assert len(recompute_regions(blind)) == 1
 
 
+def test_a_backward_that_applies_a_function_repeats_nothing():
+    t = TraceBuilder(recorded=EVERYTHING - {"shapes"})
+    t.op(NODE + "_AlltoAllSingleBackward", 20, 60)
+    t.op("_AlltoAllSingle", 22, 40, sequence=5, forward_thread=0, external_id=1)
+    t.kernel("ncclSendRecv", 30, 90, external_id=1, communication=True)
+    assert recompute_regions(t.build()) == ()
+
+
 def test_without_an_accelerator_the_ops_stand_for_their_kernels():
     t = TraceBuilder(recorded=frozenset({"host_ops", "autograd"}))
     t.op(NODE + "AddBackward0", 20, 60)
@@ -65,7 +73,8 @@ def test_resnet_with_checkpointing_gives_the_time_below_the_checkpoint_frames(co
 
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["param__linear_kineto", "HolisticTraceAnalysis__ns_resolution_rank0",
-                                  "HolisticTraceAnalysis__nccl_data", "astra-sim__megatron_kineto_0"])  # fmt: skip
+                                  "HolisticTraceAnalysis__nccl_data", "astra-sim__megatron_kineto_0",
+                                  "torchrec__sst_long_a2a_optimizer_4_44237__rank0"])  # fmt: skip
 def test_training_without_checkpointing_recomputes_nothing(corpus: Path, name: str):
     from perfscope.analyzers.readers.kineto import read
 
