@@ -114,9 +114,35 @@ def test_ranks_are_named_only_where_there_are_several_sources() -> None:
     assert several.findings[0].on_ranks == " (rank 0)"
 
 
-def test_notes_that_ranks_share_are_said_once() -> None:
-    sources = tuple(source(f"{rank}.json", rank, notes=("gloo on the host",)) for rank in range(3))
-    assert summarize(analysis(sources=sources)).remarks == ("note: gloo on the host (3 of 3)",)
+def test_notes_that_differ_in_numbers_only_are_said_once() -> None:
+    sources = (
+        *(source(f"{rank}.json", rank, notes=(f"{rank + 7:,} of 1,465 kernels are early",)) for rank in range(3)),
+        source("3.json", 3, notes=("gloo on the host",)),
+    )
+    assert summarize(analysis(sources=sources)).remarks == (
+        "note: 7 of 1,465 kernels are early (one source; 3 of 4 say the like)",
+        "note: gloo on the host (one source)",
+    )
+
+
+def test_counts_of_sources_are_summed() -> None:
+    sources = (
+        source("a", 0, events_unplaced=3, unplaced={"no device": 3}, repairs={"unescaped quotes": 1}),
+        source(
+            "b", 1, events_unplaced=2000, unplaced={"no device": 1999, "no time": 1}, repairs={"unescaped quotes": 1}
+        ),
+    )
+    assert summarize(analysis(sources=sources)).remarks == (
+        "unplaced: 2,003 of 240,690 events (2,002 no device; 1 no time)",
+        "repaired: 2 unescaped quotes",
+    )
+
+
+def test_traces_that_may_be_of_different_jobs_are_pointed_out() -> None:
+    sources = tuple(source(f"{index}.json", rank) for index, rank in enumerate((0, 1, 1, 0, 2)))
+    assert summarize(analysis(sources=sources)).remarks == (
+        "note: several traces of rank 0-1: judged as one job, which they may not be",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ PATH_LIMIT = 64
 
 TITLE_LIMIT = 320
 """Characters of a title: a sentence and a kernel name in it."""
-
-REASON_LIMIT = 600
-"""Characters of a reason or a note: what to capture, in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +141,7 @@ def summarize(analysis: Analysis) -> Summary:
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
-        remarks=tuple(_remarks(analysis)),
+        remarks=tuple(remarks(analysis.sources)),
     )
 
 
@@ -193,35 +191,6 @@ def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
     return tuple((reason, tuple(rules)) for reason, rules in reasons.items())
-
-
-def _remarks(analysis: Analysis) -> list[str]:
-    """Remarks of the sources; those that several share are said once, with their number."""
-    counts: dict[str, int] = {}
-    unplaced, read = 0, 0
-    why: dict[str, int] = {}
-    repairs: dict[str, int] = {}
-    for source in analysis.sources:
-        unplaced += source.events_unplaced
-        read += source.events_read
-        for reason, count in source.unplaced.items():
-            why[reason] = why.get(reason, 0) + count
-        for kind, count in source.repairs.items():
-            repairs[kind] = repairs.get(kind, 0) + count
-        for note in source.notes:
-            counts[note] = counts.get(note, 0) + 1
-    said = []
-    if unplaced:
-        reasons = "; ".join(f"{count:,} {shown(reason)}" for reason, count in sorted(why.items()))
-        said.append(f"unplaced: {unplaced:,} of {read:,} events" + (f" ({reasons})" if reasons else ""))
-    if repairs:
-        said.append("repaired: " + "; ".join(f"{count:,} {shown(kind)}" for kind, count in sorted(repairs.items())))
-    several = len(analysis.sources) > 1
-    for note, count in counts.items():
-        said.append(
-            f"note: {shown(note, REASON_LIMIT)}" + (f" ({count} of {len(analysis.sources)})" if several else "")
-        )
-    return said
 
 
 def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool) -> FindingRow:
