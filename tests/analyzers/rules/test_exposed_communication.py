@@ -71,6 +71,13 @@ def test_two_operations_are_two_findings_that_share_no_time():
     assert {f.subject: f.cost_ns for f in _judge(b).findings} == {"all_reduce": 200_000, "send_recv": 100_000}
 
 
+def test_an_operation_with_less_than_one_percent_gets_no_finding():
+    for exposed, subjects in ((12.2, {"all_reduce", "send_recv"}), (12.0, {"all_reduce"})):
+        b = _step(200)
+        b.kernel("ncclDevKernel_SendRecv(x)", 1200, 1200 + exposed, stream=21, communication=True)
+        assert {finding.subject for finding in _judge(b).findings} == subjects
+
+
 def test_collectives_of_the_host_are_not_judged():
     b = TraceBuilder(recorded=frozenset({"host_ops", "collectives"}))
     b.annotation("gloo:all_reduce", 0, 100)

@@ -106,6 +106,28 @@ def test_two_lines_are_two_findings_worst_first():
     assert [(f.cost_ns, f.where.line) for f in _judge(b).findings] == [(150_000, 20), (50_000, 10)]
 
 
+def test_a_line_with_less_than_a_thousandth_gets_no_finding():
+    for idle, findings in ((1.0, 2), (0.9, 1)):
+        b = TraceBuilder()
+        b.step(1, 0, STEP)
+        b.launched("work", 1, 10, 100, correlation=1)
+        b.op("aten::item", 49, 106)
+        b.call("cudaStreamSynchronize", 50, 105, kind=CallKind.SYNC)
+        b.launched("next", 298, 300, 395, correlation=2)
+        b.op("aten::nonzero", 301, 395.2)
+        b.call("cudaStreamSynchronize", 302, 395.1, kind=CallKind.SYNC)
+        b.launched("last", 395.5, 395 + idle, STEP, correlation=3)
+        assert len(_judge(b).findings) == findings
+
+
+def test_devices_that_idle_side_by_side_are_not_added_up():
+    b = _one_wait(200)
+    b.launched("work", 2, 12, 90, correlation=11, device=1)
+    b.launched("next", 308, 310, STEP, correlation=12, device=1)
+    (finding,) = _judge(b).findings
+    assert finding.cost_ns == 220_000
+
+
 def test_abstains_where_most_idle_time_follows_unknown_launches():
     b = TraceBuilder()
     b.step(1, 0, STEP)

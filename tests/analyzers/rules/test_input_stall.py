@@ -81,6 +81,12 @@ def test_on_cpu_a_loader_that_works_ahead_on_its_own_thread_is_clean():
     assert _judge(_on_cpu(200, tid=2)).status == "clean"
 
 
+def test_on_cpu_only_fetches_within_the_steps_count():
+    b = _on_cpu(100)
+    b.annotation(LOADER, 1500, 1900)
+    assert [finding.cost_ns for finding in _judge(b).findings] == [100_000]
+
+
 def test_a_loader_inside_a_loader_is_counted_once():
     b = _on_cpu(200)
     b.annotation("input", 10, 190)

@@ -82,6 +82,14 @@ def test_a_stall_with_nothing_recorded_says_so():
     assert finding.evidence[0]["host_was_in"] == "(nothing recorded)"
 
 
+def test_a_stall_of_less_than_one_percent_gets_no_finding():
+    for stall, subjects in ((4000, {"launch overhead", "host stall"}), (2000, {"launch overhead"})):
+        b = _eager(gap=999, kernels=30, busy=8500)
+        start = 10.0 + 30 * (8500 + 999) - 999 + stall
+        b.launched("last", start - 3, start, start + 1, correlation=99)
+        assert {finding.subject for finding in _judge(b).findings} == subjects
+
+
 def test_memory_calls_are_a_finding_of_their_own_and_not_counted_twice():
     b = TraceBuilder()
     b.launched("a", 0, 5, 100, correlation=1)

@@ -64,6 +64,19 @@ def test_idle_time_after_waiting_for_the_copy_counts_and_says_that_host_sync_nam
     assert "90.0 us of it is idle time that host-sync names too" in finding.advice
 
 
+def test_two_copies_of_one_op_share_its_wait():
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.launched("a", 0, 5, 300, correlation=1)
+    b.op("aten::copy_", 1, 330)
+    for number, start in ((2, 300), (3, 310)):
+        b.call("cudaMemcpyAsync", 2 * number, 2 * number + 1, kind=CallKind.COPY, correlation=number)
+        b.copy("Memcpy HtoD", start, start + 10, correlation=number, size=100)
+    b.call("cudaStreamSynchronize", 11, 325, kind=CallKind.SYNC)
+    b.launched("b", 398, 400, 1000, correlation=4)
+    assert [finding.cost_ns for finding in _judge(b).findings] == [20_000 + 80_000]
+
+
 def test_a_wait_of_another_op_is_not_the_copys():
     b = TraceBuilder()
     b.step(1, 0, 1000)
