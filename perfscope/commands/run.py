@@ -121,6 +121,8 @@ def run(
     recorded = record(_target(context), options, root=output, name=name, follow=follow)
     if not quiet:
         _say_captures(recorded)
+        if no_report or not recorded.run.artifacts(recorded.directory):
+            print(f"perfscope: run kept in {recorded.directory}", file=sys.stderr)
     if not no_report:
         try:
             _report(recorded, quiet=quiet)
@@ -153,8 +155,6 @@ def _say_captures(recorded: Recorded) -> None:
         ]
     for line in lines:
         print(f"perfscope: {line}", file=sys.stderr)
-    if sys.stderr.isatty() or not lines:
-        print(f"perfscope: run kept in {recorded.directory}", file=sys.stderr)
 
 
 def _report(recorded: Recorded, *, quiet: bool) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 DOMAIN = "perfscope"
 STEP = "step"
+STEP_RANGE = "perfscope.step#"
+"""With the step's number behind it: the torch range that a reader takes for a step."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -45,6 +47,9 @@ _nvtx: Any = None
 """The nvtx module while a tool records ranges; ``False`` when none does; ``None``: not looked yet."""
 _open_step: Any = None
 """The NVTX range of the step that runs."""
+_open_record: Any = None
+"""The torch range of a ``with step()`` that runs."""
+_with_count = 0
 
 
 def listen(listener: Listener | None) -> None:
@@ -59,12 +64,25 @@ class _Step:
     __slots__ = ()
 
     def __enter__(self) -> None:
+        global _open_record, _with_count
         if _listener is not None:
             _listener.explicit_enter()
+            return
+        torch = sys.modules.get("torch.autograd.profiler")
+        if torch is not None and torch._is_profiler_enabled:
+            # Only a `with` knows where its step ends: a plain call would leave the last range open, and
+            # what runs between the loop and the profiler's end would pass for a step.
+            _open_record = torch.record_function(f"{STEP_RANGE}{_with_count}")
+            _open_record.__enter__()
+        _with_count += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        global _open_record
+        if _open_record is not None:
+            _open_record.__exit__(kind, error, trace)
+            _open_record = None
         if _listener is not None:
             _listener.explicit_exit()
         if _nvtx:

@@ -262,7 +262,8 @@ class Session:
             packages=self._seen.packages,
             captures=tuple(captures),
         )
-        write_atomically(self._seen.path / PROCESS_FILE, dump(process))
+        # The program waits for this, and a slow disk must not be felt between its steps.
+        write_atomically(self._seen.path / PROCESS_FILE, dump(process), durable=False)
 
 
 def _missing(due: Pass, reason: str) -> Capture:

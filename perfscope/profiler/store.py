@@ -60,14 +60,18 @@ def create(root: Path, name: str) -> Path:
     raise NotStartedError(f"{root}: no free run directory after {MOST_TRIES} tries")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole.
+
+    ``durable``: wait for the disk. Without, it survives the death of the process, not of the machine.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as stream:
             stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

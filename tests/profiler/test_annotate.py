@@ -141,6 +141,21 @@ def test_a_region_is_in_the_trace_of_a_torch_profiler() -> None:
     assert "mine" in {event.name for event in profiler.events()}
 
 
+@pytest.mark.torch
+def test_a_step_written_as_a_with_is_in_the_trace_of_a_torch_profiler_of_the_programs_own() -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(2):
+            with step():
+                torch.ones(2)
+            step()
+    names = [event.name for event in profiler.events() if event.name.startswith("perfscope.step#")]
+    first = int(names[0].partition("#")[2])
+    assert names == [f"perfscope.step#{first}", f"perfscope.step#{first + 1}"], "the plain calls have no end"
+
+
 def run(**more: str) -> subprocess.CompletedProcess[str]:
     program = (
         "import sys, perfscope\n"

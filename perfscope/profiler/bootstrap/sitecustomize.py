@@ -50,8 +50,8 @@ def _load_package() -> None:
     """Import ``perfscope`` by its place: the program's interpreter and path need not know it."""
     spec = importlib.util.spec_from_file_location(
         "perfscope",
-        os.path.join(PACKAGE, "__init__.py"),
-        submodule_search_locations=[PACKAGE],  # noqa: PTH118
+        os.path.join(PACKAGE, "__init__.py"),  # noqa: PTH118
+        submodule_search_locations=[PACKAGE],
     )
     assert spec is not None
     assert spec.loader is not None

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler.annotate import under_nsys
+from perfscope.profiler.annotate import STEP_RANGE, under_nsys
 from perfscope.profiler.plan import Pass
 
-STEP_ANNOTATION = "perfscope.step#"
-"""With the step's number behind it: the range a reader takes for a step."""
 METADATA_KEY = "perfscope"
 """Top-level key of the trace: pass, complete steps, and the number of a step that was cut off."""
 
@@ -78,7 +76,7 @@ class TorchProfilerCapture:
         """Open the range that a reader takes for step ``number``."""
         from torch.autograd.profiler import record_function
 
-        self._range = record_function(f"{STEP_ANNOTATION}{number}")
+        self._range = record_function(f"{STEP_RANGE}{number}")
         self._range.__enter__()
 
     def end_step(self) -> None:
