@@ -76,7 +76,8 @@ class TraceBuilder:
                   thread=self.thread(tid), correlation=correlation, external_id=external_id)  # fmt: skip
 
     def kernel(self, name: str, start: float, end: float, *, device: int = 0, stream: int = 7, correlation: int = -1,
-               external_id: int = -1, communication: bool = False, blocks: int = -1, threads: int = -1) -> None:  # fmt: skip
+               external_id: int = -1, communication: bool = False, blocks: int = -1,
+               threads: int = -1) -> None:  # fmt: skip
         self._add("kernels", name=self.code(name), start_ns=_ns(start), end_ns=_ns(end), device=self.device(device),
                   stream=stream, correlation=correlation, external_id=external_id, communication=communication,
                   blocks=blocks, threads_per_block=threads)  # fmt: skip
