@@ -1,7 +1,7 @@
 """A mixture of experts. Variants of dispatch: ``loop`` over experts, ``index_add`` into fixed room, ``grouped_mm``.
 
 Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
-R = T * K routed rows, N rows of one expert, C capacity of an expert, F hidden features.
+R = T * K routed rows, N rows of one expert, C capacity of an expert, F hidden features, S slots.
 
     python -m perfscope.workloads.moe --variant loop
     python -m perfscope.workloads.moe --variant grouped_mm --size gpu
@@ -32,23 +32,21 @@ CAPACITY = 2.0
 
 
 class Experts(nn.Module):
-    """E gated feed-forward networks (SwiGLU), their weights stacked."""
+    """E gated feed-forward networks, their weights stacked; G = 2 * F holds values and gates side by side."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         hidden = 2 * size.dim
-        self.gate_EDF = nn.Parameter(torch.randn(size.heads, size.dim, hidden) * size.dim**-0.5)
-        self.up_EDF = nn.Parameter(torch.randn(size.heads, size.dim, hidden) * size.dim**-0.5)
+        self.up_EDG = nn.Parameter(torch.randn(size.heads, size.dim, 2 * hidden) * size.dim**-0.5)
         self.down_EFD = nn.Parameter(torch.randn(size.heads, hidden, size.dim) * hidden**-0.5)
 
 
 def loop(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
     """One expert after the other, each on the tokens that chose it: y_TD."""
     y_TD = torch.zeros_like(x_TD)
-    for expert in range(len(experts.gate_EDF)):
+    for expert in range(len(experts.up_EDG)):
         token_N, choice_N = torch.where(expert_TK == expert)  # defect: the host waits to learn N, once per expert
-        x_ND = x_TD[token_N]
-        h_NF = F.silu(x_ND @ experts.gate_EDF[expert]) * (x_ND @ experts.up_EDF[expert])
+        h_NF = F.glu(x_TD[token_N] @ experts.up_EDG[expert])
         y_ND = h_NF @ experts.down_EFD[expert] * weight_TK[token_N, choice_N].unsqueeze(-1)
         y_TD = y_TD.index_add(0, token_N, y_ND)
     return y_TD
@@ -56,7 +54,7 @@ def loop(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_T
 
 def index_add(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
     """All experts at once on room of fixed size: no shape depends on the data, so the host never waits: y_TD."""
-    count, (tokens, choices) = len(experts.gate_EDF), expert_TK.shape
+    count, (tokens, choices) = len(experts.up_EDG), expert_TK.shape
     capacity = -(-int(CAPACITY * tokens * choices) // count)
     expert_R = expert_TK.flatten()
     place_R = F.one_hot(expert_R, count).cumsum(0).gather(1, expert_R.unsqueeze(1)).squeeze(1) - 1
@@ -64,10 +62,10 @@ def index_add(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, exp
     slot_R = torch.where(place_R < capacity, expert_R * capacity + place_R, count * capacity)
     x_RD = x_TD.repeat_interleave(choices, dim=0, output_size=tokens * choices)
     room = x_TD.new_zeros(count * capacity + 1, x_TD.shape[1]).index_add(0, slot_R, x_RD)
-    x_ECD = room[:-1].unflatten(0, (count, capacity))
-    h_ECF = F.silu(x_ECD @ experts.gate_EDF) * (x_ECD @ experts.up_EDF)
+    h_ECF = F.glu(room[:-1].unflatten(0, (count, capacity)) @ experts.up_EDG)
     y_SD = F.pad((h_ECF @ experts.down_EFD).flatten(0, 1), (0, 0, 0, 1))
-    return (y_SD[slot_R] * weight_TK.reshape(-1, 1)).unflatten(0, (tokens, choices)).sum(1)
+    y_TKD = y_SD[slot_R].unflatten(0, (tokens, choices))
+    return (weight_TK.unsqueeze(1) @ y_TKD).squeeze(1)
 
 
 def grouped_mm(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
@@ -75,12 +73,10 @@ def grouped_mm(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, ex
     choices, expert_R = expert_TK.shape[1], expert_TK.flatten()
     order_R = expert_R.argsort(stable=True)
     token_R = order_R // choices
-    ends_E = F.one_hot(expert_R, len(experts.gate_EDF)).sum(0).cumsum(0).to(torch.int32)
+    ends_E = F.one_hot(expert_R, len(experts.up_EDG)).sum(0).cumsum(0).to(torch.int32)
     x_RD = x_TD[token_R].bfloat16()
-    gate_RF, up_RF = (
-        torch._grouped_mm(x_RD, weight_EDF.bfloat16(), offs=ends_E) for weight_EDF in (experts.gate_EDF, experts.up_EDF)
-    )
-    y_RD = torch._grouped_mm(F.silu(gate_RF) * up_RF, experts.down_EFD.bfloat16(), offs=ends_E).to(x_TD.dtype)
+    h_RF = F.glu(torch._grouped_mm(x_RD, experts.up_EDG.bfloat16(), offs=ends_E))
+    y_RD = torch._grouped_mm(h_RF, experts.down_EFD.bfloat16(), offs=ends_E).to(x_TD.dtype)
     return torch.zeros_like(x_TD).index_add(0, token_R, y_RD * weight_TK.flatten()[order_R].unsqueeze(-1))
 
 

@@ -11,6 +11,8 @@ Both compute h[t] = a[t] * h[t-1] + u[t]: in L steps of tiny ops, or in log2(L) 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,8 +22,8 @@ from perfscope.workloads.training import train
 
 VARIANTS = ("scan", "parallel")
 SIZES = {
-    "tiny": Size(batch=2, seq=16, dim=16, heads=4, layers=1, vocab=64),
-    "cpu": Size(batch=4, seq=256, dim=64, heads=8, layers=2),
+    "tiny": Size(batch=2, seq=32, dim=16, heads=4, layers=1, vocab=64),
+    "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
     "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
 }
 
@@ -35,8 +37,8 @@ def scan(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
     return torch.stack(states, dim=1)
 
 
-def parallel(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
-    """Doubles the stretch that every state has absorbed until it reaches the start: h_BLDN."""
+def doubling(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
+    """Doubles the stretch of time that every state has absorbed until it reaches the start: h_BLDN."""
     length, reach = u_BLDN.shape[1], 1
     while reach < length:
         late_BLDN = torch.addcmul(u_BLDN[:, reach:], a_BLDN[:, reach:], u_BLDN[:, :-reach])
@@ -47,27 +49,50 @@ def parallel(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
     return u_BLDN
 
 
+class Parallel(torch.autograd.Function):
+    """The recurrence by doubling. Its gradient is the same recurrence, run backwards in time."""
+
+    @staticmethod
+    def forward(context: Any, a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
+        """h_BLDN."""
+        h_BLDN = doubling(a_BLDN, u_BLDN)
+        context.save_for_backward(a_BLDN, h_BLDN)
+        return h_BLDN
+
+    @staticmethod
+    def backward(context: Any, dh_BLDN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of a_BLDN and u_BLDN: du[t] = dh[t] + a[t+1] * du[t+1], and da[t] = du[t] * h[t-1]."""
+        a_BLDN, h_BLDN = context.saved_tensors
+        next_BLDN = F.pad(a_BLDN[:, 1:], (0, 0, 0, 0, 0, 1))
+        du_BLDN = doubling(next_BLDN.flip(1), dh_BLDN.flip(1)).flip(1)
+        return du_BLDN * F.pad(h_BLDN[:, :-1], (0, 0, 0, 0, 1, 0)), du_BLDN
+
+
+def parallel(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
+    """All of time at once: h_BLDN."""
+    return Parallel.apply(a_BLDN, u_BLDN)
+
+
 RECURRENCE = {"scan": scan, "parallel": parallel}
 
 
 class Block(nn.Module):
-    """Pre-norm selective state space block: x_BLD -> x_BLD."""
+    """Pre-norm block whose states decay as their input says (selective): x_BLD -> x_BLD."""
 
     def __init__(self, size: Size, variant: str) -> None:
         super().__init__()
-        self.recur = RECURRENCE[variant]
+        self.recur, self.states = RECURRENCE[variant], (size.dim, size.heads)
         self.norm = nn.LayerNorm(size.dim)
-        self.decay, self.input = nn.Linear(size.dim, size.dim), nn.Linear(size.dim, size.dim)
-        self.write, self.read = nn.Linear(size.dim, size.heads), nn.Linear(size.dim, size.heads)
-        self.rate_DN = nn.Parameter(torch.rand(size.dim, size.heads))
+        self.decay = nn.Linear(size.dim, size.dim * size.heads)
+        self.write = nn.Linear(size.dim, size.dim * size.heads)
+        self.read = nn.Linear(size.dim, size.heads)
         self.out = nn.Linear(size.dim, size.dim)
 
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
         z_BLD = self.norm(x_BLD)
-        step_BLD = F.softplus(self.decay(z_BLD))
-        a_BLDN = torch.exp(-step_BLD.unsqueeze(-1) * self.rate_DN)
-        u_BLDN = (step_BLD * self.input(z_BLD)).unsqueeze(-1) * self.write(z_BLD).unsqueeze(-2)
+        a_BLDN = torch.sigmoid(self.decay(z_BLD)).unflatten(-1, self.states)
+        u_BLDN = self.write(z_BLD).unflatten(-1, self.states)
         h_BLDN = self.recur(a_BLDN, u_BLDN)
         y_BLD = (h_BLDN @ self.read(z_BLD).unsqueeze(-1)).squeeze(-1)
         return x_BLD + self.out(y_BLD)
