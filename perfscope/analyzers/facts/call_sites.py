@@ -2,7 +2,8 @@
 
 1. The op graph of a run has the line that ran. Its ops are matched with the trace's by the k-th op of a
    name in the step, and only in steps where both have the same number of that name.
-2. Python spans of the trace itself: the innermost frame of the user's that covers the moment.
+2. Python spans of the trace itself: the innermost frame of the user's that covers the moment; for an op of
+   the backward pass that of its forward op.
 3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the
    ops in a step, never by time (``alignment.py``).
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.alignment import detail_row, graph_op
 from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame, parse_module
+from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import lineage
 from perfscope.analyzers.finding import Where
 from perfscope.analyzers.op_graph import GraphOp
@@ -112,6 +114,9 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
     place = MISSING
     for ancestor in lineage(trace, row):
         if slices["kind"][ancestor] != SliceKind.PYTHON:
+            forward = MISSING if found else _forward_of(trace, ancestor)
+            if forward != MISSING:
+                return _from_stack(trace, forward)
             continue
         name = trace.text(int(slices["name"][ancestor]))
         module = module or parse_module(name)
@@ -135,10 +140,34 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
     )
 
 
+def _forward_of(trace: Trace, row: int) -> int:
+    """The forward op that a node of the backward pass belongs to, by autograd sequence number; else ``MISSING``."""
+    slices = trace.rows["slices"]
+    sequence = int(slices["sequence"][row])
+    if slices["kind"][row] != SliceKind.OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
+        return MISSING
+    forward = trace.fact(_forward_ops).get(sequence, MISSING)
+    return forward if forward != MISSING and slices["start_ns"][forward] < slices["start_ns"][row] else MISSING
+
+
+def _forward_ops(trace: Trace) -> dict[int, int]:
+    """Sequence number -> row of the op of the forward pass; of several (some show a stale number) the last begun."""
+    slices = trace.rows["slices"]
+    numbered = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0)
+    rows = np.flatnonzero(numbered)
+    rows = rows[np.argsort(slices["start_ns"][rows], kind="stable")]
+    return dict(zip(slices["sequence"][rows].tolist(), rows.tolist(), strict=True))
+
+
 def _was_running(trace: Trace, row: int) -> bool:
     """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
-    slices = trace.rows["slices"]
+    slices, counted = trace.rows["slices"], trace.fact(_python_spans_before)
     first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
-    before = int((slices["kind"][first:row] == SliceKind.PYTHON).sum())
     around = sum(int(slices["kind"][outer] == SliceKind.PYTHON) for outer in lineage(trace, row)) - 1
-    return before == around
+    return int(counted[row] - counted[first]) == around
+
+
+def _python_spans_before(trace: Trace) -> Int64:
+    """Per row of ``slices``: Python spans in the rows before it."""
+    is_python = trace.rows["slices"]["kind"] == SliceKind.PYTHON
+    return np.asarray(np.cumsum(is_python) - is_python, np.int64)

@@ -21,6 +21,9 @@ _FRAMEWORK = (
 )  # fmt: skip
 """Packages whose frames are never the place to change."""
 
+_PROGRAMS = "perfscope/workloads/"
+"""Programs to profile that come with perfscope: a user's own, as far as a stack is concerned."""
+
 _STANDARD = (
     "_weakrefset", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib", "copy", "copyreg",
     "dataclasses", "enum", "functools", "genericpath", "importlib", "inspect", "json", "logging", "multiprocessing",
@@ -82,6 +85,8 @@ def owner_of(file: str) -> Owner:
     standard = None if installed else _LIBRARY_FOLDER.search(path)
     tail = path[installed.end() :] if installed else path[standard.end() :] if standard else path
     package = tail.split("/", 1)[0].removesuffix(".py")
+    if tail.startswith(_PROGRAMS):
+        return Owner.USER
     if standard or package in _FRAMEWORK or (package in _STANDARD and not path.startswith("/")):
         return Owner.FRAMEWORK
     return Owner.LIBRARY if installed else Owner.USER

@@ -63,6 +63,30 @@ def test_an_annotation_takes_the_line_of_an_op_inside_it_in_the_same_function():
     assert (site.line, site.exact, site.function) == (12, True, "Trainer.run")
 
 
+def _backward(*, recompute: bool) -> TraceBuilder:
+    b = TraceBuilder()
+    b.python("<built-in function perf_counter_ns>", -2, -1)
+    b.python("train.py(1): train", 0, 200)
+    b.python("moe.py(41): forward", 10, 30)
+    b.op("aten::mul", 11, 12, sequence=5, forward_thread=0)
+    b.op("autograd::engine::evaluate_function: MulBackward0", 100, 150, sequence=5, forward_thread=1, tid=2)
+    if recompute:
+        b.python("block.py(9): again", 101, 149, tid=2)
+    b.op("aten::item", 110, 120, tid=2)
+    return b
+
+
+def test_an_op_of_the_backward_pass_has_the_site_of_its_forward_op():
+    trace = _backward(recompute=False).build()
+    site = call_site(trace, _row(trace, "aten::item"))
+    assert (site.file, site.line) == ("moe.py", 41)
+
+
+def test_what_runs_again_in_the_backward_pass_keeps_its_own_frames():
+    trace = _backward(recompute=True).build()
+    assert call_site(trace, _row(trace, "aten::item")).file == "block.py"
+
+
 def test_an_installed_package_is_the_site_only_where_the_user_has_none():
     package = "/v/lib/python3.11/site-packages/lib/a.py(5): run"
     for user, file in (("train.py(1): main", "train.py"), (None, "/v/lib/python3.11/site-packages/lib/a.py")):

@@ -41,6 +41,8 @@ def test_modules_are_told_from_frames():
         ("<frozen importlib._bootstrap>", Owner.FRAMEWORK),
         ("<string>", Owner.FRAMEWORK),
         ("perfscope/profiler/launch.py", Owner.FRAMEWORK),
+        ("perfscope/workloads/moe.py", Owner.USER),
+        ("/v/lib/python3.11/site-packages/perfscope/workloads/moe.py", Owner.USER),
         ("C:\\venv\\Lib\\site-packages\\torch\\nn\\functional.py", Owner.FRAMEWORK),
     ],
 )
