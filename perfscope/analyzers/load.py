@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.profiler.run import dump
 
 ENTRY_POINTS = "perfscope.readers"
 
@@ -168,10 +170,10 @@ def _manifest(place: Path) -> dict[str, Any] | None:
     """What a report shows of a run: its manifest without the step times, which the traces hold."""
     if not place.is_dir() or not store.is_run(place):
         return None
-    shown = asdict(store.read(place))
-    for process in shown["processes"]:
+    manifest: dict[str, Any] = json.loads(dump(store.read(place)))
+    for process in manifest["processes"]:
         del process["untraced_step_ns"]
-    return shown
+    return manifest
 
 
 def _load_folder(folder: Path) -> Loaded:

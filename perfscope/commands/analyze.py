@@ -60,7 +60,7 @@ def analyze(
         _tell(loaded.skipped)
     analysis = replace(judge(loaded.traces, chosen), run=loaded.run)
     if targets:
-        _write(analysis, targets, quiet=quiet)
+        _write(analysis, targets, quiet=quiet, verbose=verbose)
     else:
         _print(analysis, form or "text", verbose=verbose)
     return GATE_NOT_MET if fail_on is not None and gate(analysis, fail_on) else DONE
@@ -112,12 +112,13 @@ def _tell(skipped: Sequence[Skipped]) -> None:
         click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
 
 
-def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool, verbose: bool) -> None:
     from perfscope.dashboards.reports import render, write
     from perfscope.dashboards.shown import shown
 
     for form, output in targets:
-        write(output, render(analysis, form))
+        options = {"verbose": verbose} if form == "text" else {}
+        write(output, render(analysis, form, **options))
         if not quiet:
             click.echo(f"perfscope: wrote {shown(output)}", err=True)
 

@@ -231,7 +231,7 @@ def test_a_run_by_its_directory_its_name_and_latest(tmp_path: Path, monkeypatch:
         loaded = load_path(path)
         assert {trace.source.rank for trace in loaded.traces} == {0, 1}
         assert loaded.run is not None
-        assert loaded.run["command"] == ("train.py",)
+        assert loaded.run["command"] == ["train.py"]
         assert "untraced_step_ns" not in loaded.run["processes"][0]
 
 

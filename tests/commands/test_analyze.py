@@ -105,6 +105,17 @@ def test_files_by_suffix_and_nothing_on_stdout(trace: Path, tmp_path: Path, caps
     assert starts == ["<!DOCTYPE h", '{\n  "schema', "### perfsco", "perfscope: "]
 
 
+def test_verbose_shows_advice_on_screen_and_in_a_text_file(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["analyze", "-v", str(trace)]) == 0
+    assert "Mend it." in capsys.readouterr().out
+    assert run(["analyze", str(trace)]) == 0
+    assert "Mend it." not in capsys.readouterr().out
+    assert run(["analyze", "-v", str(trace), "-o", str(tmp_path / "r.txt")]) == 0
+    assert "Mend it." in (tmp_path / "r.txt").read_text()
+
+
 def test_format_wins_over_suffix_and_quiet_is_quiet(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,3 +158,26 @@ def test_several_reasons_are_a_list_and_rows_left_out_are_counted() -> None:
     text = render(analysis(outcomes=outcomes), verbose=True)
     assert "  could not look:\n    a-rule (not recorded: x)\n    b-rule (one rank)\n" in text
     assert "    19\n    and 5 more rows in the JSON report\n    Do it.\n" in text.replace("     19", "    19")
+
+
+@pytest.mark.parametrize(
+    ("path", "again"),
+    [
+        ("traces/a.json", "perfscope analyze -v traces/a.json"),
+        ("my trace.json", "perfscope analyze -v 'my trace.json'"),
+        ("/home/alice/a.json", "-v for evidence and advice"),
+        ("x" * 100, "-v for evidence and advice"),
+        ("a\x1b[1mb", "-v for evidence and advice"),
+    ],
+)
+def test_the_next_command_can_be_pasted_or_is_not_offered(path: str, again: str) -> None:
+    text = render(analysis(sources=(source(path),)))
+    assert text.splitlines()[-1] == f"  next  perfscope rules host-sync     {again}"
+
+
+def test_no_share_no_column() -> None:
+    finding = Finding(subject="s", title="t", severity="low", basis="structural", advice="")
+    outcomes = (Outcome(rule="r", status="flagged", findings=(finding,)),)
+    assert "  saves up to  finding  where  known by\n  no time      r: t     -      structural\n" in render(
+        analysis(outcomes=outcomes)
+    )

@@ -8,29 +8,26 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
-from perfscope.dashboards.reports.advice import Block, blocks
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
-from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Spread, Summary, summarize
-from perfscope.dashboards.shown import shown
+from perfscope.dashboards.reports.summary import SHARE_OF, Spread, Summary, summarize
+from perfscope.dashboards.shown import TEXT_LIMIT, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
     from perfscope.dashboards.reports.device_rows import DeviceRow
 
 SUFFIXES = (".html", ".htm")
-
-MOST_FINDINGS = 200
-"""Findings that are drawn: nobody reads on to the two hundred first, and a phone must open the file."""
 
 MOST_SOURCES = 64
 """Rows of the table of sources."""
@@ -40,9 +37,6 @@ MOST_STEPS = 2_000
 
 FEW_SOURCES = 4
 """Up to it the table of sources stands open."""
-
-OPENED = 3
-"""Findings whose details stand open: the ones to begin with."""
 
 
 def render(analysis: Analysis) -> str:
@@ -94,13 +88,13 @@ def embedded(analysis: Analysis) -> str:
     if len(held["steps"]) > MOST_STEPS:
         left_out.append(f"{len(held['steps']) - MOST_STEPS} steps")
         held["steps"] = held["steps"][:MOST_STEPS]
-    findings = 0
+    found = 0
     for outcome in held["outcomes"]:
-        kept = outcome["findings"][: max(0, MOST_FINDINGS - findings)]
-        findings += len(outcome["findings"])
+        kept = outcome["findings"][: max(0, MOST_FINDINGS - found)]
+        found += len(outcome["findings"])
         outcome["findings"] = kept
-    if findings > MOST_FINDINGS:
-        left_out.append(f"{findings - MOST_FINDINGS} findings")
+    if found > MOST_FINDINGS:
+        left_out.append(f"{found - MOST_FINDINGS} findings")
     if left_out:
         held["left_out"] = left_out
     text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -115,19 +109,17 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
-    yield from _findings(summary)
+    yield from findings(summary)
     yield from _not_flagged(summary)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
-        yield _card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
+        yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
     if analysis.steps:
-        yield _card("Step times", "".join(_steps(analysis.steps)))
-    yield _card("Sources", "".join(_sources(analysis, summary)))
+        yield card("Step times", "".join(_steps(analysis.steps)))
+    if analysis.run is not None:
+        yield card("Run", _run(analysis.run))
+    yield card("Sources", "".join(_sources(analysis, summary)))
     yield f"<footer>{escape(_origin())}</footer>"
-
-
-def _card(title: str, body: str, *, kind: str = "") -> str:
-    return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'
 
 
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
@@ -158,89 +150,15 @@ def _tile(name: str, value: str, note: str) -> str:
     )
 
 
-def _findings(summary: Summary) -> Iterator[str]:
-    rows = summary.findings[:MOST_FINDINGS]
-    if not rows:
-        said = "No findings." if summary.clean else "No rule could look at this: nothing is known to be clean."
-        yield _card("Findings", f"<p>{said}</p>")
-        return
-    yield "<h2>Findings, the largest saving first</h2>"
-    yield from (_finding(row, opened=index < OPENED) for index, row in enumerate(rows))
-    if len(rows) < len(summary.findings):
-        left = len(summary.findings) - len(rows)
-        yield _card("More", f"<p>{left:,} more findings are left out of this page; the JSON report holds all.</p>")
-
-
-def _finding(row: FindingRow, *, opened: bool) -> str:
-    share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
-    saves = f"<b>{escape(row.saves)}</b>{share}" if row.saves else f"<span>{NO_TIME}</span>"
-    place = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
-    moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
-    return (
-        f'<article class="card finding {row.severity}"><div class="row">'
-        f'<div class="saves">{saves}</div>'
-        f'<div class="what"><div class="title">{escape(row.rule)}: {escape(row.title + row.on_ranks)}</div>'
-        f'<div class="where">{place}{moves}</div></div>'
-        f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
-        f'<span class="chip">{escape(row.known_by)}</span></div></div>'
-        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
-        f"{''.join(_advice(row.advice))}{_evidence(row)}</details></article>"
-    )
-
-
-def _evidence(row: FindingRow) -> str:
-    if not row.evidence:
-        return ""
-    heads, body = [], []
-    for key, value in row.evidence[0].items():
-        heads.append(f'<th class="{_side(value)}">{escape(evidence_header(key))}</th>')
-    for cells in row.evidence:
-        filled = (
-            f'<td class="{_side(value)}">{escape(evidence_cell(key, value))}</td>' for key, value in cells.items()
-        )
-        body.append(f"<tr>{''.join(filled)}</tr>")
-    left = f'<p class="note">and {row.evidence_left:,} more rows in the JSON report</p>' if row.evidence_left else ""
-    return f"<h3>Evidence</h3>{_table(heads, body)}{left}"
-
-
-def _side(value: object) -> str:
-    return "t" if isinstance(value, str) else "n"
-
-
-def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
-    return (
-        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _advice(text: str) -> Iterator[str]:
-    """Advice as paragraphs, and blocks of code with a button that copies them."""
-    for block in blocks(text):
-        if block.is_code:
-            yield (
-                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
-                '<button class="copy" type="button">copy</button></div>'
-            )
-        else:
-            yield f"<p>{_prose(block.text)}</p>"
-
-
-def _prose(text: str) -> str:
-    """Words, and code where they stand between backticks."""
-    pieces = Block(text=text, is_code=False).pieces()
-    return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
-
-
 def _not_flagged(summary: Summary) -> Iterator[str]:
     if summary.abstained or summary.partly:
-        items = [f"<li><b>{escape(', '.join(rules))}</b>: {_prose(reason)}</li>" for reason, rules in summary.abstained]
-        items += [f"<li><b>{escape(rule)}</b>, in part: {_prose(reason)}</li>" for rule, reason in summary.partly]
+        items = [f"<li><b>{escape(', '.join(rules))}</b>: {prose(reason)}</li>" for reason, rules in summary.abstained]
+        items += [f"<li><b>{escape(rule)}</b>, in part: {prose(reason)}</li>" for rule, reason in summary.partly]
         body = f"<p>These rules say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
-        yield _card("Could not look", body, kind="unseen")
+        yield card("Could not look", body, kind="unseen")
     if summary.clean:
         chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
-        yield _card("Looked at and clean", f'<div class="rules">{chips}</div>')
+        yield card("Looked at and clean", f'<div class="rules">{chips}</div>')
 
 
 def _device(row: DeviceRow) -> str:
@@ -278,13 +196,38 @@ def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
         f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
         for source in analysis.sources[:MOST_SOURCES]
     )
-    table = _table(heads, rows)
+    drawn = table(heads, rows)
     if len(analysis.sources) > MOST_SOURCES:
-        table += f'<p class="note">and {len(analysis.sources) - MOST_SOURCES:,} more</p>'
+        drawn += f'<p class="note">and {len(analysis.sources) - MOST_SOURCES:,} more</p>'
     folded = len(analysis.sources) > FEW_SOURCES
-    yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{table}</details>" if folded else table
+    yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{drawn}</details>" if folded else drawn
     if summary.remarks:
-        yield f"<ul>{''.join(f'<li>{_prose(remark)}</li>' for remark in summary.remarks)}</ul>"
+        yield f"<ul>{''.join(f'<li>{prose(remark)}</li>' for remark in summary.remarks)}</ul>"
+
+
+_RUN_FACTS = ("command", "created_utc", "state", "exit_code", "git", "python", "platform", "packages", "driver")
+"""What of a run's manifest is shown; the JSON report holds all of it."""
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    rows = []
+    for key in _RUN_FACTS:
+        words = _words(run.get(key))
+        if words:
+            name = escape(key.replace("_", " "))
+            rows.append(f'<tr><th scope="row">{name}</th><td class="t">{escape(shown(words, TEXT_LIMIT))}</td></tr>')
+    return f'<div class="scroll"><table class="facts"><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _words(value: Any) -> str:
+    """A part of the manifest on one line; nothing for what is not known."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(held)}" for key, held in value.items() if held not in (None, ""))
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
 
 
 def _origin() -> str:

@@ -52,7 +52,9 @@ details h3{font-size:13px;margin:14px 0 6px;color:var(--soft);font-weight:600}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th{color:var(--soft);font-weight:600;text-align:left;white-space:nowrap}
 th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
-tr:last-child td{border-bottom:0}
+tr:last-child td,tr:last-child th[scope=row]{border-bottom:0}
+.facts th{width:9em;vertical-align:top;font-weight:400}
+details details{border:0;margin-top:4px;padding-top:0}
 .n{text-align:right;white-space:nowrap}
 td.t{overflow-wrap:anywhere;min-width:9em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}

@@ -6,6 +6,7 @@ but escaped for no format.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -115,6 +116,8 @@ class Summary:
     """(reason, rules) that could not look."""
     partly: tuple[tuple[str, str], ...]
     """(rule, reason) that looked at some sources only."""
+    again: str
+    """How to see more: the command, or where the path does not fit a line the option."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
 
@@ -141,8 +144,16 @@ def summarize(analysis: Analysis) -> Summary:
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
+        again=_again(analysis),
         remarks=tuple(remarks(analysis.sources)),
     )
+
+
+def _again(analysis: Analysis) -> str:
+    path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
+    if not path or len(path) > PATH_LIMIT or shown(path) != path:
+        return "-v for evidence and advice"
+    return f"perfscope analyze -v {shlex.quote(path)}"
 
 
 def dashed(rule: str) -> str:

@@ -68,7 +68,7 @@ def _parts(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
         yield from (part for row in summary.findings for part in _detail(row))
     elif summary.findings:
         yield ""
-        yield _line("  next  ", f"perfscope rules {summary.findings[0].rule}     -v for evidence and advice")
+        yield _line("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
 
 
 def _findings(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
@@ -86,7 +86,9 @@ def _findings(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
 def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("saves up to", no_wrap=True)
-    table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
+    with_share = any(row.share for row in rows)
+    if with_share:
+        table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
     table.add_column("finding", overflow="fold", ratio=5)
     table.add_column("where", overflow="fold", ratio=2)
     table.add_column("known by", no_wrap=True)
@@ -94,7 +96,8 @@ def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
         title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
         title.stylize("bold", 0, len(row.rule))
         saves = Text(row.saves or NO_TIME, style=_STYLES[row.severity] if row.saves else "dim")
-        table.add_row(saves, Text(row.share), title, Text(row.where), Text(row.known_by))
+        share = [Text(row.share)] if with_share else []
+        table.add_row(saves, *share, title, Text(row.where), Text(row.known_by))
     return Padding(table, (0, 0, 0, 2))
 
 

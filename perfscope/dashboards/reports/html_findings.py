@@ -1,0 +1,107 @@
+"""Findings in HTML: a card each, with what to do and the evidence folded below."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.reports.advice import Block, blocks
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST_FINDINGS = 200
+"""Findings that are drawn: nobody reads on to the two hundred first, and a phone must open the file."""
+
+FIRST_ROWS = 6
+"""Rows of evidence that are seen without asking."""
+
+OPENED = 3
+"""Findings whose details stand open: the ones to begin with."""
+
+
+def findings(summary: Summary) -> Iterator[str]:
+    """The heading and a card each, the costliest first; that there are none, or more, is said."""
+    rows = summary.findings[:MOST_FINDINGS]
+    if not rows:
+        said = "No findings." if summary.clean else "No rule could look at this: nothing is known to be clean."
+        yield card("Findings", f"<p>{said}</p>")
+        return
+    yield f"<h2>Findings{', the largest saving first' if len(summary.timed) > 1 else ''}</h2>"
+    yield from (_finding(row, opened=index < OPENED) for index, row in enumerate(rows))
+    if len(rows) < len(summary.findings):
+        left = len(summary.findings) - len(rows)
+        yield card("More", f"<p>{left:,} more findings are left out of this page; the JSON report holds all.</p>")
+
+
+def _finding(row: FindingRow, *, opened: bool) -> str:
+    share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
+    saves = f"<b>{escape(row.saves)}</b>{share}" if row.saves else f"<span>{NO_TIME}</span>"
+    place = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
+    moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
+    return (
+        f'<article class="card finding {row.severity}"><div class="row">'
+        f'<div class="saves">{saves}</div>'
+        f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
+        f'<div class="where">{place}{moves}</div></div>'
+        f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
+        f'<span class="chip">{escape(row.known_by)}</span></div></div>'
+        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
+        f"{''.join(_advice(row.advice))}{_evidence(row)}</details></article>"
+    )
+
+
+def _evidence(row: FindingRow) -> str:
+    if not row.evidence:
+        return ""
+    heads, body = [], []
+    for key, value in row.evidence[0].items():
+        heads.append(f'<th class="{_side(value)}">{escape(evidence_header(key))}</th>')
+    for cells in row.evidence:
+        filled = (
+            f'<td class="{_side(value)}">{escape(evidence_cell(key, value))}</td>' for key, value in cells.items()
+        )
+        body.append(f"<tr>{''.join(filled)}</tr>")
+    left = f'<p class="note">and {row.evidence_left:,} more rows in the JSON report</p>' if row.evidence_left else ""
+    shown_first = f"<h3>Evidence</h3>{table(heads, body[:FIRST_ROWS])}"
+    if len(body) <= FIRST_ROWS:
+        return shown_first + left
+    more = f"{len(body) - FIRST_ROWS} more rows"
+    return f"{shown_first}<details><summary>{more}</summary>{table(heads, body[FIRST_ROWS:])}{left}</details>"
+
+
+def _side(value: object) -> str:
+    return "t" if isinstance(value, str) else "n"
+
+
+def table(heads: Iterable[str], rows: Iterable[str]) -> str:
+    """A table that scrolls by itself where the page is too narrow; cells are HTML already."""
+    return (
+        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _advice(text: str) -> Iterator[str]:
+    """Advice as paragraphs, and blocks of code with a button that copies them."""
+    for block in blocks(text):
+        if block.is_code:
+            yield (
+                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
+                '<button class="copy" type="button">copy</button></div>'
+            )
+        else:
+            yield f"<p>{prose(block.text)}</p>"
+
+
+def prose(text: str) -> str:
+    """Words, and code where they stand between backticks."""
+    pieces = Block(text=text, is_code=False).pieces()
+    return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
+
+
+def card(title: str, body: str, *, kind: str = "") -> str:
+    """A titled box around ``body``, which is HTML already."""
+    return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'
