@@ -14,7 +14,7 @@ POINTWISE = {
     "addcdiv_", "masked_fill", "where", "relu", "exp", "sigmoid", "tanh", "clone", "copy_", "_to_copy", "bernoulli_",
     "zeros",
 }  # fmt: skip
-REDUCTIONS = {"sum", "mean", "amax", "var", "_softmax", "_softmax_backward_data"}
+REDUCTIONS = {"sum", "mean", "amax", "var", "_softmax", "_softmax_backward_data", "native_layer_norm"}
 
 
 @dataclass

@@ -15,6 +15,10 @@ from perfscope.analyzers.trace import Trace
 LONGEST_CHAIN = 6
 """Names shown of a chain: what a line of a report holds."""
 
+GRADIENT_SUM = frozenset({"add", "add_"})
+"""A backward chain of these alone is autograd adding up gradients as they arrive: one kernel for all of them
+would have to hold every one of them until the last is there."""
+
 Place = tuple[str | None, str | None, str]
 """(file, function, module with its numbers left out)."""
 
@@ -68,9 +72,11 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
     places: dict[Place, dict[tuple[Phase, tuple[str, ...], int, int], list[FusionGroup]]] = {}
     for group in trace.fact(fusion_groups):
         phase = graph.ops[group.ops[0]].phase
+        names = tuple(short_name(graph.ops[index]) for index in group.ops)
         if phase == "optimizer" or group.saved_bytes <= 0 or not attention.isdisjoint(group.ops):
             continue
-        names = tuple(short_name(graph.ops[index]) for index in group.ops)
+        if phase == "backward" and GRADIENT_SUM.issuperset(names):
+            continue
         same = places.setdefault(_place(graph, group), {})
         same.setdefault((phase, names, group.eager_bytes, group.fused_bytes), []).append(group)
     sites = [_site(graph, place, same) for place, same in places.items()]

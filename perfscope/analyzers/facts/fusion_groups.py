@@ -16,6 +16,12 @@ from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of, trace
 from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.analyzers.trace import Trace
 
+FUSED_ALREADY = ("aten.native_", "aten._fused_", "aten._foreach_", "aten.cum", "aten.nll_loss", "aten.logcum")
+"""Norms, losses and list ops that are one hand-written kernel over several steps of a formula, and scans. A
+compiler may still join them with their neighbours; that gains a fraction of what the rule is about."""
+
+ELEMENTWISE_NATIVE = frozenset({"aten.native_dropout", "aten.native_dropout_backward"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionGroup:
@@ -110,10 +116,12 @@ def region_bytes(graph: OpGraph, flow: Flow, tensors: tuple[int, ...]) -> int:
 
 def is_elementwise(op: GraphOp) -> bool:
     """True if each output element depends on one element of each input."""
+    return op.pointwise and not op.view and not _stands_alone(op)
+
+
+def _stands_alone(op: GraphOp) -> bool:
     name = base_name(op)
-    if name.startswith(("aten._foreach_", "aten._fused_")):
-        return False  # one kernel over many tensors already
-    return op.pointwise and not op.view
+    return name.startswith(FUSED_ALREADY) and name not in ELEMENTWISE_NATIVE
 
 
 class _Builder:
@@ -260,7 +268,7 @@ def _kinds(graph: OpGraph) -> list[_Kind | None]:
 
 
 def _kind(graph: OpGraph, op: GraphOp, segment: int) -> _Kind | None:
-    reduces = op.reduction and not op.view
+    reduces = op.reduction and not op.view and not _stands_alone(op)
     if not (is_elementwise(op) or reduces) or op.host_read is not None or not op.outputs:
         return None
     inputs = [graph.tensors[tensor] for tensor in op.inputs]

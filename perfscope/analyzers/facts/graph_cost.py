@@ -11,7 +11,7 @@ from perfscope.analyzers.facts.graph_time import graph_time, ops_time
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
 from perfscope.analyzers.finding import Severity, severity_of
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,20 @@ class Saving:
     """By that share; without a time never above medium."""
 
 
-def saving(trace: Trace, ops: Iterable[int], saved_bytes: int, saved_part: float) -> Saving:
-    """The saving if ``saved_part`` (0 to 1) of the ops' time and ``saved_bytes`` of their traffic went."""
+FIXED_COST_NS = 2_000
+"""Most that is taken as the fixed cost of one op: an empty kernel occupies a GPU, and an eager op a CPU, for
+one to two microseconds. Below it counts what the shortest op of the trace took."""
+
+
+def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: float, fewer: int = 0) -> Saving:
+    """The saving if ``saved_bytes``, a part ``saved_part`` (0 to 1) of the ops' traffic, and ``fewer`` ops went.
+
+    time of an op = fixed cost + traffic: the fixed cost goes ``fewer`` times, of the rest ``saved_part``.
+    """
+    chosen = tuple(ops)
     whole_bytes = trace.fact(step_bytes)
     byte_share = saved_bytes / whole_bytes if whole_bytes else 0.0
-    time = ops_time(trace, ops)
+    time = ops_time(trace, chosen)
     if time is None:
         return Saving(
             bytes=saved_bytes,
@@ -45,7 +54,8 @@ def saving(trace: Trace, ops: Iterable[int], saved_bytes: int, saved_part: float
             share=byte_share,
             severity="low" if severity_of(saved_bytes, whole_bytes) == "low" else "medium",
         )
-    saved_ns = round(time.exposed_ns * saved_part)
+    fixed = min(trace.fact(fixed_cost_ns), time.exposed_ns / len(chosen)) if chosen else 0
+    saved_ns = round(fewer * fixed + (time.exposed_ns - len(chosen) * fixed) * saved_part)
     step = whole_ns(trace) / steps_in(trace)
     return Saving(
         bytes=saved_bytes,
@@ -55,6 +65,16 @@ def saving(trace: Trace, ops: Iterable[int], saved_bytes: int, saved_part: float
         share=saved_ns / step if step else 0.0,
         severity=severity_of(saved_ns, step),
     )
+
+
+def fixed_cost_ns(trace: Trace) -> int:
+    """What any op takes however small: the shortest kernel (or op of the graph) of the trace, at most the cap."""
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    if len(kernels):
+        return min(FIXED_COST_NS, int((kernels["end_ns"] - kernels["start_ns"]).min()))
+    placed = [spans[spans != MISSING] for spans in trace.fact(graph_time).spans]
+    lengths = [slices["end_ns"][rows] - slices["start_ns"][rows] for rows in placed if len(rows)]
+    return min(FIXED_COST_NS, *(int(found.min()) for found in lengths)) if lengths else 0
 
 
 def step_bytes(trace: Trace) -> int:

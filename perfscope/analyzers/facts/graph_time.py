@@ -29,6 +29,11 @@ LOOKAHEAD = 64
 """Ops to skip on either side to find the sequences in agreement again: a branch, not a layer."""
 
 
+SAME = {"aten::_index_put_impl": "aten::index_put", "aten::new_zeros": "aten::zeros"}
+"""Under a dispatch mode, as the graph is recorded, autograd adds up gradients out of place (``add``, else
+``add_``) and fills index gradients by ``new_zeros`` and ``index_put`` (else ``zeros``, ``_index_put_impl_``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphTime:
     """Host spans of the graph's ops, by traced step."""
@@ -56,7 +61,7 @@ def graph_time(trace: Trace) -> GraphTime:
     names = [_trace_name(base_name(graph.ops[index])) for index in wanted]
     spans, best = [], 0.0
     for rows in _steps(trace, _outermost(trace, set(names))):
-        found = align(names, [trace.strings[code] for code in slices["name"][rows]])
+        found = align(names, [_plain(trace.strings[code]) for code in slices["name"][rows]])
         share = sum(position != MISSING for position in found) / len(names) if names else 0.0
         best = max(best, share)
         if share >= ENOUGH_MATCHED:
@@ -128,7 +133,7 @@ def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int
 def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
     """Rows of the ops named so that no other such op encloses, by start: what was dispatched, not what it calls."""
     slices = trace.rows["slices"]
-    codes = [code for code, text in enumerate(trace.strings) if text in names]
+    codes = [code for code, text in enumerate(trace.strings) if _plain(text) in names]
     wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], codes)
     rows = np.flatnonzero(wanted)
     rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
@@ -145,6 +150,12 @@ def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int
 
 
 def _trace_name(name: str) -> str:
-    """``aten.add`` -> ``aten::add``, as a profiler names it."""
+    """``aten.add_`` -> ``aten::add``, as a profiler names it, in place or not."""
     namespace, _, rest = name.partition(".")
-    return f"{namespace}::{rest}"
+    return _plain(f"{namespace}::{rest}")
+
+
+def _plain(name: str) -> str:
+    """Without the mark of an in-place op, and by one name where recording the graph makes autograd take another."""
+    plain = name.rstrip("_")
+    return SAME.get(plain, plain)

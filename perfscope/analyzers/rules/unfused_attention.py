@@ -85,7 +85,9 @@ def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
         places.setdefault((op.file, op.line, attention.by_sdpa), []).append(attention)
     for (file, line, by_sdpa), members in places.items():
         ops = [index for attention in members for index in attention.ops]
-        saved = saving(trace, ops, sum(attention.bytes for attention in members), saved_part=1.0)
+        saved = saving(
+            trace, ops, saved_bytes=sum(attention.bytes for attention in members), saved_part=1.0, fewer=len(ops)
+        )
         if saved.share >= MIN_SHARE:
             module = re.sub(r"\d+", "*", graph.ops[members[0].softmax].module)
             where = Where(file=file, line=line, module=module or None)
