@@ -18,6 +18,9 @@ MOST_FINDINGS = 200
 FIRST_ROWS = 6
 """Rows of evidence that are seen without asking."""
 
+FEW_COLUMNS = 3
+"""Columns that a phone shows side by side."""
+
 OPENED = 3
 """Findings whose details stand open: the ones to begin with."""
 
@@ -54,32 +57,35 @@ def _finding(row: FindingRow, *, opened: bool) -> str:
 
 
 def _evidence(row: FindingRow) -> str:
+    """A table; each cell knows its column's name, because on a phone rows are stacked and the head is gone."""
     if not row.evidence:
         return ""
-    heads, body = [], []
-    for key, value in row.evidence[0].items():
-        heads.append(f'<th class="{_side(value)}">{escape(evidence_header(key))}</th>')
+    names = {key: escape(evidence_header(key)) for key in row.evidence[0]}
+    heads = [f'<th class="{_side(value)}">{names[key]}</th>' for key, value in row.evidence[0].items()]
+    body = []
     for cells in row.evidence:
         filled = (
-            f'<td class="{_side(value)}">{escape(evidence_cell(key, value))}</td>' for key, value in cells.items()
+            f'<td class="{_side(value)}" data-name="{names[key]}">{escape(evidence_cell(key, value))}</td>'
+            for key, value in cells.items()
         )
         body.append(f"<tr>{''.join(filled)}</tr>")
+    kind = "stacks" if len(heads) > FEW_COLUMNS else ""
     left = f'<p class="note">and {row.evidence_left:,} more rows in the JSON report</p>' if row.evidence_left else ""
-    shown_first = f"<h3>Evidence</h3>{table(heads, body[:FIRST_ROWS])}"
+    first = f"<h3>Evidence</h3>{table(heads, body[:FIRST_ROWS], kind=kind)}"
     if len(body) <= FIRST_ROWS:
-        return shown_first + left
-    more = f"{len(body) - FIRST_ROWS} more rows"
-    return f"{shown_first}<details><summary>{more}</summary>{table(heads, body[FIRST_ROWS:])}{left}</details>"
+        return first + left
+    more, rest = f"{len(body) - FIRST_ROWS} more rows", table(heads, body[FIRST_ROWS:], kind=kind)
+    return f"{first}<details><summary>{more}</summary>{rest}{left}</details>"
 
 
 def _side(value: object) -> str:
     return "t" if isinstance(value, str) else "n"
 
 
-def table(heads: Iterable[str], rows: Iterable[str]) -> str:
+def table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
     """A table that scrolls by itself where the page is too narrow; cells are HTML already."""
     return (
-        f'<div class="scroll"><table><thead><tr>{"".join(heads)}</tr></thead>'
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

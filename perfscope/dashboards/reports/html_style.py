@@ -78,6 +78,11 @@ main{padding:16px 12px 32px}.card{padding:14px}
 .row{grid-template-columns:minmax(0,1fr)}
 .saves b{display:inline;margin-right:8px}
 th,td{padding-right:10px}td.t{min-width:7em}
+.stacks thead{display:none}.stacks tr{display:block;border-bottom:1px solid var(--line);padding:6px 0}
+.stacks tr:last-child{border-bottom:0}
+.stacks td,.stacks td.t{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;min-width:0;
+white-space:normal;text-align:right}
+.stacks td::before{content:attr(data-name);color:var(--soft);flex:none;text-align:left}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}
