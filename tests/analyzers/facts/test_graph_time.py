@@ -69,3 +69,19 @@ def test_another_program_has_no_times():
     trace = t.build()
     assert trace.fact(graph_time).matched_share == 0.5
     assert ops_time(trace, [2]) is None
+
+
+def test_a_gradient_added_in_place_is_the_one_the_graph_adds_out_of_place():
+    g = GraphBuilder()
+    x = g.input((4, 8))
+    g.op("index_put", [g.op("new_zeros", [x]), g.op("add", [x, x])])
+    t = TraceBuilder(op_graph=g.graph())
+    t.op("aten::zeros", 0, 1)
+    t.op("aten::add_", 2, 5)
+    t.op("aten::index_put_", 6, 9)
+    t.op("aten::_index_put_impl_", 7, 8)
+    trace = t.build()
+    assert trace.fact(graph_time).matched_share == 1.0
+    found = ops_time(trace, [1])
+    assert found is not None
+    assert found.sum_ns == 3_000
