@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, GATE_NOT_MET
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,7 @@ def analyze(
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     loaded = _load(paths)
+    _spare_inputs(loaded, outputs)
     if not quiet:
         _tell(loaded.skipped)
     analysis = replace(judge(loaded.traces, chosen), run=loaded.run)
@@ -96,6 +97,14 @@ def _load(paths: Sequence[str]) -> Loaded:
         skipped=tuple(one for part in parts for one in part.skipped),
         run=parts[0].run if len(parts) == 1 else None,
     )
+
+
+def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
+    """Refuse to write a report over a trace that it is about."""
+    inputs = {Path(trace.source.path).resolve() for trace in loaded.traces}
+    for output in outputs:
+        if Path(output).resolve() in inputs:
+            raise AskedWronglyError(f"{output}: is the trace itself; the report needs another file")
 
 
 def _tell(skipped: Sequence[Skipped]) -> None:

@@ -211,6 +211,25 @@ def test_a_suffix_that_says_nothing_is_asked_for_before_anything_is_read(
     assert "report.pdf: which format?" in capsys.readouterr().err
 
 
+def test_a_trace_is_never_overwritten_by_its_report(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to(trace)
+    for output in ("t.json", "./t.json", "link.json"):
+        assert run(["analyze", str(trace), "-o", output]) == 2
+        assert capsys.readouterr().err == f"perfscope: {output}: is the trace itself; the report needs another file\n"
+    assert trace.read_bytes() == before
+
+
+def test_an_output_that_is_a_folder(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.json").mkdir()
+    assert run(["analyze", str(trace), "-o", str(tmp_path / "r.json")]) == 4
+    assert capsys.readouterr().err == f"perfscope: {tmp_path}/r.json: cannot be written: is a directory\n"
+    assert {file.name for file in tmp_path.iterdir()} == {"t.json", "r.json"}
+
+
 @pytest.mark.parametrize(
     ("environment", "colored"),
     [
