@@ -23,7 +23,7 @@ from perfscope.workloads.training import build, loss_of, report, train
 
 VARIANTS = ("naive", "sdpa", "flex")
 SIZES = {
-    "tiny": Size(batch=2, seq=32, dim=32, heads=2, layers=2, vocab=64),
+    "tiny": Size(batch=4, seq=32, dim=64, heads=2, layers=2, vocab=64),
     "cpu": Size(batch=4, seq=256, dim=128, heads=4, layers=2),
     "gpu": Size(batch=8, seq=1024, dim=1024, heads=16, layers=4, vocab=4096),
 }

@@ -22,7 +22,7 @@ from perfscope.workloads.training import train
 
 VARIANTS = ("scan", "parallel")
 SIZES = {
-    "tiny": Size(batch=2, seq=32, dim=16, heads=4, layers=1, vocab=64),
+    "tiny": Size(batch=4, seq=96, dim=16, heads=4, layers=1, vocab=64),
     "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
     "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
 }

@@ -135,7 +135,7 @@ def test_the_scan_is_two_small_ops_a_step_of_time_on_one_line(tmp_path: Path) ->
     for variant in ("scan", "parallel"):
         graph = step_of("ssm", variant, tmp_path=tmp_path)
         found[variant] = [op for op in graph.ops if op.phase == "forward" and op.pointwise and op.line == line]
-    assert len(found["scan"]) == 2 * 32
+    assert len(found["scan"]) == 2 * 96
     assert found["parallel"] == []
 
 
