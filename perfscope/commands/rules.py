@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
+import re
 from typing import TYPE_CHECKING
 
 import click
 
 from perfscope.commands.options import verbose_option
-from perfscope.commands.terminal import color_wanted, width_of
+from perfscope.commands.terminal import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator
 
     from perfscope.analyzers.finding import Rule
+
+_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,40}:")
+"""A section of a page: ``Why it costs:`` at the beginning of a paragraph."""
+
+NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why where it cannot"
 
 
 @click.command()
@@ -45,43 +50,43 @@ def summary_of(rule: Rule) -> str:
     return inspect.cleandoc(rule.doc).partition("\n")[0].strip()
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    color = color_wanted(sys.stdout)
-    return Console(
-        width=width_of(sys.stdout),
-        color_system="standard" if color else None,
-        force_terminal=color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-
-
 def _show_list(asked: list[Rule]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rule", no_wrap=True, style="bold")
-    table.add_column("finds")
-    table.add_column("needs")
+    table.add_column("finds", ratio=3)
+    table.add_column("needs", ratio=2)
     for rule in asked:
-        table.add_row(rule.id.replace("_", "-"), summary_of(rule), ", ".join(rule.needs))
-    _console().print(table)
+        table.add_row(rule.id.replace("_", "-"), summary_of(rule), ", ".join(rule.needs) or "-")
+    show(table)
 
 
 def _show_page(rule: Rule) -> None:
-    """The docstring as it is, headed by the id, with what the rule needs in words."""
+    """The docstring, its paragraphs filled to the width, and what the rule needs in words."""
     from rich.text import Text
 
     from perfscope.analyzers.trace import RECORDED
 
-    console = _console()
-    console.print(Text(rule.id.replace("_", "-"), style="bold"))
-    for line in inspect.cleandoc(rule.doc).splitlines():
-        is_heading = line.endswith(":") and line[:1].isupper() and not line.startswith(" ")
-        console.print(Text(line, style="bold" if is_heading else ""))
-    console.print()
+    lines = [Text(rule.id.replace("_", "-"), style="bold")]
+    for paragraph in paragraphs(inspect.cleandoc(rule.doc)):
+        heading = _HEADING.match(paragraph)
+        lines.append(Text(paragraph))
+        if heading is not None:
+            lines[-1].stylize("bold", 0, heading.end())
     needs = "; ".join(RECORDED.get(key, key) for key in rule.needs)
-    console.print(Text(f"Needs: {needs or 'nothing in particular'}"))
+    show(*lines, Text(f"Needs: {needs or NO_NEEDS}"))
+
+
+def paragraphs(doc: str) -> Iterator[str]:
+    """Paragraphs on one line each, an empty one between them; indented lines and lists keep their lines."""
+    lines: list[str] = []
+    for line in [*doc.splitlines(), ""]:
+        keeps = line.startswith((" ", "- ", "* "))
+        if lines and (keeps or not line.strip()):
+            yield " ".join(lines)
+            lines = []
+        if keeps or not line.strip():
+            yield line.rstrip()
+        else:
+            lines.append(line.strip())

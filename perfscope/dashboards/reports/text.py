@@ -30,6 +30,9 @@ WIDTH = 110
 NARROWEST = 60
 """Below it the columns of the table have no room for words, and wrapping by the terminal reads better."""
 
+WHERE_PART = 4
+"""The place of a finding gets at most this part of the width: the finding itself needs the words."""
+
 MOST_FINDINGS = 12
 """Rows on the one screen; ``-v`` and the other formats hold all."""
 
@@ -49,19 +52,19 @@ def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbo
         emoji=False,
         legacy_windows=False,
     )
-    for part in _parts(summarize(analysis), verbose=verbose):
+    for part in _parts(summarize(analysis), console.width, verbose=verbose):
         console.print(part)
     return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
 
 
-def _parts(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
+def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     yield _line("perfscope: ", summary.headline, style="bold")
     yield from (_line("  ", fact) for fact in summary.facts)
     if summary.devices:
         yield ""
         yield _device_table(summary.devices)
     yield ""
-    yield from _findings(summary, verbose=verbose)
+    yield from _findings(summary, width, verbose=verbose)
     yield from _not_flagged(summary)
     yield from (_line("  ", remark) for remark in summary.remarks)
     if verbose:
@@ -71,10 +74,10 @@ def _parts(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
         yield _line("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
 
 
-def _findings(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
+def _findings(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     rows = summary.findings if verbose else summary.findings[:MOST_FINDINGS]
     if rows:
-        yield _finding_table(rows)
+        yield _finding_table(rows, width)
     else:
         looked = bool(summary.clean)
         yield "  no findings" if looked else "  no rule could look at this: nothing is known to be clean"
@@ -83,14 +86,14 @@ def _findings(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
     yield ""
 
 
-def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
+def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("saves up to", no_wrap=True)
     with_share = any(row.share for row in rows)
     if with_share:
         table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
-    table.add_column("finding", overflow="fold", ratio=5)
-    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("finding", overflow="fold", ratio=1)
+    table.add_column("where", overflow="fold", max_width=width // WHERE_PART)
     table.add_column("known by", no_wrap=True)
     for row in rows:
         title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
