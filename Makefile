@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop
+	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --durations=15

@@ -17,7 +17,7 @@ from perfscope.analyzers.op_graph import OP_GRAPH_SCHEMA, GraphOp, OpGraph
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.profiler.captures import op_graph_table
 from perfscope.profiler.captures.op_graph import OpGraphCapture, available
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -510,6 +510,30 @@ def test_compiled_regions_are_not_compiled_again(record: Any) -> None:
     before = dict(counters["frames"])
     record(lambda: compiled(x).backward())
     assert dict(counters["frames"]) == before
+
+
+def test_an_op_that_cannot_be_recorded_does_not_stop_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> Any:
+        raise TypeError("never seen before")
+
+    capture = OpGraphCapture()
+    capture.start(0)
+    monkeypatch.setattr("perfscope.profiler.captures.op_graph_mode.facts_of", breaks)
+    assert torch.ones(2).sum() == 2
+    capture.stop()
+    assert _modes() == []
+    with pytest.raises(PerfscopeError, match=r"no op graph: aten.ones.default .* TypeError: never seen before"):
+        capture.save(tmp_path / "graph.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiling_for_the_first_time_while_we_record(record: Any) -> None:
+    compiled = torch.compile(lambda x: (x @ x).sin().sum(), backend="aot_eager")
+    x = torch.ones(4, 4, requires_grad=True)
+    record(lambda: compiled(x).backward())
+    assert torch.allclose(x.grad, torch.autograd.grad((x @ x).sin().sum(), x)[0])
 
 
 def test_misuse_is_said(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph, Phase
 from perfscope.profiler.errors import DataError
 
 MAX_BYTES = 1 << 30
-"""Unpacked. The capture stops at 200,000 ops, which take about 60 MB: what is larger is not ours."""
+"""Unpacked. The capture stops at 200,000 ops, which take tens of MB: what is larger is not ours."""
 _GZIP = b"\x1f\x8b"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

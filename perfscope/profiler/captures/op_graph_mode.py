@@ -31,6 +31,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.storages = StorageIds()
         self.active = True
+        self.failure: str | None = None
         self._table = table
         self._frames = frames
         self._modules = modules
@@ -53,8 +54,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         result = func(*args, **kwargs)
         if self.active and not _is_bookkeeping(func):
             with self._lock, torch._C.DisableTorchFunction():
-                if self._table.has_room():
-                    self._record(func, args, kwargs, result)
+                try:
+                    if self._table.has_room():
+                        self._record(func, args, kwargs, result)
+                except Exception as error:  # the program must go on; save() says why there is no graph
+                    self.active = False
+                    self.failure = f"{func} could not be recorded: {type(error).__name__}: {error}"
         return result
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
