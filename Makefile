@@ -19,7 +19,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=15
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
