@@ -27,6 +27,8 @@ MOST_FINDINGS = 20
 
 _CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top;overflow-wrap:anywhere"
 _NUMBER = "text-align:right;padding:2px 14px 2px 0;vertical-align:top;white-space:nowrap"
+_SHORT = "text-align:left;padding:2px 14px 2px 0;vertical-align:top;white-space:nowrap"
+_STYLES = {"l": _CELL, "r": _NUMBER, "s": _SHORT}
 _SOFT = "opacity:.7;font-size:12px"
 
 
@@ -43,7 +45,7 @@ def trace_html(trace: Trace) -> str:
     return _frame(
         f"<b>{escape(shown(source.path))}</b> <span style='{_SOFT}'>{escape(line)}, {format_ns(end - start)}</span>",
         _devices(fold_devices(trace.fact(device_times))),
-        _table(("table", "rows"), tables, "lr"),
+        _table(("table", "rows"), tables, "sr"),
         *(f"<div style='{_SOFT}'>{escape(shown(note))}</div>" for note in source.notes),
     )
 
@@ -53,7 +55,7 @@ def analysis_html(analysis: Analysis) -> str:
     summary = summarize(analysis)
     rows = summary.findings[:MOST_FINDINGS]
     share = SHARE_OF[any(row.per_step for row in rows)]
-    table = _table(("saves up to", share, "finding", "where", "known by"), map(_cells, rows), "lrlll")
+    table = _table(("saves up to", share, "finding", "where", "known by"), map(_cells, rows), "srlls")
     left = len(summary.findings) - len(rows)
     return _frame(
         f"<b>perfscope</b> {escape(summary.headline)}",
@@ -88,14 +90,14 @@ def _devices(rows: Sequence[DeviceRow]) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    styles = [_NUMBER if side == "r" else _CELL for side in align]
+    styles = [_STYLES[kind] for kind in align]
 
     def line(tag: str, cells: Iterable[str]) -> str:
         filled = (f"<{tag} style='{style}'>{escape(cell)}</{tag}>" for cell, style in zip(cells, styles, strict=True))
         return f"<tr>{''.join(filled)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
-    return f"<table style='margin:6px 0'><thead>{line('th', heads)}</thead><tbody>{body}</tbody></table>"
+    return f"<table style='margin:6px 0;font-size:13px'><thead>{line('th', heads)}</thead><tbody>{body}</tbody></table>"
 
 
 def _frame(*parts: str) -> str:

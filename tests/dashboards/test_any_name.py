@@ -16,9 +16,10 @@ from tests.dashboards.test_markdown import OUR_TAGS
 from tests.dashboards.test_shown import SECRETS
 
 PIECES = st.sampled_from(
-    ["<", ">", "</script>", "<!--", "-->", "]]>", "&", "&lt;", '"', "'", "`", "```", "|", "\\", "\n", "\r", "\t", "@a", "#1",
-     "http://x", "www.x.y", "\x1b[2J", "\x9b", "\x00", "\u202e", "\u2028", "\ud800", "[b]", "![", "](", "{{", "${", "$$",
-     "**", "__", "~~", "<!DOCTYPE", "javascript:", "onload=", "k", "日", "é", " ", "0", "=", "- ", "1. ", "+"]
+    ["<", ">", "</script>", "<!--", "-->", "]]>", "&", "&lt;", '"', "'", "`", "```", "|", "\\", "\n", "\r", "\t", "@a",
+     "#1", "http://x", "www.x.y", "\x1b[2J", "\x9b", "\x00", "\u202e", "\u2028", "\ud800", "[b]", "![", "](", "{{",
+     "${", "$$", "**", "__", "~~", "<!DOCTYPE", "javascript:", "onload=", "k", "日", "é", " ", "0", "=", "- ",
+     "1. ", "+"]
 )  # fmt: skip
 NAMES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".join))
 

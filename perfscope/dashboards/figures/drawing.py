@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 MS = 1_000_000
 """ns of a millisecond: axes are in ms."""
 
+HEIGHT = 360
+"""Pixels of a figure without rows: two fit on a laptop's screen."""
+
 LABEL_LIMIT = 60
 """Characters of a name on an axis: more leaves no room for the bars."""
 
@@ -36,10 +39,9 @@ def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, row
         title={"text": plain(title)},
         xaxis={"title": {"text": x}},
         yaxis={"title": {"text": y}, "automargin": True},
-        margin={"l": 10, "r": 10, "t": 50, "b": 40},
-        legend={"orientation": "h", "y": -0.25},
+        margin={"l": 10, "r": 10, "t": 80, "b": 40},
+        height=HEIGHT if rows is None else 160 + 30 * max(rows, 2),
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         template="plotly_white",
     )
-    if rows is not None:
-        figure.update_layout(height=140 + 30 * max(rows, 2))
     return figure

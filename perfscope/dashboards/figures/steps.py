@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out
+from perfscope.dashboards.reports.summary import FEW_STEPS
 from perfscope.dashboards.reports.svg import FREE_COLOR, TRACED_COLOR
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfscope.analyzers.engine import Step
+
+MOST_SYMBOLS = 40
+"""Markers that plotly tells apart; of more ranks some share theirs."""
 
 
 def step_times(steps: Sequence[Step]) -> go.Figure:
@@ -29,7 +33,10 @@ def step_times(steps: Sequence[Step]) -> go.Figure:
             x=[step.number for step in members],
             y=[step.duration_ns / MS for step in members],
             mode="markers",
-            marker={"color": TRACED_COLOR if traced else FREE_COLOR, "symbol": max(rank, 0) % 40},
+            marker={"color": TRACED_COLOR if traced else FREE_COLOR, "symbol": max(rank, 0) % MOST_SYMBOLS, "size": 9},
         )
     figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(tickformat="d")
+    if len({step.number for step in steps}) <= FEW_STEPS:
+        figure.update_xaxes(dtick=1)
     return laid_out(figure, title="Step times", x="step", y="ms")

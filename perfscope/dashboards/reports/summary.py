@@ -170,9 +170,9 @@ def _headline(analysis: Analysis) -> str:
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
         rank = f", rank {ranks[0]}" if ranks else ""
-        return f"{_tail(shown(sources[0].path), PATH_LIMIT)} ({formats}{rank}, {events})"
+        return f"{tail(shown(sources[0].path), PATH_LIMIT)} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
-    return f"{len(sources)} traces, {_tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+    return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -223,7 +223,7 @@ def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool)
         saves="" if cost is None else f"{format_ns(cost)}{in_all}",
         share="" if cost is None or not whole else format_share(cost, whole),
         per_step=finding.cost_ns_per_step is not None,
-        where=_tail(shown(finding.where.label()), WHERE_LIMIT),
+        where=tail(shown(finding.where.label()), WHERE_LIMIT),
         place=tuple((what, shown(name)) for what, name in place if name),
         known_by=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",
@@ -240,7 +240,7 @@ def _on_ranks(ranks: Sequence[int]) -> str:
     return f" (rank{'s' if len(ranks) > 1 else ''} {span_text(ranks)})"
 
 
-def _tail(place: str, limit: int) -> str:
+def tail(place: str, limit: int) -> str:
     """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
     if len(place) <= limit:
         return place

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
-from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,11 +27,14 @@ SUFFIXES = (".txt",)
 WIDTH = 110
 """Columns where no terminal tells its own: a log or a file looks the same everywhere."""
 
-NARROWEST = 60
+NARROWEST = 80
 """Below it the columns of the table have no room for words, and wrapping by the terminal reads better."""
 
-WHERE_PART = 4
-"""The place of a finding gets at most this part of the width: the finding itself needs the words."""
+WHERE_SHARE = 30
+"""Percent of the width for the place of a finding. It is cut, never folded: ``train.py:88`` must be one word."""
+
+PLACE_BESIDE = 90
+"""Columns from which the place has its own; in a narrower terminal it stands below the finding."""
 
 MOST_FINDINGS = 12
 """Rows on the one screen; ``-v`` and the other formats hold all."""
@@ -87,20 +90,22 @@ def _findings(summary: Summary, width: int, *, verbose: bool) -> Iterator[Render
 
 
 def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
+    with_share, beside = any(row.share for row in rows), width >= PLACE_BESIDE
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("saves up to", no_wrap=True)
-    with_share = any(row.share for row in rows)
     if with_share:
         table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
     table.add_column("finding", overflow="fold", ratio=1)
-    table.add_column("where", overflow="fold", max_width=width // WHERE_PART)
+    if beside:
+        table.add_column("where", no_wrap=True)
     table.add_column("known by", no_wrap=True)
     for row in rows:
-        title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
-        title.stylize("bold", 0, len(row.rule))
         saves = Text(row.saves or NO_TIME, style=_STYLES[row.severity] if row.saves else "dim")
+        place = tail(row.where, width * WHERE_SHARE // 100)
+        title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{place}"))
+        title.stylize("bold", 0, len(row.rule))
         share = [Text(row.share)] if with_share else []
-        table.add_row(saves, *share, title, Text(row.where), Text(row.known_by))
+        table.add_row(saves, *share, title, *([Text(place)] if beside else []), Text(row.known_by))
     return Padding(table, (0, 0, 0, 2))
 
 
