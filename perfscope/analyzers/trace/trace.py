@@ -14,6 +14,7 @@ from perfscope.analyzers.trace.tables import TABLES, CallKind
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.op_graph import OpGraph
 
 RECORDED: dict[str, str] = {
@@ -29,6 +30,7 @@ RECORDED: dict[str, str] = {
     "collectives": "collectives with their sizes",
     "sync_records": "synchronisations as the driver saw them",
     "steps": "step boundaries",
+    "hlo": "the compiled XLA programs",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -72,11 +74,13 @@ class Trace:
         detail: Trace | None = None,
         op_graph: OpGraph | None = None,
         step_times_ns: tuple[int, ...] = (),
+        hlo: tuple[HloModule, ...] = (),
     ) -> None:
         """Hold the parts. Tables left out are empty.
 
         ``detail``: a second recording of the same program with shapes and Python stacks, used for
-        call sites and never for time. ``step_times_ns``: steps timed with no profiler on.
+        call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``hlo``: the
+        XLA programs that ran, or that were handed in alone.
         """
         unknown = recorded - set(RECORDED)
         if unknown:
@@ -90,6 +94,7 @@ class Trace:
         self.detail = detail
         self.op_graph = op_graph
         self.step_times_ns = step_times_ns
+        self.hlo = hlo
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:

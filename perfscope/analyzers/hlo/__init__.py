@@ -1,0 +1,1 @@
+"""Compiled XLA programs: module, computations, instructions, shapes, and what each instruction costs."""

@@ -1,0 +1,168 @@
+"""The model of an optimized (or not yet optimized) HLO module, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+ITEM_BITS: Mapping[str, int] = MappingProxyType(
+    {
+        "pred": 8, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
+        "s32": 32, "u32": 32, "s64": 64, "u64": 64, "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3b11fnuz": 8,
+        "f8e4m3fn": 8, "f8e4m3fnuz": 8, "f8e5m2": 8, "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "bf16": 16, "f16": 16,
+        "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
+    }
+)  # fmt: skip
+"""Bits an element takes; element types as HLO text spells them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Shape of a value: an array, or a tuple of shapes (then ``dtype`` is ``'tuple'``)."""
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    layout: tuple[int, ...] | None = None
+    """Minor to major, where it is written."""
+    memory_space: int = 0
+    """0 is HBM; others as the target numbers them (``S(1)`` on TPU is VMEM, ``S(5)`` host memory)."""
+    parts: tuple[Shape, ...] = ()
+    """Parts of a tuple."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of an array; of a tuple, those of its parts together."""
+        if self.dtype == "tuple":
+            return sum(part.elements for part in self.parts)
+        count = 1
+        for size in self.dims:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes the value takes, without padding; of a tuple, those of its parts together."""
+        if self.dtype == "tuple":
+            return sum(part.bytes for part in self.parts)
+        return -(-self.elements * ITEM_BITS[self.dtype] // 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One instruction. ``operands`` are names in the same computation, ``called`` names of computations."""
+
+    name: str
+    opcode: str
+    """As HLO text spells it: ``dot``, ``fusion``, ``all-gather-start``, ``custom-call`` ..."""
+    shape: Shape
+    operands: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    """Fusion body, while condition and body, reduction, branches, async body, in written order."""
+    is_root: bool = False
+    op_name: str = ""
+    """The framework's path, such as ``jit(step)/transpose(jvp(mlp))/dot_general``."""
+    file: str | None = None
+    line: int | None = None
+    scheduling_name: str = ""
+    """Name before rematerialization cloned it (GPU)."""
+    fusion_kind: str | None = None
+    """``kLoop``, ``kInput``, ``kOutput``, ``kCustom``."""
+    custom_call_target: str | None = None
+    parameter_number: int | None = None
+    replica_groups: tuple[tuple[int, ...], ...] | None = None
+    """Groups of partition or replica ids, written out whatever the spelling; None: all devices, or no collective."""
+    channel_id: int | None = None
+    trip_count: int | None = None
+    """Of a ``while`` whose trip count is known."""
+    backend_config: Mapping[str, Any] = field(default_factory=dict)
+    """Parsed JSON; empty where there is none or it is no JSON object."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels``, ``dimensions`` ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """A computation; its instructions stand in schedule order if the module is scheduled."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    by_name: Mapping[str, Instruction]
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose value the computation returns."""
+        return next((found for found in self.instructions if found.is_root), self.instructions[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalBuffer:
+    """A value's buffer as XLA assigned it."""
+
+    id: int
+    instruction: str
+    size: int
+    allocation: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeapEvent:
+    """One event of the heap simulator's trace, in schedule order."""
+
+    kind: Literal["alloc", "free", "share_with"]
+    buffer: int
+    instruction: str
+    share_with: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferAllocation:
+    """A block of device memory that holds buffers."""
+
+    index: int
+    size: int
+    is_parameter: bool = False
+    is_constant: bool = False
+    is_thread_local: bool = False
+    maybe_live_out: bool = False
+    buffers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferAssignment:
+    """Where every buffer lies and when it lives; only HloProto carries it."""
+
+    buffers: Mapping[int, LogicalBuffer]
+    allocations: tuple[BufferAllocation, ...]
+    heap_traces: tuple[tuple[HeapEvent, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HloModule:
+    """A module: computations by name, one of them the entry."""
+
+    name: str
+    entry: str
+    computations: Mapping[str, Computation]
+    is_scheduled: bool = False
+    num_partitions: int = 1
+    num_replicas: int = 1
+    platform: Platform | None = None
+    """What it was compiled for, told from its instructions; None if it cannot be told (before optimization)."""
+    buffer_assignment: BufferAssignment | None = None
+    source: str = ""
+    """The file or plane it came from."""
+
+    def entry_computation(self) -> Computation:
+        """The computation that is run."""
+        return self.computations[self.entry]
+
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        """Every instruction of every computation."""
+        for computation in self.computations.values():
+            for instruction in computation.instructions:
+                yield computation, instruction
