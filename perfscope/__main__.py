@@ -18,6 +18,8 @@ INTERRUPTED = 130
 """128 + SIGINT, as a shell says it."""
 PIPE_CLOSED = 141
 """128 + SIGPIPE: the reader of our output went away, as ``| head`` does."""
+LINE_LIMIT = 4_000
+"""Characters of an error: the longest path and its reason, whole."""
 OWN_FAULT = 70
 """EX_SOFTWARE of sysexits.h: perfscope itself broke, which says nothing of the data."""
 
@@ -62,7 +64,7 @@ def _report(line: str, code: int, *, verbose: bool) -> int:
 
     if verbose:
         traceback.print_exc()
-    print(f"perfscope: {shown(line)}", file=sys.stderr)
+    print(f"perfscope: {shown(line, LINE_LIMIT)}", file=sys.stderr)
     return code
 
 

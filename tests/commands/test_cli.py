@@ -53,6 +53,7 @@ def raising(error: BaseException) -> Any:
         (MemoryError(), 4, "perfscope: not enough memory for this input\n"),
         (KeyboardInterrupt(), 130, ""),
         (DataError("a\x1b[31m\nb"), 4, "perfscope: a b\n"),
+        (DataError("d/" * 400 + "t.json: empty"), 4, "perfscope: " + "d/" * 400 + "t.json: empty\n"),
         (KeyError("x"), 70, "perfscope: internal error: KeyError: 'x' (-v shows where; please report it)\n"),
     ],
 )
