@@ -28,7 +28,10 @@ NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why w
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @verbose_option
 def rules(rule_id: str | None, as_json: bool, verbose: bool) -> int:
-    """List the rules, or show the page of one: why it costs, how it is found, how to fix it."""
+    """List the rules, or show the page of one.
+
+    A page says why it costs, how it is found and how to fix it.
+    """
     from perfscope.analyzers.rules import load_rule, rule_ids
 
     asked = [load_rule(name) for name in ([rule_id] if rule_id is not None else rule_ids())]
