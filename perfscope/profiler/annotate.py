@@ -107,6 +107,10 @@ def step() -> _Step:
     return _STEP
 
 
+# torch.compile must call it, not look into it: a listener works outside of any graph.
+step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def steps(items: Iterable[Item]) -> Iterator[Item]:
     """``for batch in perfscope.steps(loader)``: each turn of the loop is a step, the loader's wait included."""
     for item in items:
@@ -127,6 +131,8 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
         self._pushed = False
 
     def __enter__(self) -> region:
+        if _is_compiling():
+            return self
         if _nvtx is None:
             _find_nvtx()
         if _nvtx:
@@ -174,6 +180,12 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
                 return function(*arguments, **named)
 
         return cast("Function", called)
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile looks at this call now: a graph holds no ranges, and must not break for one."""
+    compiler = sys.modules.get("torch.compiler")
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 def under_nsys() -> bool:

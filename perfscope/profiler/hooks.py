@@ -61,7 +61,6 @@ class Hooks:
 
         A post hook of the optimizer would run inside that range, which would then straddle the boundary.
         """
-        from torch.compiler import is_compiling
         from torch.optim import Optimizer
 
         original = Optimizer.profile_hook_step
@@ -73,9 +72,12 @@ class Hooks:
 
             @functools.wraps(hooked)
             def step(*arguments: Any, **named: Any) -> Any:
+                # Asked first, so that nothing of ours is left in what torch.compile makes of this function:
+                # a profiler that starts below a compiled frame can crash the program.
+                if _is_compiling() or not listening[0]:
+                    return hooked(*arguments, **named)
                 answer = hooked(*arguments, **named)
-                if listening[0] and not is_compiling() and arguments:
-                    self._stepped(arguments[0], finder)
+                self._stepped(arguments[0], finder)
                 return answer
 
             return step
@@ -121,6 +123,13 @@ class Hooks:
         return _all(undo)
 
 
+def _is_compiling() -> bool:
+    """Whether torch.compile looks at this call now: it must see nothing of ours, or its graph would break."""
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
 def _replace(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
     """Replace a function by one made of it. The undo leaves alone what somebody else has put there since."""
     original = holder.__dict__[name]
@@ -161,7 +170,8 @@ def _hook_record_function(finder: StepFinder) -> Undo:
 
     def enter(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter_range(range_: Any) -> Any:
-            finder.annotation_enter(range_.name)
+            if not _is_compiling():
+                finder.annotation_enter(range_.name)
             return original(range_)
 
         return enter_range
@@ -169,7 +179,8 @@ def _hook_record_function(finder: StepFinder) -> Undo:
     def leave(original: Callable[..., Any]) -> Callable[..., Any]:
         def leave_range(range_: Any, *error: Any) -> Any:
             answer = original(range_, *error)
-            finder.annotation_exit(range_.name)
+            if not _is_compiling():
+                finder.annotation_exit(range_.name)
             return answer
 
         return leave_range
@@ -187,6 +198,8 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
 
     def push(original: Callable[..., Any]) -> Callable[..., Any]:
         def range_push(message: str) -> Any:
+            if _is_compiling():
+                return original(message)
             finder.annotation_enter(message)
             answer = original(message)
             open_ranges.names = [*getattr(open_ranges, "names", ()), message]
@@ -197,7 +210,7 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
     def pop(original: Callable[..., Any]) -> Callable[..., Any]:
         def range_pop() -> Any:
             answer = original()
-            if names := getattr(open_ranges, "names", None):
+            if not _is_compiling() and (names := getattr(open_ranges, "names", None)):
                 finder.annotation_exit(names.pop())
             return answer
 

@@ -98,6 +98,19 @@ def why_no_structure() -> str | None:
     return None
 
 
+def below_compiled_code() -> bool:
+    """Whether a frame that torch.compile made is below us: a profiler that starts there can crash the program."""
+    compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if compiler is None:
+        return False
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code in compiler.output_codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def modes_on_stack() -> int:
     """Dispatch modes this thread is inside of."""
     torch: Any = sys.modules["torch"]

@@ -192,6 +192,9 @@ class Session:
         if due.tool == "torch_profiler" and (self._hooks.program_profilers or observe.profiler_records()):
             self._delay = "the program's own torch.profiler was recording; the program ended before"
             return
+        if observe.below_compiled_code():
+            self._delay = "steps ended inside a compiled function, where no capture can start; the program ended before"
+            return
         self._queue.popleft()
         self._starting = True
         try:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perfscope.profiler import store
+from perfscope.profiler.run import Capture, Process, Run
 from tests.conftest import REPOSITORY
 
 LOOP = """
@@ -67,3 +69,19 @@ def write(folder: Path, text: str, name: str = "train.py") -> str:
     """Put a program there; its name."""
     (folder / name).write_text(text)
     return name
+
+
+def latest(folder: Path) -> Run:
+    """The run that was made last below ``folder``."""
+    return store.read(folder / "perfscope-runs" / "latest")
+
+
+def only(folder: Path) -> Process:
+    """Its one process with steps."""
+    (process,) = latest(folder).processes
+    return process
+
+
+def passes(process: Process) -> dict[str, Capture]:
+    """Its captures by pass."""
+    return {capture.pass_name: capture for capture in process.captures}

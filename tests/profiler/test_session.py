@@ -11,24 +11,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler import store
-from perfscope.profiler.run import Capture, Process, Run
-from tests.profiler.programs import LOOP, captured, environment, plain, write
+from tests.profiler.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
-
-
-def latest(folder: Path) -> Run:
-    return store.read(folder / "perfscope-runs" / "latest")
-
-
-def only(folder: Path) -> Process:
-    (process,) = latest(folder).processes
-    return process
-
-
-def passes(process: Process) -> dict[str, Capture]:
-    return {capture.pass_name: capture for capture in process.captures}
 
 
 def trace(folder: Path, name: str = "timing", directory: str = "rank00000") -> dict[str, Any]:
@@ -211,20 +196,6 @@ def test_the_programs_own_profiler_gives_the_steps_and_is_not_disturbed(tmp_path
     assert steps[0] >= 7, "the profiler of the program recorded steps 5 and 6 and warmed up before"
 
 
-def test_a_profiler_that_never_stops_leaves_a_reason(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "from torch.profiler import ProfilerActivity, profile\n"
-        "with profile(activities=[ProfilerActivity.CPU]) as prof:\n    work(10)\n",
-    )
-    done = captured(program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = passes(only(tmp_path))
-    assert found["timing"].state == "missing"
-    assert "own torch.profiler was recording" in str(found["timing"].reason)
-    assert "timing pass missing" in done.stderr
-
-
 def test_a_program_without_steps_says_so_and_whole_captures_it(tmp_path: Path) -> None:
     program = write(tmp_path, "import torch\nprint(torch.ones(3).sum().item())\n")
     done = captured(program, cwd=tmp_path)
@@ -269,69 +240,6 @@ def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp
     run = latest(tmp_path)
     assert (run.state, run.exit_code) == ("finished", 1)
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
-
-
-def test_workers_of_a_data_loader_do_not_capture(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "from torch.utils.data import DataLoader\n"
-        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)\n"
-        "class Rows(torch.utils.data.Dataset):\n"
-        "    def __len__(self):\n        return 12\n"
-        "    def __getitem__(self, row):\n        optimizer.step()\n        return torch.full((2,), float(row))\n"
-        "if __name__ == '__main__':\n"
-        "    total = 0.0\n"
-        "    for epoch in range(6):\n"
-        "        for batch in DataLoader(Rows(), batch_size=6, num_workers=2):\n"
-        "            total += batch.sum().item()\n            work(1)\n"
-        "    print(total)\n",
-    )
-    bare = plain(program, cwd=tmp_path)
-    done = captured(program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == bare.stdout
-    assert not (tmp_path / "perfscope-runs" / "latest" / "failures.txt").exists()
-    process = only(tmp_path)
-    assert {one.state for one in process.captures} <= {"recorded"}
-
-
-def test_a_compiled_program_has_no_structure_and_says_why(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "compiled = torch.compile(lambda x: x.sin() + 1, backend='eager')\n"
-        "work(10, after=lambda: compiled(torch.ones(3)))\n",
-    )
-    done = captured(program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = passes(only(tmp_path))
-    assert found["structure"].state == "missing"
-    assert "torch.compile" in str(found["structure"].reason)
-    assert found["detail"].state == "recorded"
-
-
-def test_a_profile_function_of_the_program_stays(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "calls = 0\ndef count(frame, event, argument):\n    global calls\n    calls += 1\n"
-        "sys.setprofile(count)\nwork(10)\nprint(sys.getprofile() is count)\n",
-    )
-    done = captured(program, cwd=tmp_path)
-    assert done.stdout == "True\n"
-    assert "profile function of its own" in str(passes(only(tmp_path))["detail"].reason)
-
-
-def test_an_error_of_our_own_never_reaches_the_program(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "import torch\nclass Broken:\n    def __init__(self, *a, **k):\n        raise RuntimeError('planted')\n"
-        "torch.profiler.profile = Broken\n",
-        "breaks.py",
-    )
-    program = write(tmp_path, "import breaks\n" + LOOP + "work(10)\nprint('done')\n")
-    done = captured(program, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    reason = str(passes(only(tmp_path))["timing"].reason)
-    assert "planted" in reason
 
 
 def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None:
