@@ -81,7 +81,7 @@ class Instruction:
     backend_config: Mapping[str, Any] = field(default_factory=dict)
     """Parsed JSON; empty where there is none or it is no JSON object."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels``, ``dimensions`` ..."""
+    """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels`` ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
