@@ -190,13 +190,22 @@ class _Builder:
         )
 
     def _store(self, key: int, part: _Part, absorbed: set[int]) -> None:
-        for other in absorbed:
-            part.ops.extend(self.parts.pop(other).ops)
-        home = key
-        self.parts[home] = part
+        """Keep a new or lifted part under ``key`` and unite it with others of its level."""
         for op in part.ops:
-            self.part[op] = home
-            self.level[op] = part.level
+            self.part[op], self.level[op] = key, part.level
+        self.parts[key] = part
+        for other in absorbed:
+            key = self._unite(key, other)
+        self.parts[key].domain, self.parts[key].reduces = part.domain, part.reduces
+
+    def _unite(self, first: int, second: int) -> int:
+        """The larger part takes in the smaller, so no op moves more than log(ops) times; its key."""
+        small, large = sorted((first, second), key=lambda key: len(self.parts[key].ops))
+        moved = self.parts.pop(small).ops
+        self.parts[large].ops.extend(moved)
+        for op in moved:
+            self.part[op] = large
+        return large
 
     def fuses(self, producer: int, reader: int) -> bool:
         """True if nothing about the two ops themselves keeps them from one kernel."""

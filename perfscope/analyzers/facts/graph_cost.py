@@ -97,7 +97,8 @@ def steps_in(trace: Trace) -> int:
 def how_joined(trace: Trace) -> str:
     """How sure the times of graph ops are, in words, for a finding."""
     place = trace.fact(graph_time)
+    cut = "; the graph is cut at its op limit" if trace.op_graph is not None and trace.op_graph.truncated else ""
     if place.known:
         what = "kernel time" if place.on_device else "op time (no accelerator)"
-        return f"{what}, {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps"
-    return f"no time: {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps"
+        return f"{what}, {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps{cut}"
+    return f"no time: {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps{cut}"

@@ -104,30 +104,34 @@ def align(names: list[str], seen: list[str]) -> list[int]:
     """For each of ``names`` its position in ``seen``, in order; ``MISSING`` where it has none.
 
     The sequences are walked together. Where they part, the nearest place is taken at which the
-    next two names agree (one, at the end), at most ``LOOKAHEAD`` names away on either side.
+    next two names agree (one, at the end), at most ``LOOKAHEAD`` names away on either side. Given
+    up once too many are missing for the whole to count: what follows stays ``MISSING``.
     """
     found = [MISSING] * len(names)
+    spare = max(LOOKAHEAD, len(names) - ENOUGH_MATCHED * len(names))
     i = j = 0
-    while i < len(names) and j < len(seen):
+    while i < len(names) and j < len(seen) and spare >= 0:
         if names[i] == seen[j]:
             found[i] = j
             i, j = i + 1, j + 1
             continue
-        jump = _resume(names, seen, i, j)
-        if jump is None:
-            i, j = i + 1, j + 1
-        else:
-            i, j = jump
+        skip, jump = _resume(names, seen, i, j) or (1, 1)
+        spare -= skip
+        i, j = i + skip, j + jump
     return found
 
 
 def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int] | None:
-    for apart in range(1, 2 * LOOKAHEAD):
-        for skip in range(max(0, apart - LOOKAHEAD), min(apart, LOOKAHEAD) + 1):
-            a, b = i + skip, j + apart - skip
-            if names[a : a + 2] == seen[b : b + 2] and a < len(names):
-                return a, b
-    return None
+    """How far to skip on either side so that the next two names agree; the shortest way in all."""
+    ahead: dict[tuple[str, ...], int] = {}
+    for jump in range(min(LOOKAHEAD, len(seen) - j)):
+        ahead.setdefault(tuple(seen[j + jump : j + jump + 2]), jump)
+    ways = [
+        (skip, ahead[pair])
+        for skip in range(min(LOOKAHEAD, len(names) - i))
+        if (pair := tuple(names[i + skip : i + skip + 2])) in ahead
+    ]
+    return min(ways, key=sum, default=None)
 
 
 def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
