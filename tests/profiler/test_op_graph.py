@@ -1,72 +1,24 @@
-"""The structure capture: what it records of real programs, and that it leaves them alone."""
+"""The structure capture: what it records of real programs."""
 
 from __future__ import annotations
 
 import copy
 import gzip
-import inspect
 import json
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import OP_GRAPH_SCHEMA, GraphOp, OpGraph
-from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.analyzers.op_graph import OP_GRAPH_SCHEMA
 from perfscope.profiler.captures import op_graph_table
 from perfscope.profiler.captures.op_graph import OpGraphCapture, available
-from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
+from perfscope.profiler.errors import AskedWronglyError
+from tests.profiler.op_graphs import Net, line_of, named, train_step
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Callable[..., OpGraph]:
-    """Runs a program under capture, by way of the file, and hands back the graph."""
-
-    def recorded(program: Callable[[], Any], **options: Any) -> OpGraph:
-        capture = OpGraphCapture(**options)
-        capture.start(3)
-        try:
-            program()
-        finally:
-            capture.stop()
-        path = tmp_path / "structure.opgraph.json.gz"
-        capture.save(path)
-        return read_op_graph(path)
-
-    return recorded
-
-
-def named(graph: OpGraph, name: str) -> list[GraphOp]:
-    found = [op for op in graph.ops if op.name.startswith(f"aten.{name}.")]
-    assert found, f"no {name} among {sorted({op.name for op in graph.ops})}"
-    return found
-
-
-def line_of(function: Callable[..., Any], text: str) -> int:
-    lines, first = inspect.getsourcelines(function)
-    return first + next(index for index, line in enumerate(lines) if text in line)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Any) -> Any:
-        h = self.first(x).relu()
-        return self.second(h)
-
-
-def train_step(net: Any, optimizer: Any, x: Any) -> None:
-    net(x).pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def test_it_is_available_with_this_torch() -> None:
@@ -86,7 +38,7 @@ def test_phases_modules_and_lines(record: Any) -> None:
     forward = named(graph, "addmm")
     assert [(op.phase, op.module) for op in forward] == [("forward", "Net.first"), ("forward", "Net.second")]
     assert [op.line for op in forward] == [line_of(Net.forward, "self.first"), line_of(Net.forward, "self.second")]
-    assert {op.file for op in forward} == {"tests/profiler/test_op_graph.py"}
+    assert {op.file for op in forward} == {"tests/profiler/op_graphs.py"}
     assert forward[0].function == "Net.forward"
 
     backward = named(graph, "threshold_backward")[0]
@@ -161,34 +113,6 @@ def test_two_parts_of_one_storage_are_two_tensors(record: Any) -> None:
     assert len(set(named(graph, "mul")[0].inputs)) == 2
 
 
-def test_nothing_is_kept_alive() -> None:
-    capture = OpGraphCapture()
-    capture.start(0)
-    big = torch.ones(1 << 20)
-    doubled = big * 2
-    watched = [weakref.ref(big.untyped_storage()), weakref.ref(doubled), weakref.ref(big)]
-    del big, doubled
-    assert [gone() for gone in watched] == [None, None, None]
-    capture.stop()
-
-
-def test_memory_does_not_grow_with_what_the_step_allocates() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("no /proc here")
-    capture = OpGraphCapture()
-    capture.start(0)
-    torch.ones(1)  # torch imports its compiler with the first dispatch of any mode
-    before = resident()
-    for _ in range(64):
-        torch.ones(4 << 20).add_(1)  # 16 MB each, 1 GB in all
-    after = resident()
-    capture.stop()
-    assert after - before < 256 << 20
-
-
 def test_what_lives_on_and_what_are_parameters(record: Any) -> None:
     net, kept = Net(), []
 
@@ -258,115 +182,11 @@ def test_the_written_lists_hold_ops_that_torch_has_and_does_not_tag() -> None:
         assert hasattr(torch.ops.aten, name.removeprefix("aten.")), name
 
 
-def read_item(x: Any) -> None:
-    x.sum().item()
-
-
-def read_float(x: Any) -> None:
-    float(x.sum())
-
-
-def branch(x: Any) -> None:
-    if x.sum():
-        pass
-
-
-def negate(x: Any) -> None:
-    assert not (x.sum() < 0)
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (read_item, "item"),
-        (read_float, "item"),
-        (lambda x: bool(x.sum()), "item"),
-        (lambda x: F.one_hot(x.long(), x[0, 0].int().item() + 1), "item"),
-        (branch, "bool"),
-        (negate, "bool"),
-        (torch.nonzero, "nonzero"),
-        (lambda x: torch.where(x > 0), "nonzero"),
-        (lambda x: x[x > 0], "boolean index"),
-        (lambda x: torch.masked_select(x, x > 0), "masked_select"),
-        (torch.unique, "unique"),
-        (lambda x: torch.equal(x, x + 0), "equal"),
-        (lambda x: torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0), "repeat_interleave"),
-    ],
-)
-def test_host_reads(record: Any, program: Any, reason: str) -> None:
-    x = torch.ones(2, 3)
-    assert [op.host_read for op in record(lambda: program(x)).ops if op.host_read] == [reason]
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda x: x[torch.tensor([0, 1])],
-        lambda x: torch.where(x > 0, x, 0),
-        lambda x: torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0, output_size=3),
-        lambda x: x.masked_fill(x > 0, 1),
-        lambda x: x.to("cpu", torch.float64),
-        lambda x: F.one_hot(x.long(), 3),  # checks its input, on the CPU alone
-    ],
-)
-def test_what_the_host_need_not_wait_for(record: Any, program: Any) -> None:
-    x = torch.ones(2, 3)
-    assert not [op.host_read for op in record(lambda: program(x)).ops if op.host_read]
-
-
-def test_step_counters_of_the_optimizer_live_on_the_host(record: Any) -> None:
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), foreach=False, fused=False)
-    graph = record(lambda: train_step(net, optimizer, torch.randn(2, 8)))
-    reads = named(graph, "_local_scalar_dense")
-    assert {op.phase for op in reads} == {"optimizer"}
-    assert {op.host_read for op in reads} == {None}
-
-
-def test_data_loading_stays_on_the_host(record: Any) -> None:
-    class Numbers(torch.utils.data.Dataset):  # type: ignore[misc]
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> Any:
-            return torch.ones(3).nonzero()
-
-    graph = record(lambda: list(torch.utils.data.DataLoader(Numbers())))
-    assert {op.host_read for op in named(graph, "nonzero")} == {None}
-
-
 def test_the_line_is_the_users_not_the_librarys(record: Any) -> None:
     x = torch.ones(3)
     graph = record(lambda: copy.deepcopy(x))
     assert named(graph, "copy_")
     assert {op.file for op in graph.ops} == {"tests/profiler/test_op_graph.py"}
-
-
-@pytest.mark.parametrize("name", ["attention", "moe", "ssm"])
-def test_results_are_bit_identical(name: str) -> None:
-    import importlib
-
-    from perfscope.workloads.options import Options
-    from perfscope.workloads.training import build, loss_of
-
-    workload = importlib.import_module(f"perfscope.workloads.{name}")
-    for variant in workload.VARIANTS[:2]:
-        results = []
-        for captured in (False, True):
-            options = Options(variant=variant, size=workload.SIZES["tiny"])
-            model = build(workload.Block, options)
-            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-            tokens = torch.arange(options.size.batch * (options.size.seq + 1)).reshape(options.size.batch, -1) % 64
-            capture = OpGraphCapture()
-            if captured:
-                capture.start(0)
-            loss = loss_of(model, tokens)
-            loss.backward()
-            optimizer.step()
-            capture.stop()
-            gradients = [parameter.grad for parameter in model.parameters()]
-            results.append([loss.detach(), *gradients, *(weight.detach() for weight in model.parameters())])
-        assert all(torch.equal(plain, seen) for plain, seen in zip(*results, strict=True)), variant
 
 
 def test_the_limit_truncates_and_says_so(record: Any) -> None:
@@ -376,84 +196,6 @@ def test_the_limit_truncates_and_says_so(record: Any) -> None:
 
     assert (len((graph := record(program, limit=10)).ops), graph.truncated) == (10, False)
     assert (len((graph := record(program, limit=9)).ops), graph.truncated) == (9, True)
-
-
-def _user_mode() -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Pass(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    return Pass()
-
-
-def _modes() -> list[Any]:
-    return [torch._C._get_dispatch_stack_at(index) for index in range(torch._C._len_torch_dispatch_stack())]
-
-
-def test_modes_of_the_program_may_end_while_we_record(tmp_path: Path) -> None:
-    capture = OpGraphCapture()
-    with _user_mode():
-        capture.start(0)
-        torch.ones(1)
-    torch.zeros(1)
-    assert len(_modes()) == 1
-    capture.stop()
-    assert _modes() == []
-    capture.save(tmp_path / "graph.json")
-    assert len(read_op_graph(tmp_path / "graph.json").ops) == 2
-
-
-def test_modes_of_the_program_may_outlive_us() -> None:
-    capture = OpGraphCapture()
-    capture.start(0)
-    with (mode := _user_mode()):
-        capture.stop()
-        assert _modes() == [mode]
-        torch.ones(1)
-    assert _modes() == []
-
-
-def test_it_starts_and_stops_within_an_optimizer_hook() -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    net, x, capture, steps = Net(), torch.randn(2, 8), OpGraphCapture(), []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    def boundary(*_: Any) -> None:
-        steps.append(len(_modes()))
-        if len(steps) == 1:
-            capture.start(1)
-        elif len(steps) == 2:
-            capture.stop()
-
-    hook = register_optimizer_step_post_hook(boundary)
-    for _ in range(3):
-        train_step(net, optimizer, x)
-    hook.remove()
-    assert steps == [0, 1, 0]
-
-
-def test_a_forward_that_raises_leaves_its_module(record: Any) -> None:
-    class Raises(nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            raise ValueError("as a program may")
-
-    def program() -> None:
-        with pytest.raises(ValueError, match="as a program may"):
-            nn.Sequential(Raises())(torch.ones(1))
-        torch.zeros(1)
-
-    assert named(record(program), "zeros")[0].module == ""
-
-
-def test_hooks_are_gone_afterwards(record: Any) -> None:
-    from torch.nn.modules import module
-
-    record(lambda: Net()(torch.ones(1, 8)))
-    assert not module._global_forward_hooks
-    assert not module._global_forward_pre_hooks
 
 
 def test_fake_tensors(record: Any) -> None:
@@ -487,53 +229,6 @@ def test_function_transforms(record: Any) -> None:
     x = torch.ones(3)
     graph = record(lambda: torch.func.grad(lambda a: (a * a).sum())(x))
     assert {op.phase for op in named(graph, "mul")} == {"forward", "backward"}
-
-
-def test_threads_of_the_program_are_left_alone(record: Any) -> None:
-    from threading import Thread
-
-    def program() -> None:
-        thread = Thread(target=lambda: torch.ones(1))
-        thread.start()
-        thread.join()
-        torch.zeros(1)
-
-    assert [op.name for op in record(program).ops] == ["aten.zeros.default"]
-
-
-def test_compiled_regions_are_not_compiled_again(record: Any) -> None:
-    compiled = torch.compile(lambda x: (x @ x).sin().sum(), backend="aot_eager")
-    x = torch.ones(4, 4, requires_grad=True)
-    compiled(x).backward()
-    from torch._dynamo.utils import counters
-
-    before = dict(counters["frames"])
-    record(lambda: compiled(x).backward())
-    assert dict(counters["frames"]) == before
-
-
-def test_an_op_that_cannot_be_recorded_does_not_stop_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def breaks(*_: Any) -> Any:
-        raise TypeError("never seen before")
-
-    capture = OpGraphCapture()
-    capture.start(0)
-    monkeypatch.setattr("perfscope.profiler.captures.op_graph_mode.facts_of", breaks)
-    assert torch.ones(2).sum() == 2
-    capture.stop()
-    assert _modes() == []
-    with pytest.raises(PerfscopeError, match=r"no op graph: aten.ones.default .* TypeError: never seen before"):
-        capture.save(tmp_path / "graph.json")
-    assert not list(tmp_path.iterdir())
-
-
-def test_compiling_for_the_first_time_while_we_record(record: Any) -> None:
-    compiled = torch.compile(lambda x: (x @ x).sin().sum(), backend="aot_eager")
-    x = torch.ones(4, 4, requires_grad=True)
-    record(lambda: compiled(x).backward())
-    assert torch.allclose(x.grad, torch.autograd.grad((x @ x).sin().sum(), x)[0])
 
 
 def test_misuse_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""What the tests of the structure capture share: a small net, a step of it, and a graph by way of the file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.op_graph import GraphOp, OpGraph
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def named(graph: OpGraph, name: str) -> list[GraphOp]:
+    found = [op for op in graph.ops if op.name.startswith(f"aten.{name}.")]
+    assert found, f"no {name} among {sorted({op.name for op in graph.ops})}"
+    return found
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if text in line)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x).relu()
+        return self.second(h)
+
+
+def train_step(net: Any, optimizer: Any, x: Any) -> None:
+    net(x).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
