@@ -15,6 +15,9 @@ from perfscope.analyzers.trace import RECORDED, Source, Trace
 
 _log = logging.getLogger(__name__)
 
+MOST_EVIDENCE = 60
+"""Evidence rows of a finding that many ranks share: the three worst of the twenty worst ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -66,13 +69,27 @@ class Analysis:
 def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
     """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out."""
     held = (traces,) if isinstance(traces, Trace) else tuple(traces)
-    chosen = [load_rule(rule) for rule in (rule_ids() if rules is None else rules)]
+    chosen = [_loaded(rule) for rule in (rule_ids() if rules is None else rules)]
     return Analysis(
         sources=tuple(trace.source for trace in held),
         devices=tuple(device for trace in held for device in trace.fact(device_times)),
         steps=tuple(step for trace in held for step in _steps(trace)),
         outcomes=tuple(merge_outcomes([judge(rule, trace) for trace in held], held) for rule in chosen),
     )
+
+
+def _loaded(rule_id: str) -> Rule:
+    """The rule; one that cannot be imported (a broken package of somebody else's) abstains and says so."""
+    try:
+        return load_rule(rule_id)
+    except (ImportError, AttributeError) as error:
+        problem = f"the rule cannot be loaded: {type(error).__name__}: {error}"
+        _log.warning("rule %s: %s", rule_id, problem, exc_info=True)
+
+    def abstain(_: Trace) -> Iterable[Finding]:
+        raise AbstainError(problem)
+
+    return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)
 
 
 def judge(rule: Rule, trace: Trace) -> Outcome:
@@ -122,7 +139,7 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
         worst = members[0][1]
         evidence: list[Mapping[str, Cell]] = [
             {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:3]
-        ]
+        ][:MOST_EVIDENCE]
         ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
         merged.append(replace(worst, evidence=tuple(evidence), ranks=tuple(ranks)))
     return tuple(sorted(merged, key=_cost_order))

@@ -116,6 +116,22 @@ def test_every_rule_answers_an_empty_trace() -> None:
     assert {outcome.status for outcome in analyze(nothing)} == {"abstained"}
 
 
+def test_a_rule_that_cannot_be_imported_abstains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engine.load_rule.__globals__["RULES"], "gone", "no.such.module")
+    (outcome,) = analyze(trace(), rules=["gone"])
+    assert outcome.status == "abstained"
+    assert outcome.reason == "the rule cannot be loaded: ModuleNotFoundError: No module named 'no'"
+
+
+def test_evidence_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rule(lambda t: [finding(t.source.rank)])
+    outcome = asked(monkeypatch, made, *(trace(rank) for rank in range(engine.MOST_EVIDENCE + 5)))
+    (found,) = outcome.findings
+    assert len(found.evidence) == engine.MOST_EVIDENCE
+    assert found.evidence[0] == {"source": "rank 64", "wait_ns": 64}
+    assert len(found.ranks) == 65
+
+
 def test_severity_follows_the_share() -> None:
     assert [severity_of(cost, 1000) for cost in (0, 9, 10, 49, 50)] == ["low", "low", "medium", "medium", "high"]
     assert severity_of(5, 0) == "low"
