@@ -31,6 +31,7 @@ class Pattern:
     names: tuple[str, ...]
     groups: tuple[FusionGroup, ...]
     lines: tuple[int, ...]
+    """Lines of its ops in the place, those with most ops first."""
 
     @property
     def saved_bytes(self) -> int:
@@ -56,7 +57,7 @@ class Site:
     function: str | None
     module: str
     line: int | None
-    """The first line of the pattern that saves most."""
+    """The line of most ops in the pattern that saves most, the first of several."""
     patterns: tuple[Pattern, ...]
 
 
@@ -112,13 +113,10 @@ def _site(graph: OpGraph, place: Place, same: dict[tuple[Phase, tuple[str, ...],
     file, function, module = place
     patterns = []
     for (phase, names, _, _), groups in same.items():
-        lines = {
-            op.line
-            for group in groups
-            for op in map(graph.ops.__getitem__, group.ops)
-            if (op.file, op.function) == (file, function) and op.line is not None
-        }
-        patterns.append(Pattern(phase=phase, names=names, groups=tuple(groups), lines=tuple(sorted(lines))))
+        ops = [graph.ops[index] for group in groups for index in group.ops]
+        lines = Counter(op.line for op in ops if (op.file, op.function) == (file, function) and op.line is not None)
+        busiest = tuple(sorted(lines, key=lambda line: (-lines[line], line)))
+        patterns.append(Pattern(phase=phase, names=names, groups=tuple(groups), lines=busiest))
     patterns.sort(key=lambda pattern: (-pattern.saved_bytes, pattern.names))
     leading = next((pattern for pattern in patterns if pattern.phase != "backward"), patterns[0])
     return Site(

@@ -81,7 +81,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
     places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
     for attention in trace.fact(graph_attentions):
-        op = graph.ops[attention.softmax]
+        op = graph.ops[attention.matmuls[0]]  # where the scores are made
         places.setdefault((op.file, op.line, attention.by_sdpa), []).append(attention)
     for (file, line, by_sdpa), members in places.items():
         ops = [index for attention in members for index in attention.ops]

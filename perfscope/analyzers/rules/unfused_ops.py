@@ -130,7 +130,7 @@ def _row(trace: Trace, pattern: Pattern, saved: Saving) -> dict[str, Cell]:
         "phase": pattern.phase,
         "times": len(pattern.groups),
         "ops": len(pattern.names),
-        "lines": ", ".join(map(str, pattern.lines[:6])),
+        "lines": ", ".join(map(str, sorted(pattern.lines[:6]))),
         "eager_bytes": eager,
         "fused_bytes": eager - pattern.saved_bytes,
         "time_ns": None if saved.time is None else saved.time.sum_ns,

@@ -70,7 +70,7 @@ def traced(graph: OpGraph | None, *, step_us: float = 1000, softmax: str = "aten
 def test_flagged_from_the_graph_with_bytes_time_and_line():
     (finding,) = outcome(traced(attention())).findings
     assert finding.basis == "modelled"
-    assert (finding.where.line, finding.where.module) == (12, "blocks.*.attn")
+    assert (finding.where.line, finding.where.module) == (10, "blocks.*.attn")
     assert finding.cost_ns == finding.cost_ns_per_step == (5 + 40 + 10) * 1000
     assert finding.cost_bytes == 7 * HEADS * LENGTH * LENGTH * 4
     assert finding.evidence[0]["ops"] == "div -> _softmax -> mul"
