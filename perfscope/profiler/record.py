@@ -84,6 +84,8 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
 
 def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions) -> Run:
     notes = []
+    if ended.signal is not None and ended.signal != signal.SIGINT:
+        notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
     try:
         processes = store.read_processes(directory)
     except DataError as error:

@@ -75,7 +75,9 @@ def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Pat
 def test_a_program_killed_by_a_signal_returns_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
     write(tmp_path, f"import os\nos.kill(os.getpid(), {int(number)})\n")
     assert captured("train.py", cwd=tmp_path).returncode == 128 + number
-    assert store.read(tmp_path / "perfscope-runs" / "latest").state == "killed"
+    run = store.read(tmp_path / "perfscope-runs" / "latest")
+    assert run.state == "killed"
+    assert f"killed by {number.name}" in run.notes[0]
 
 
 COUNTS = """
@@ -113,11 +115,11 @@ def test_a_signal_reaches_the_program_once(
     assert process.returncode == 0
 
 
-def at_a_terminal(tmp_path: Path, program: str, keys: bytes) -> tuple[str, int]:
+def at_a_terminal(tmp_path: Path, program: str, keys: bytes, *, quiet: bool = True) -> tuple[str, int]:
     """Run the program under capture at a terminal of its own, press ``keys`` when it is ready."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", write(tmp_path, program)],
+        [sys.executable, "-m", "perfscope", "run", *["-q"] * quiet, "--no-report", write(tmp_path, program)],
         cwd=tmp_path,
         env=environment(),
         preexec_fn=lambda: os.login_tty(slave),
@@ -148,6 +150,14 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     _, code = at_a_terminal(tmp_path, deaf, b"\x03\x03")
     assert code == 128 + signal.SIGKILL
     assert store.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
+
+
+@pytest.mark.torch
+def test_the_plan_is_said_on_a_terminal_and_with_q_nothing_is(tmp_path: Path) -> None:
+    shown, code = at_a_terminal(tmp_path, LOOP + "work(10)\n", b"", quiet=False)
+    assert code == 0
+    assert "on CPU, steps from optimizer.step, timing on steps 2-4, detail on step 5, structure on step 6" in shown
+    assert at_a_terminal(tmp_path, LOOP + "work(10)\n", b"") == ("", 0)
 
 
 ENDLESS = LOOP + (
