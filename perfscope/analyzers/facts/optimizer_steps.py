@@ -127,9 +127,13 @@ def _step(trace: Trace, row: int) -> OptimizerStep:
 
 
 def _within_batched(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it lies inside a list op or a fused one, which may call the single op."""
+    """By row of ``slices``: it lies inside a list op, a fused one or an update op, which may call others."""
     slices = trace.rows["slices"]
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith(("aten::_foreach_", "aten::_fused_"))]
+    codes = [
+        code
+        for code, text in enumerate(trace.strings)
+        if text.startswith(("aten::_foreach_", "aten::_fused_")) or text.removeprefix("aten::") in PASSES
+    ]
     around = nearest_ancestor(trace, slices["parent"].astype(np.int64), np.isin(slices["name"], codes))
     return np.asarray(around != MISSING)
 

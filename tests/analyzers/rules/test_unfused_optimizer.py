@@ -95,6 +95,7 @@ def test_without_an_accelerator_op_time_and_the_host_between_count():
     t.annotation("Optimizer.step#Adam.step", 0, 200)
     for number, name in enumerate(ADAM * 2):
         t.op(f"aten::{name}", 10 * number, 10 * number + 6)
+        t.op("aten::copy_", 10 * number + 1, 10 * number + 2)  # of a scalar, inside the op
     (finding,) = outcome(t.build()).findings
     assert finding.evidence[0]["update_ops"] == 14  # without shapes, add_ may be the step counter
     assert finding.evidence[0]["between_ns"] == 200_000 - 14 * 6_000
