@@ -105,6 +105,8 @@ def _row(trace: Trace, region: RecomputeRegion) -> dict[str, Cell]:
     names = trace.rows["slices"]["name"]
     ops = Counter(trace.text(int(names[row])).rpartition("::")[2] for row in region.ops)
     return {
+        "at": _place(trace, region).label(),
+        "module": _place(trace, region).module,
         "asked_by": trace.text(int(names[region.node])).removeprefix(EVALUATE).lstrip(": "),
         "recomputed": ", ".join(f"{name} x{count}" if count > 1 else name for name, count in ops.most_common(5)),
         "ops": len(region.ops),
