@@ -49,7 +49,8 @@ class Frames:
         self._packages = tuple(map(_folder, _package_folders()))
         self._generated = _folder(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
         self._roots = _roots(working_folder)
-        self._kinds: dict[CodeType, int] = {}
+        # By id, code object kept: two equal functions of two files are equal as code objects, file name or not.
+        self._kinds: dict[int, tuple[CodeType, int]] = {}
         self._names: dict[str, str] = {}
 
     def site(self, frame: FrameType | None) -> Site:
@@ -59,9 +60,10 @@ class Frames:
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code
-            kind = kinds.get(code)
-            if kind is None:
-                kind = kinds[code] = self._kind(code)
+            known = kinds.get(id(code))
+            if known is None:
+                known = kinds[id(code)] = (code, self._kind(code))
+            kind = known[1]
             if kind == USER:
                 if found is None:
                     found, optimizer_before = frame, optimizer

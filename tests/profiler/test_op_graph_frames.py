@@ -1,0 +1,120 @@
+"""Whose line it is: the innermost frame of the user's code, named as the user would name the file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.profiler.captures.op_graph_frames import Frames, Site, asks_truth, called
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def look(frames: Frames, *files: str) -> Site:
+    """The site seen from a stack of one call per file, outermost first."""
+    found: list[Site] = []
+    call: Callable[[], Any] = lambda: found.append(frames.site(sys._getframe(1)))  # noqa: E731
+    for number, file in enumerate(reversed(files)):
+        namespace: dict[str, Any] = {"inner": call}
+        exec(compile(f"def outer{number}():\n    return inner()", file, "exec"), namespace)
+        call = namespace[f"outer{number}"]
+    call()
+    return found[0]
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
+    monkeypatch.setattr(sys, "path", ["/elsewhere/project", *sys.path])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/generated")
+    return Frames("/site/torch/__init__.py", Path("/work/here"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/work/here/train.py", "train.py"),
+        ("/work/here/src/net.py", "src/net.py"),
+        ("/elsewhere/project/pkg/net.py", "pkg/net.py"),
+        ("/nowhere/known/net.py", "/nowhere/known/net.py"),
+        (str(REPOSITORY / "perfscope" / "workloads" / "moe.py"), "perfscope/workloads/moe.py"),
+        ("<ipython-input-3-abc>", "<ipython-input-3-abc>"),
+    ],
+)
+def test_files_are_named_from_the_working_folder_or_the_import_path(frames: Frames, path: str, name: str) -> None:
+    site = look(frames, path)
+    assert (site.file, site.line) == (name, 2)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "/site/torch/nn/functional.py",
+        str(REPOSITORY / "perfscope" / "profiler" / "session.py"),
+        "/generated/ab/cab.py",
+        "/tmp/torchinductor_someone/ab/cab.py",
+        "<frozen importlib._bootstrap>",
+        "<string>",
+        sys.modules["inspect"].__file__,
+    ],
+)
+def test_the_user_is_further_out(frames: Frames, hidden: str) -> None:
+    assert look(frames, "/work/here/train.py", hidden).file == "train.py"
+
+
+def test_innermost_wins(frames: Frames) -> None:
+    assert look(frames, "/work/here/train.py", "/work/here/net.py", "/site/torch/_tensor.py").file == "net.py"
+
+
+def test_what_lies_between(frames: Frames) -> None:
+    user, optimizer = "/work/here/train.py", "/site/torch/optim/adamw.py"
+    assert look(frames, user, optimizer)[4:6] == (True, True)
+    # A closure that the optimizer calls is the user's again.
+    assert look(frames, user, optimizer, "/work/here/closure.py")[4:6] == (False, True)
+    assert look(frames, user, "/site/torch/optim/lr_scheduler.py")[4:6] == (False, False)
+    assert look(frames, user, "/site/torch/autograd/__init__.py").engine_before_user
+    assert not look(frames, user, "/site/torch/autograd/__init__.py", "/work/here/hook.py").engine_before_user
+    assert look(frames, user, "/site/torch/utils/checkpoint.py", "/work/here/net.py").checkpoint
+    assert look(frames, user, "/site/torch/utils/data/dataloader.py", "/work/here/data.py").data
+
+
+class Probe:
+    """Stands for a tensor: says what its caller was doing."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, str | None]] = []
+
+    def look(self) -> bool:
+        frame = sys._getframe(2)
+        self.seen.append((asks_truth(frame), called(frame)))
+        return True
+
+    def __bool__(self) -> bool:
+        return self.look()
+
+    def item(self) -> int:
+        return int(self.look())
+
+
+def test_a_branch_is_told_from_a_call() -> None:
+    probe = Probe()
+    if probe:
+        pass
+    while probe:
+        break
+    _ = not probe
+    _ = probe and 1
+    _ = 1 if probe else 2
+    assert [truth for truth, _ in probe.seen] == [True] * 5
+    probe.seen.clear()
+    bool(probe)
+    [
+        probe.item(),
+        int(
+            probe.item(),
+        ),
+    ]
+    assert probe.seen == [(False, "bool"), (False, "item"), (False, "item")]
