@@ -137,11 +137,11 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
     for members in groups.values():
         members.sort(key=lambda pair: _cost_order(pair[1]))
         worst = members[0][1]
-        evidence: list[Mapping[str, Cell]] = [
+        rows: list[Mapping[str, Cell]] = [
             {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:3]
-        ][:MOST_EVIDENCE]
+        ]
         ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
-        merged.append(replace(worst, evidence=tuple(evidence), ranks=tuple(ranks)))
+        merged.append(replace(worst, evidence=tuple(rows[:MOST_EVIDENCE]), ranks=tuple(ranks)))
     return tuple(sorted(merged, key=_cost_order))
 
 
