@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.load import load
 from tests.profiler.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
@@ -229,6 +230,8 @@ def test_a_program_that_ends_in_a_pass_keeps_its_complete_steps(tmp_path: Path) 
     assert "after 2 of the 3 steps" in str(found["timing"].reason)
     assert found["detail"].state == "missing"
     assert trace(tmp_path)["perfscope"] == {"pass": "timing", "steps": [2, 4], "cut_off": 4}
+    (read,) = load(tmp_path / "perfscope-runs" / "latest")
+    assert read.steps["number"].tolist() == [2, 3], "the step that was cut off is none"
 
 
 def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp_path: Path) -> None:
