@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,12 +163,15 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     if not recorded.run.artifacts(recorded.directory):
         return
     from perfscope.analyzers.engine import analyze
-    from perfscope.analyzers.load import load
+    from perfscope.analyzers.load import load_path
+    from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import render, write
 
-    analysis = analyze(load(recorded.directory))
+    loaded = load_path(recorded.directory)
+    analysis = replace(analyze(loaded.traces), run=loaded.run)
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:
-        print(render(analysis, "text"), file=sys.stderr)
+        shown = render(analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr))
+        print(shown, file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
