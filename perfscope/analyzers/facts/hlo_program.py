@@ -1,0 +1,139 @@
+"""What of an XLA program runs, how often, and how its ops are named.
+
+XLA keeps a fusion's body, a reduction's operator and a loop's body all as computations. Only the entry,
+what loops, branches and calls run, and nothing inside a fusion is a sequence of launches: these are the
+control computations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.finding import Where
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+
+CONTROL = frozenset({"while", "conditional", "call", "async-start"})
+"""Opcodes that run the computations they call, one instruction after another."""
+
+VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "opt-barrier", "add-dependency"})
+"""Opcodes that launch nothing: they name values that are there."""
+
+NO_WORK = VIEWS | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
+"""Opcodes that neither compute nor move anything."""
+
+_PLUMBING = frozenset(
+    {"", "main", "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "remat"}
+)
+"""Parts of an op's path that JAX's transformations put there."""
+
+_WRAPPER = re.compile(r"^(jvp|transpose|vmap|pmap|custom_jvp_call|custom_vjp_call|shard_map|remat)\((.*)\)$")
+_BRANCH = re.compile(r"^branch_\d+_fun$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """How often a control computation runs in one run of the module."""
+
+    times: int
+    exact: bool
+    """False: a loop around it has an unknown trip count and was counted once, a lower bound."""
+
+
+def control_runs(module: HloModule) -> Mapping[str, Runs]:
+    """Control computations by name, callers first, with how often one run of the module runs them.
+
+    A loop's condition counts as often as its body; all branches of a conditional count, as if each were
+    taken (an upper bound).
+    """
+    found = {name: Runs(times=0, exact=True) for name in _callers_first(module)}
+    found[module.entry] = Runs(times=1, exact=True)
+    for name in tuple(found):
+        runs = found[name]
+        for instruction in module.computations[name].instructions:
+            if instruction.opcode not in CONTROL:
+                continue
+            loop = instruction.opcode == "while"
+            times = runs.times * (instruction.trip_count or 1 if loop else 1)
+            exact = runs.exact and not (loop and instruction.trip_count is None)
+            for called in instruction.called:
+                before = found[called]
+                found[called] = Runs(times=before.times + times, exact=before.exact and exact)
+    return found
+
+
+def _callers_first(module: HloModule) -> list[str]:
+    """Control computations, each after all that run it. Readers refuse modules whose calls go in a circle."""
+    done: dict[str, None] = {}
+    waiting = [(module.entry, False)]
+    while waiting:
+        name, left = waiting.pop()
+        if left:
+            done[name] = None
+        elif name not in done:
+            waiting.append((name, True))
+            calls = (one.called for one in module.computations[name].instructions if one.opcode in CONTROL)
+            waiting.extend((called, False) for names in calls for called in names if called not in done)
+    return list(done)[::-1]
+
+
+def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs]]:
+    """Instructions of control computations that are launched: each is a kernel, a library call or a collective."""
+    for name, runs in control_runs(module).items():
+        computation = module.computations[name]
+        for instruction in computation.instructions:
+            if instruction.opcode not in NO_WORK and instruction.opcode not in CONTROL - {"async-start"}:
+                yield computation, instruction, runs
+
+
+def fused(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
+    """The instruction itself, or what a fusion holds, fusions inside it included."""
+    if instruction.opcode != "fusion":
+        yield instruction
+        return
+    for name in instruction.called:
+        body = module.computations.get(name)
+        for inner in body.instructions if body is not None else ():
+            yield from fused(module, inner)
+
+
+def primitive(op_name: str) -> str:
+    """The JAX primitive at the end of an op's path: ``dot_general``; ``''`` if there is no path."""
+    return op_name.rpartition("/")[2].strip("()")
+
+
+def scope(op_name: str) -> str:
+    """The user's own part of an op's path: named scopes and modules, without JAX's transformations.
+
+    ``jit(step)/transpose(jvp(mlp))/while/body/checkpoint/dot_general`` -> ``mlp``.
+    """
+    kept = []
+    for part in _parts(op_name)[:-1]:
+        while (wrapped := _WRAPPER.match(part)) is not None:
+            part = wrapped[2]
+        if part not in _PLUMBING and not part.startswith("jit(") and not _BRANCH.match(part):
+            kept.append(part)
+    return "/".join(kept)
+
+
+def _parts(op_name: str) -> list[str]:
+    """Split at the slashes outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(op_name):
+        depth += (char == "(") - (char == ")")
+        if char == "/" and depth <= 0:
+            parts.append(op_name[start:index])
+            start = index + 1
+    parts.append(op_name[start:])
+    return parts
+
+
+def where_of(instruction: Instruction) -> Where:
+    """The user's line of an instruction, with its primitive and scope."""
+    return Where(
+        op=primitive(instruction.op_name) or None,
+        module=scope(instruction.op_name) or None,
+        file=instruction.file,
+        line=instruction.line,
+    )
