@@ -23,7 +23,7 @@ from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
-from perfscope.profiler.run import Artifact, Process, Run
+from perfscope.profiler.run import Process, Run
 
 FORMAT = "run"
 
@@ -45,8 +45,7 @@ def read(path: Path) -> list[Trace]:
     An artifact that is damaged is left out and said in the source's notes; the others are read.
     """
     run = store.read(path)
-    artifacts = run.artifacts(path)
-    read_processes = [_process(path, run, process, artifacts) for process in run.processes]
+    read_processes = [_process(path, run, process) for process in run.processes]
     traces = [trace for trace in read_processes if trace is not None]
     if not traces:
         raise DataError(f"{path}: nothing was captured{_why(run)}")
@@ -72,23 +71,23 @@ def _slowdown(trace: Trace, process: Process) -> list[str]:
     ]
 
 
-def _process(path: Path, run: Run, process: Process, artifacts: tuple[Artifact, ...]) -> Trace | None:
+def _process(path: Path, run: Run, process: Process) -> Trace | None:
     notes = [*run.notes]
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
     timed: dict[str, Trace] = {}
     op_graph: OpGraph | None = None
-    for artifact in artifacts:
-        if artifact.rank != process.rank:
+    for capture in process.captures:
+        if capture.artifact is None:
             continue
         try:
-            if artifact.pass_name in _TIMED:
-                timed[artifact.pass_name] = _whole_steps(kineto.read(artifact.path), artifact.steps)
-            else:
-                op_graph = read_op_graph(artifact.path)
+            if capture.pass_name in _TIMED:
+                timed[capture.pass_name] = _whole_steps(kineto.read(path / capture.artifact), capture.steps)
+            elif capture.tool == "op_graph":
+                op_graph = read_op_graph(path / capture.artifact)
         except DataError as error:
-            notes.append(f"{artifact.pass_name} pass is damaged: {error}")
+            notes.append(f"{capture.pass_name} pass is damaged: {error}")
     main = next((timed[name] for name in _TIMED if name in timed), None)
     if main is None and op_graph is None:
         return None
