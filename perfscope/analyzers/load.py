@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import lzma
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from perfscope.analyzers.readers import READERS
+from perfscope.analyzers.readers._bytes import GZIP_MAGIC, XZ_MAGIC, XZ_MEMORY
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
@@ -33,7 +35,7 @@ _LOOKS = (
     (b"\x1f\x8b", "gzip data that cannot be decompressed"),
     (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
     (b"BZh", "bzip2 data (decompress it first)"),
-    (b"\xfd7zXZ\x00", "xz data (decompress it first)"),
+    (b"\xfd7zXZ\x00", "xz data that cannot be decompressed"),
     (b"\x7fELF", "a program"),
     (b"\x80\x02", "a pickle"),
     (b"\x80\x03", "a pickle"),
@@ -127,15 +129,17 @@ def reader_of(place: Path) -> ModuleType | None:
 
 
 def head_of(file: Path) -> bytes:
-    """The first bytes of a file, decompressed if it is gzip (as far as it is intact)."""
+    """The first bytes of a file, decompressed if it is gzip or xz (as far as it is intact)."""
     with file.open("rb") as stream:
         raw = stream.read(HEAD_BYTES)
-    if raw[:2] != b"\x1f\x8b":
-        return raw
     try:
-        return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)
-    except zlib.error:
+        if raw.startswith(GZIP_MAGIC):
+            return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)
+        if raw.startswith(XZ_MAGIC):
+            return lzma.LZMADecompressor(memlimit=XZ_MEMORY).decompress(raw, HEAD_BYTES)
+    except (zlib.error, lzma.LZMAError):
         return raw
+    return raw
 
 
 def _readers() -> Iterator[ModuleType]:

@@ -13,11 +13,14 @@ from typing import IO
 from perfscope.profiler.errors import DataError
 
 GZIP_MAGIC = b"\x1f\x8b"
+XZ_MAGIC = b"\xfd7zXZ\x00"
 IN_MEMORY = 64 << 20
 """Decompressed bytes kept in memory; larger ones go to an unlinked temporary file that is mapped."""
 LARGEST = 64 << 30
 """Decompressed bytes accepted: beyond it a gzip is a bomb, or must be split."""
 _PIECE = 4 << 20
+XZ_MEMORY = 256 << 20
+"""Bytes the xz decoder may take; ``xz -9`` needs 65 MiB, and a file may claim a dictionary of 4 GiB."""
 
 
 def open_gzip(path: Path) -> IO[bytes]:
@@ -35,15 +38,22 @@ def open_gzip(path: Path) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """The content of ``path``, gunzipped if it is gzip. ``DataError`` if it cannot be read or is cut off."""
+def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.mmap]:
+    """The content of ``path``, unpacked if it is gzip or xz. ``DataError`` if it cannot be read or is cut off.
+
+    More than ``largest`` bytes of content are refused (``None``: more than ``LARGEST`` unpacked ones).
+    """
     try:
         with path.open("rb") as file:
-            if file.read(2) == GZIP_MAGIC:
-                with _gunzipped(path) as data:
+            magic = file.read(len(XZ_MAGIC))
+            if magic.startswith(GZIP_MAGIC) or magic == XZ_MAGIC:
+                with _unpacked(path, "gzip" if magic.startswith(GZIP_MAGIC) else "xz", largest or LARGEST) as data:
                     yield data
                 return
-            if not path.stat().st_size:
+            size = path.stat().st_size
+            if largest is not None and size > largest:
+                raise DataError(f"{path}: {size:,} bytes: larger than any file of its kind, refused")
+            if not size:
                 yield b""
                 return
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -53,9 +63,9 @@ def open_bytes(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 @contextlib.contextmanager
-def _gunzipped(path: Path) -> Iterator[bytes | mmap.mmap]:
+def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.mmap]:
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as held:
-        _decompress(path, held)
+        _decompress(path, held, packing, largest)
         size = held.tell()
         if size <= IN_MEMORY:
             held.seek(0)
@@ -66,22 +76,40 @@ def _gunzipped(path: Path) -> Iterator[bytes | mmap.mmap]:
             yield data
 
 
-def _decompress(path: Path, into: IO[bytes]) -> None:
+def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None:
+    import lzma
     import zlib
 
     total = 0
     try:
-        with open_gzip(path) as file:
-            while piece := file.read(_PIECE):
-                total += len(piece)
-                if total > LARGEST or total > shutil.disk_usage(tempfile.gettempdir()).free + IN_MEMORY:
-                    raise DataError(f"{path}: decompresses to more than {total >> 30} GiB: refused")
-                into.write(piece)
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"{path}: gzip is cut off or corrupt after {total:,} bytes") from error
+        for piece in _gzip_pieces(path) if packing == "gzip" else _xz_pieces(path):
+            total += len(piece)
+            if total > largest or total > shutil.disk_usage(tempfile.gettempdir()).free + IN_MEMORY:
+                raise DataError(f"{path}: decompresses to more than {total:,} bytes: refused")
+            into.write(piece)
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: {packing} is cut off or corrupt after {total:,} bytes") from error
     except OSError as error:
-        raise DataError(f"{path}: gzip is corrupt after {total:,} bytes ({error})") from error
+        raise DataError(f"{path}: {packing} is corrupt after {total:,} bytes ({error})") from error
     except Exception as error:  # isal's own error type derives from OSError only in some versions
         if type(error).__module__.startswith("isal"):
-            raise DataError(f"{path}: gzip is corrupt after {total:,} bytes") from error
+            raise DataError(f"{path}: {packing} is corrupt after {total:,} bytes") from error
         raise
+
+
+def _gzip_pieces(path: Path) -> Iterator[bytes]:
+    with open_gzip(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _xz_pieces(path: Path) -> Iterator[bytes]:
+    import lzma
+
+    decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+    with path.open("rb") as file:
+        while not decoder.eof:
+            packed = file.read(_PIECE) if decoder.needs_input else b""
+            if decoder.needs_input and not packed:
+                raise EOFError("xz ends too early")
+            yield decoder.decompress(packed, _PIECE)

@@ -1,0 +1,60 @@
+"""What a module was compiled for, told from marks that only one backend writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perfscope.analyzers.hlo.module import Computation, Instruction, Platform
+
+_GPU_CONFIG = frozenset(
+    {
+        "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "gemm_backend_config",
+        "fusion_backend_config", "collective_backend_config", "cudnn_conv_backend_config", "cudnn_fmha_backend_config",
+        "bitcast_backend_config", "dynamic_slice_fusion_config",
+    }
+)  # fmt: skip
+_CPU_CONFIG = frozenset({"outer_dimension_partitions", "fusion_config", "onednn_matmul_config", "onednn_conv_config"})
+_TPU_CONFIG = frozenset({"flag_configs", "scoped_memory_configs", "used_scoped_memory_configs", "window_config"})
+"""Fields of each backend's own ``backend_config`` message."""
+
+_GPU_TARGETS = ("__cublas", "__cudnn", "__triton", "__gpu$", "cusolver", "cu_", "hipblas")
+_CPU_TARGETS = ("__onednn", "__xla_cpu", "TopK", "lapack_")
+_TPU_TARGETS = ("AssumeGatherIndicesInBound", "ConcatBitcast", "AsyncCollectiveStart", "AllocateBuffer")
+
+
+def platform_of(computations: Iterable[Computation], *, tiled: bool, scheduled: bool) -> Platform | None:
+    """The platform; ``None`` where no mark is found or the module is not compiled yet.
+
+    ``tiled``: some layout has tiles, which only TPU programs carry. Custom calls tell nothing before the
+    program is ``scheduled``: the user may have named them.
+    """
+    if tiled:
+        return "tpu"
+    for computation in computations:
+        for instruction in computation.instructions:
+            found = _mark(instruction, scheduled)
+            if found is not None:
+                return found
+    return None
+
+
+def _mark(instruction: Instruction, scheduled: bool) -> Platform | None:
+    if instruction.scheduling_name:  # a pass of the GPU compiler notes the name before scheduling
+        return "gpu"
+    config = instruction.backend_config.keys()
+    if config:
+        if config & _GPU_CONFIG:
+            return "gpu"
+        if config & _CPU_CONFIG:
+            return "cpu"
+        if config & _TPU_CONFIG:
+            return "tpu"
+    target = instruction.custom_call_target
+    if target is not None and scheduled:
+        if target.startswith(_GPU_TARGETS):
+            return "gpu"
+        if target.startswith(_CPU_TARGETS):
+            return "cpu"
+        if target.startswith(_TPU_TARGETS):
+            return "tpu"
+    return None

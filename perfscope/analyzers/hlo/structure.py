@@ -1,0 +1,71 @@
+"""Puts a module together from its computations and refuses one that does not hang together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perfscope.analyzers.hlo.limits import MAX_CALL_DEPTH
+from perfscope.analyzers.hlo.module import Computation, Instruction
+
+
+def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:
+    """A computation; ``ValueError`` if it is empty, names something twice or uses what is not defined before."""
+    if not instructions:
+        raise ValueError(f"computation {name[:80]!r} is empty")
+    by_name: dict[str, Instruction] = {}
+    for instruction in instructions:
+        for operand in instruction.operands:
+            if operand not in by_name:
+                raise ValueError(
+                    f"{instruction.name[:80]!r} in computation {name[:80]!r} uses {operand[:80]!r}, "
+                    "which is not defined before it"
+                )
+        if instruction.name in by_name:
+            raise ValueError(f"computation {name[:80]!r} defines {instruction.name[:80]!r} twice")
+        by_name[instruction.name] = instruction
+    return Computation(name=name, instructions=tuple(instructions), by_name=by_name)
+
+
+def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
+    """Computations by name; ``ValueError`` if a called one is missing, or calls go in a circle or too deep."""
+    by_name: dict[str, Computation] = {}
+    for computation in computations:
+        if computation.name in by_name:
+            raise ValueError(f"two computations are called {computation.name[:80]!r}")
+        by_name[computation.name] = computation
+    calls = {
+        name: list(dict.fromkeys(called for one in computation.instructions for called in one.called))
+        for name, computation in by_name.items()
+    }
+    for name, called in calls.items():
+        missing = next((one for one in called if one not in by_name), None)
+        if missing is not None:
+            raise ValueError(f"computation {name[:80]!r} calls {missing[:80]!r}, which is not in the module")
+    _bound_depth(calls)
+    return by_name
+
+
+def _bound_depth(calls: Mapping[str, Sequence[str]]) -> None:
+    """Walk the call graph depth first with a stack of our own; every computation is finished once."""
+    depth: dict[str, int] = {}
+    for start in calls:
+        if start in depth:
+            continue
+        path = [start]
+        on_path = {start}
+        waiting = [iter(calls[start])]
+        while path:
+            called = next(waiting[-1], None)
+            if called is None:
+                name = path.pop()
+                waiting.pop()
+                on_path.remove(name)
+                depth[name] = 1 + max((depth[one] for one in calls[name]), default=0)
+                if depth[name] > MAX_CALL_DEPTH:
+                    raise ValueError(f"computations call one another more than {MAX_CALL_DEPTH} deep")
+            elif called in on_path:
+                raise ValueError(f"computation {called[:80]!r} calls itself")
+            elif called not in depth:
+                path.append(called)
+                on_path.add(called)
+                waiting.append(iter(calls[called]))
