@@ -149,9 +149,11 @@ def _label(trace: Trace, index: int) -> str:
     return f"source {index}" if trace.source.rank is None else f"rank {trace.source.rank}"
 
 
-def _cost_order(finding: Finding) -> tuple[int, int, str]:
+def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
+    """By time; those without one after all others, by the bytes they move."""
     cost = finding.cost_ns_per_step if finding.cost_ns_per_step is not None else finding.cost_ns
-    return (0 if cost is not None else 1, -(cost or 0), finding.title)
+    untimed = -(finding.cost_bytes or 0) if cost is None else 0
+    return (0 if cost is not None else 1, -(cost or 0), untimed, finding.title)
 
 
 def _steps(trace: Trace) -> Iterator[Step]:

@@ -13,6 +13,7 @@ from perfscope.analyzers.finding import Rule
 from perfscope.profiler.errors import AskedWronglyError
 
 RULES: dict[str, str] = {
+    "blocking_collective": "perfscope.analyzers.rules.blocking_collective",
     "excess_remat": "perfscope.analyzers.rules.excess_remat",
     "exposed_communication": "perfscope.analyzers.rules.exposed_communication",
     "full_precision_matmul": "perfscope.analyzers.rules.full_precision_matmul",

@@ -1,0 +1,150 @@
+"""A compiled XLA program waits for a collective instead of computing beside it.
+
+Why it costs:
+    A collective that was split into a start and a done moves data while other instructions run. One
+    that blocks adds its whole time to the step, on every device of the group.
+
+How it is found:
+    In the schedule of the compiled program. A collective blocks if it was never split, if the backend
+    marked it synchronous (`collective_backend_config.is_sync`: start and done are there, the thunk runs
+    as one), or if nothing that computes is scheduled between its start and its done. For each it is
+    looked for work in the same computation that neither feeds the collective nor needs its result:
+    that could run beside it. Bytes are the larger of operands and result, times the trip counts of the
+    loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
+    The program has no clock, so no time is given; where kernels were recorded too,
+    `exposed_communication` says what the waiting costs. A program compiled for the CPU, where every
+    collective is synchronous, is not judged, nor one without a schedule.
+
+Fix:
+    Give the scheduler something to move between start and done, and allow it to::
+
+        XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"
+
+    In a loop over layers only the layer itself is there to overlap with: unroll it
+    (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather runs beside this one's matmuls.
+    A collective whose result the very next op needs can be split by hand: `jax.shard_map` over half of
+    the batch at a time, or `collective_permute` rings that multiply while they pass blocks on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from perfscope.analyzers.facts.hlo_collectives import (
+    MOST_SEARCHED,
+    Collective,
+    by_size,
+    collectives,
+    independent_work,
+)
+from perfscope.analyzers.facts.hlo_program import where_of
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes, format_share
+
+NEEDS = ("hlo",)
+
+MIN_BYTES = 1 << 20
+"""In one run of the program, for one line of it. 1 MiB passes one direction of an H100's NVLink (450 GB/s) in
+2.3 us, less than it takes to launch the collective: overlapping it gains nothing that shows."""
+
+MEDIUM_BYTES_SHARE = 0.25
+"""Of what the program's collectives move. No time is known, so nothing is called high."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line and kind of collective that blocks."""
+    judged = [module for module in trace.hlo if _can_judge(module)]
+    found = [one for one in trace.fact(collectives) if _can_judge(one.module)]
+    if not judged and any(module.platform == "cpu" for module in trace.hlo):
+        raise AbstainError("compiled for the CPU, where every collective is synchronous")
+    if not judged:
+        raise AbstainError("no compiled program among the XLA programs: they have no schedule yet")
+    whole = sum(one.bytes_a_run for one in found)
+    places: dict[tuple[Where, str], list[Collective]] = {}
+    for one in found:
+        if one.blocks is not None:
+            places.setdefault((_where(one), one.kind), []).append(one)
+    for (where, kind), members in places.items():
+        if sum(one.bytes_a_run for one in members) >= MIN_BYTES:
+            yield _finding(where, kind, by_size(members), whole)
+
+
+def _can_judge(module: HloModule) -> bool:
+    return module.is_scheduled and module.platform != "cpu"
+
+
+def _where(one: Collective) -> Where:
+    """The line, not the primitive: one line of the program makes several of them, forward and backward."""
+    where = where_of(one.op if one.op.op_name else one.start)
+    if where.file is not None:
+        return Where(file=where.file, line=where.line)
+    return Where(op=where.op, module=where.module)
+
+
+def _finding(where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
+    moved = sum(one.bytes_a_run for one in members)
+    free = {id(one): independent_work(one) for one in members[:MOST_SEARCHED]}
+    could = sum(1 for one in members if free.get(id(one)))
+    times = sum(one.runs.times for one in members)
+    least = "" if all(one.runs.exact for one in members) else "at least "
+    count, several = len(members), len(members) > 1
+    return Finding(
+        subject=f"blocking {kind}",
+        title=f"{count:,} {kind}{'s' if several else ''} ({least}{times:,} a run) {'move' if several else 'moves'} "
+        f"{least}{format_bytes(moved)} a device while nothing computes, {format_share(moved, whole)} of what the "
+        f"collectives move; {_beside(could, count)}",
+        severity="medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low",
+        basis="structural",
+        cost_bytes=moved,
+        where=where,
+        evidence=tuple(_rows(members, free)),
+        advice=_advice(kind, members, could),
+    )
+
+
+def _beside(could: int, count: int) -> str:
+    if not could:
+        return "nothing near it is independent of it" if count == 1 else "none has independent work near it"
+    if could == count:
+        return "independent work is there" if count == 1 else "all have independent work near them"
+    return f"{could:,} have independent work near them"
+
+
+def _rows(members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> Iterator[dict[str, Cell]]:
+    for one in members[:MAX_ROWS]:
+        beside = free.get(id(one), ())
+        yield {
+            "collective": one.start.name,
+            "program": one.module.name,
+            "because": one.blocks,
+            "from": one.op.op_name[-120:] or one.start.op_name[-120:] or None,
+            "moved_bytes": one.bytes,
+            "times": one.runs.times,
+            "group_size": one.group_size,
+            "groups": len(one.op.replica_groups) if one.op.replica_groups else None,
+            "independent": len(beside),
+            "could_overlap": ", ".join(work.name for work in beside[:3]) or None,
+        }
+
+
+def _advice(kind: str, members: list[Collective], could: int) -> str:
+    said = []
+    if could:
+        said.append(
+            "Let the scheduler move the independent work between start and done: "
+            'XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it.'
+            if members[0].module.platform == "gpu"
+            else "Let the scheduler move the independent work between start and done."
+        )
+    if could < len(members):
+        said.append(
+            "Where nothing is independent, make it so: jax.lax.scan(..., unroll=2) puts the next layer beside this "
+            "one; two half batches let one compute while the other communicates."
+        )
+    if kind in ("all-to-all", "collective-permute"):
+        said.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
+    return " ".join(said)

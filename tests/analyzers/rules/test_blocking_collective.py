@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.hlo_collectives import collectives_of, independent_work
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.rules import load_rule
+from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+
+RULE = load_rule("blocking_collective")
+
+SYNC = 'backend_config={"operation_queue_id":"0","collective_backend_config":{"is_sync":true}}'
+META = 'metadata={op_name="jit(step)/dot_general" source_file="/home/me/train.py" source_line=7}'
+
+
+def gather(*, rows: int = 65536, config: str = GPU, beside: bool = False, independent: bool = True) -> str:
+    """An all-gather of f32[rows,1] a device over 8 (32 x rows bytes), its start and done around nothing or work."""
+    work = f"  %work = f32[64]{{0}} fusion(%{'b' if independent else 'done'}), kind=kLoop, calls=%body\n"
+    return (
+        "%body (p: f32[64]) -> f32[64] {\n  %p = f32[64]{0} parameter(0)\n  ROOT %e = f32[64]{0} exponential(%p)\n}\n"
+        f"ENTRY %main (a: f32[{rows}], b: f32[64]) -> f32[{8 * rows}] {{\n"
+        f"  %a = f32[{rows}]{{0}} parameter(0)\n  %b = f32[64]{{0}} parameter(1)\n"
+        f"  %start = (f32[{rows}]{{0}}, f32[{8 * rows}]{{0}}) all-gather-start(%a), channel_id=1, "
+        f"replica_groups=[1,8]<=[8], dimensions={{0}}, {META}, {config}\n"
+        + (work if beside else "")
+        + f"  %done = f32[{8 * rows}]{{0}} all-gather-done(%start), {META}\n"
+        + ("" if beside else work)
+        + f"  ROOT %out = f32[{8 * rows}]{{0}} add(%done, %done)\n}}\n"
+    )
+
+
+def _judge(text: str, *, scheduled: bool = True) -> Outcome:
+    return judge(RULE, hlo_trace(hlo_module(text, scheduled=scheduled)))
+
+
+def test_a_start_whose_done_comes_at_once_is_flagged():
+    outcome = _judge(gather())
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "blocking all-gather", "structural")
+    assert (finding.cost_bytes, finding.cost_ns) == (8 * 65536 * 4, None)
+    assert finding.where.label() == "/home/me/train.py:7"
+    row = finding.evidence[0]
+    assert (row["because"], row["group_size"], row["groups"]) == ("nothing scheduled beside it", 8, 1)
+    assert (row["independent"], row["could_overlap"]) == (1, "work")
+    assert "latency_hiding" in finding.advice
+
+
+def test_marked_synchronous_blocks_whatever_lies_between():
+    (finding,) = _judge(gather(config=SYNC, beside=True)).findings
+    assert finding.evidence[0]["because"] == "marked synchronous"
+
+
+def test_work_between_start_and_done_is_clean():
+    assert _judge(gather(beside=True)).status == "clean"
+
+
+def test_work_that_needs_the_result_could_not_overlap():
+    (finding,) = _judge(gather(independent=False).replace("fusion(%done)", "fusion(%b2)").replace(
+        "  %work", "  %b2 = f32[64]{0} slice(%done), slice={[0:64]}\n  %work"
+    )).findings  # fmt: skip
+    assert finding.evidence[0]["independent"] == 0
+    assert "nothing near it is independent" in finding.title
+    assert "latency_hiding" not in finding.advice
+    assert "unroll=2" in finding.advice
+
+
+def test_the_threshold_is_one_mebibyte_a_run():
+    assert _judge(gather(rows=32768)).status == "flagged"
+    assert _judge(gather(rows=32767)).status == "clean"
+
+
+LOOP = """
+%cond (p: (s32[], f32[65536])) -> pred[] {
+  %p = (s32[], f32[65536]{0}) parameter(0)
+  ROOT %lt = pred[] constant(true)
+}
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}
+%loop (q: (s32[], f32[65536])) -> (s32[], f32[65536]) {
+  %q = (s32[], f32[65536]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%q), index=0
+  %v = f32[65536]{0} get-tuple-element(%q), index=1
+  %sum = f32[65536]{0} all-reduce(%v), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add, GPU
+  ROOT %t = (s32[], f32[65536]{0}) tuple(%i, %sum)
+}
+ENTRY %main (a: (s32[], f32[65536])) -> (s32[], f32[65536]) {
+  %a = (s32[], f32[65536]{0}) parameter(0)
+  ROOT %w = (s32[], f32[65536]{0}) while(%a), condition=%cond, body=%loop, KNOWN
+}
+""".replace("GPU", GPU)
+
+
+def test_a_loop_multiplies_and_an_unknown_trip_count_is_a_lower_bound():
+    known = _judge(LOOP.replace("KNOWN", 'backend_config={"known_trip_count":{"n":"12"}}')).findings[0]
+    assert (known.cost_bytes, known.evidence[0]["times"]) == (12 * 65536 * 4, 12)
+    assert known.evidence[0]["because"] == "never split into start and done"
+    assert (known.evidence[0]["group_size"], known.evidence[0]["groups"]) == (2, 2)
+    assert "at least" not in known.title
+    open_ended = _judge(LOOP.replace(", KNOWN", "").replace("65536", "1048576")).findings[0]
+    assert "at least 4.00 MiB" in open_ended.title
+
+
+def test_what_cannot_be_judged_abstains():
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).reason == (
+        "not recorded: the compiled XLA programs"
+    )
+    assert "no schedule" in (_judge(gather(), scheduled=False).reason or "")
+    cpu = _judge(gather(config='backend_config={"outer_dimension_partitions":["2"]}'))
+    assert (cpu.status, cpu.reason) == ("abstained", "compiled for the CPU, where every collective is synchronous")
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("path", "counted"),
+    [
+        ("aot/gpu_md_fsdp_unrolled.hlo.txt.gz", {("all-to-all", True): 12, ("all-gather", True): 3,
+            ("all-to-all", False): 5, ("all-gather", False): 6, ("reduce-scatter", False): 1,
+            ("all-reduce", False): 1}),
+        ("aot/gpu_md_fsdp.hlo.txt.gz", {("all-to-all", True): 2, ("all-gather", True): 1, ("all-to-all", False): 4,
+            ("all-gather", False): 4, ("reduce-scatter", False): 1, ("all-reduce", False): 1}),
+        ("hlo_text/JAX-Toolbox__maxtext_fsdp4_jit_train_step.sm_9.0_after_opt.txt.gz", {("all-reduce", False): 8,
+            ("all-gather", False): 7, ("all-to-all", False): 2, ("reduce-scatter", False): 4,
+            ("reduce-scatter", True): 1}),
+        ("hlo_text/Primus__moe_dp1_pp2_ep8.gfx950_after_opt.txt.gz", {("all-to-all", True): 2,
+            ("all-to-all", False): 14, ("collective-permute", False): 11, ("all-reduce", False): 11,
+            ("all-gather", False): 4, ("reduce-scatter", False): 2}),
+    ],
+)  # fmt: skip
+def test_sync_flags_of_real_programs_counted_by_hand(corpus: Path, path: str, counted: dict[tuple[str, bool], int]):
+    found: dict[tuple[str, bool], int] = {}
+    for one in collectives_of(corpus_module(corpus / path)):
+        key = (one.kind, one.blocks == "marked synchronous")
+        found[key] = found.get(key, 0) + 1
+    assert found == counted
+
+
+@pytest.mark.corpus
+def test_a_real_blocking_all_to_all_names_line_and_work(corpus: Path):
+    module = corpus_module(corpus / "aot" / "gpu_md_fsdp_unrolled.hlo.txt.gz")
+    outcome = judge(RULE, hlo_trace(module))
+    assert {finding.subject for finding in outcome.findings} == {"blocking all-to-all", "blocking all-gather"}
+    assert {finding.where.label() for finding in outcome.findings} == {"/home/user/workload/gpu_md.py:32"}
+    first = next(one for one in collectives_of(module) if one.start.name == "all-to-all-start")
+    assert "gemm_fusion_dot.20" in {one.name for one in independent_work(first)}
