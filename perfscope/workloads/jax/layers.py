@@ -1,0 +1,43 @@
+"""Weights and the two layers that every workload uses. Weights are made in numpy, so any framework can load them.
+
+Shapes: D features, G features of a result. ``...`` is any number of leading axes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Weights = dict[str, Any]
+"""A tree of arrays: names carry the shape; the weights of all layers are stacked along a leading axis."""
+EPSILON = 1e-5
+"""Added to the variance in a layer norm; PyTorch's default."""
+
+
+def uniform(generator: np.random.Generator, inputs: int, *shape: int) -> np.ndarray:
+    """Weights of a linear layer with so many inputs, uniform in ±1/sqrt(inputs) as PyTorch draws them, float32."""
+    bound = 1 / math.sqrt(inputs)
+    return generator.uniform(-bound, bound, shape).astype(np.float32)
+
+
+def norm_weights(dim: int) -> Weights:
+    """Scale and shift of a layer norm, float32."""
+    return {"scale_D": np.ones(dim, np.float32), "shift_D": np.zeros(dim, np.float32)}
+
+
+def layer_norm(weights: Weights, x_D: jax.Array) -> jax.Array:
+    """Layer norm over the last axis, computed in float32 whatever the dtype: x_...D -> x_...D."""
+    wide_D = x_D.astype(jnp.float32)
+    centred_D = wide_D - wide_D.mean(-1, keepdims=True)
+    normal_D = centred_D * jax.lax.rsqrt(jnp.square(centred_D).mean(-1, keepdims=True) + EPSILON)
+    return (normal_D * weights["scale_D"] + weights["shift_D"]).astype(x_D.dtype)
+
+
+def stacked(layers: list[Weights]) -> Weights:
+    """The weights of all layers as one tree whose arrays have a leading layer axis, as ``lax.scan`` walks them."""
+    tree: Weights = jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
+    return tree

@@ -1,0 +1,120 @@
+"""A mixture of experts in JAX. Variants of dispatch: ``einsum``, ``ragged`` (sorted) and ``scatter`` into fixed room.
+
+Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
+R = T * K routed rows, C capacity of an expert, F hidden features, G = 2 * F, S slots.
+
+    python -m perfscope.workloads.jax.moe --variant einsum
+    python -m perfscope.workloads.jax.moe --variant scatter --size gpu
+
+``einsum`` and ``scatter`` give an expert room for ``CAPACITY`` times its fair share and drop what does not fit, as
+GShard does; without overflow all three compute the same. ``--heads`` is the number of experts.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, uniform
+from perfscope.workloads.jax.options import parse
+from perfscope.workloads.jax.training import train
+from perfscope.workloads.options import Size
+
+VARIANTS = ("einsum", "ragged", "scatter")
+SIZES = {
+    "tiny": Size(batch=2, seq=16, dim=32, heads=4, layers=2, vocab=64),
+    "cpu": Size(batch=4, seq=128, dim=128, heads=8, layers=2),
+    "gpu": Size(batch=8, seq=1024, dim=1024, heads=16, layers=4, vocab=4096),
+}
+CHOICES = 2
+"""K: experts a token goes to."""
+CAPACITY = 2.0
+"""Room of an expert over its fair share R / E."""
+
+
+def einsum(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
+    """Rows moved to their experts, and back, by products with one-hot matrices: y_TD."""
+    count, capacity = len(experts["up_EDG"]), _capacity(experts, expert_TK)
+    expert_TKE = jax.nn.one_hot(expert_TK, count, dtype=x_TD.dtype)
+    place_TKC = jax.nn.one_hot(_places(expert_TK, count).reshape(expert_TK.shape), capacity, dtype=x_TD.dtype)
+    sent_TEC = jnp.einsum("tke,tkc->tec", expert_TKE, place_TKC)
+    x_ECD = jnp.einsum("tec,td->ecd", sent_TEC, x_TD)  # defect: T * E * C * D multiplications to move T * K rows
+    y_ECD = jax.nn.glu(x_ECD @ experts["up_EDG"]) @ experts["down_EFD"]
+    back_TEC = jnp.einsum("tk,tke,tkc->tec", weight_TK, expert_TKE, place_TKC)
+    return jnp.einsum("tec,ecd->td", back_TEC, y_ECD)  # defect: as many again
+
+
+def ragged(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
+    """Tokens sorted by expert, one ragged product for all of them; nothing is dropped: y_TD."""
+    choices, expert_R = expert_TK.shape[1], expert_TK.ravel()
+    order_R = jnp.argsort(expert_R, stable=True)
+    token_R = order_R // choices
+    rows_E = jnp.bincount(expert_R, length=len(experts["up_EDG"])).astype(jnp.int32)
+    h_RF = jax.nn.glu(jax.lax.ragged_dot(x_TD[token_R], experts["up_EDG"], rows_E))  # defect: every expert on every row
+    y_RD = jax.lax.ragged_dot(h_RF, experts["down_EFD"], rows_E)  # defect: where XLA has no ragged kernel (CPU)
+    return jnp.zeros_like(x_TD).at[token_R].add(y_RD * weight_TK.ravel()[order_R, None])
+
+
+def scatter(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
+    """Rows moved as rows, into room of fixed size, where all experts compute at once: y_TD."""
+    count, capacity = len(experts["up_EDG"]), _capacity(experts, expert_TK)
+    place_R, expert_R = _places(expert_TK, count), expert_TK.ravel()
+    # Slot E * C takes what overflows, and is dropped.
+    slot_R = jnp.where(place_R < capacity, expert_R * capacity + place_R, count * capacity)
+    x_RD = jnp.repeat(x_TD, expert_TK.shape[1], axis=0)
+    room_SD = jnp.zeros((count * capacity + 1, x_TD.shape[1]), x_TD.dtype).at[slot_R].add(x_RD)
+    h_ECF = jax.nn.glu(room_SD[:-1].reshape(count, capacity, -1) @ experts["up_EDG"])
+    y_SD = (h_ECF @ experts["down_EFD"]).reshape(count * capacity, -1)
+    y_SD = jnp.pad(y_SD, ((0, 1), (0, 0)))
+    return jnp.einsum("tk,tkd->td", weight_TK, y_SD[slot_R].reshape(*expert_TK.shape, -1))
+
+
+def _capacity(experts: Weights, expert_TK: jax.Array) -> int:
+    """C: places an expert has, the integer that the PyTorch twin computes."""
+    return -(-int(CAPACITY * expert_TK.size) // len(experts["up_EDG"]))
+
+
+def _places(expert_TK: jax.Array, count: int) -> jax.Array:
+    """place_R: how many rows before this one chose the same expert."""
+    expert_R = expert_TK.ravel()
+    rank_RE = jax.nn.one_hot(expert_R, count, dtype=jnp.int32).cumsum(0)
+    return jnp.take_along_axis(rank_RE, expert_R[:, None], axis=1)[:, 0] - 1
+
+
+DISPATCH = {"einsum": einsum, "ragged": ragged, "scatter": scatter}
+
+
+class Block:
+    """Pre-norm feed-forward block whose tokens choose ``CHOICES`` experts each: x_BLD -> x_BLD."""
+
+    def __init__(self, size: Size, variant: str) -> None:
+        self.size, self.dispatch = size, DISPATCH[variant]
+
+    def initial(self, generator: np.random.Generator) -> Weights:
+        """The weights of one layer, float32; those of the experts are normal with variance 1 / inputs."""
+        dim, experts, hidden = self.size.dim, self.size.heads, 2 * self.size.dim
+        return {
+            "norm": norm_weights(dim),
+            "router_DE": uniform(generator, dim, dim, experts),
+            "experts": {
+                "up_EDG": _normal(generator, dim, experts, dim, 2 * hidden),
+                "down_EFD": _normal(generator, hidden, experts, hidden, dim),
+            },
+        }
+
+    def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
+        """x_BLD."""
+        x_TD = layer_norm(weights["norm"], x_BLD).reshape(-1, self.size.dim)
+        logit_TK, expert_TK = jax.lax.top_k(x_TD @ weights["router_DE"], CHOICES)
+        weight_TK = jax.nn.softmax(logit_TK.astype(jnp.float32)).astype(x_BLD.dtype)
+        y_TD = self.dispatch(weights["experts"], x_TD, weight_TK, expert_TK)
+        return x_BLD + y_TD.reshape(x_BLD.shape)
+
+
+def _normal(generator: np.random.Generator, inputs: int, *shape: int) -> np.ndarray:
+    return generator.standard_normal(shape, np.float32) * np.float32(inputs**-0.5)
+
+
+if __name__ == "__main__":
+    train(Block, parse(__doc__ or "", VARIANTS, SIZES))

@@ -1,0 +1,91 @@
+"""A selective state space model in JAX. Variants of its recurrence: ``scan`` over time, ``associative`` in log2(L).
+
+Shapes: B batch, L sequence, D channels, N states of a channel, G = D * N.
+
+    python -m perfscope.workloads.jax.ssm --variant scan
+    python -m perfscope.workloads.jax.ssm --variant associative --size gpu
+
+Both compute h[t] = a[t] * h[t-1] + u[t]: in L tiny steps, or by ``lax.associative_scan`` in log2(L) large ones
+(Blelloch 1990). ``--heads`` is the number of states.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, uniform
+from perfscope.workloads.jax.options import parse
+from perfscope.workloads.jax.training import train
+from perfscope.workloads.options import Size
+
+VARIANTS = ("scan", "associative")
+SIZES = {
+    "tiny": Size(batch=4, seq=96, dim=16, heads=4, layers=1, vocab=64),
+    "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
+    "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
+}
+
+
+def scan(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
+    """One step of time after the other: h_BLDN."""
+
+    def advance(h_BDN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a_BDN, u_BDN = now
+        h_BDN = a_BDN * h_BDN + u_BDN  # defect: a tiny kernel per step of time
+        return h_BDN, h_BDN
+
+    inputs = jnp.moveaxis(a_BLDN, 1, 0), jnp.moveaxis(u_BLDN, 1, 0)
+    _, h_LBDN = jax.lax.scan(advance, jnp.zeros_like(u_BLDN[:, 0]), inputs)
+    return jnp.moveaxis(h_LBDN, 0, 1)
+
+
+def associative(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
+    """All of time at once: h_BLDN."""
+    _, h_BLDN = jax.lax.associative_scan(_compose, (a_BLDN, u_BLDN), axis=1)
+    return h_BLDN
+
+
+def _compose(early: tuple[jax.Array, jax.Array], late: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The steps h -> a * h + u of two adjacent stretches of time, as one."""
+    return early[0] * late[0], late[0] * early[1] + late[1]
+
+
+RECURRENCE = {"scan": scan, "associative": associative}
+
+
+class Block:
+    """Pre-norm block whose states decay as their input says (selective): x_BLD -> x_BLD."""
+
+    def __init__(self, size: Size, variant: str) -> None:
+        self.size, self.recur = size, RECURRENCE[variant]
+
+    def initial(self, generator: np.random.Generator) -> Weights:
+        """The weights of one layer, float32."""
+        dim, states = self.size.dim, self.size.heads
+        return {
+            "norm": norm_weights(dim),
+            "decay_DG": uniform(generator, dim, dim, dim * states),
+            "decay_G": uniform(generator, dim, dim * states),
+            "write_DG": uniform(generator, dim, dim, dim * states),
+            "write_G": uniform(generator, dim, dim * states),
+            "read_DN": uniform(generator, dim, dim, states),
+            "read_N": uniform(generator, dim, states),
+            "out_DD": uniform(generator, dim, dim, dim),
+            "out_D": uniform(generator, dim, dim),
+        }
+
+    def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
+        """x_BLD."""
+        z_BLD = layer_norm(weights["norm"], x_BLD)
+        shape_BLDN = (*x_BLD.shape, self.size.heads)
+        a_BLDN = jax.nn.sigmoid(z_BLD @ weights["decay_DG"] + weights["decay_G"]).reshape(shape_BLDN)
+        u_BLDN = (z_BLD @ weights["write_DG"] + weights["write_G"]).reshape(shape_BLDN)
+        h_BLDN = self.recur(a_BLDN, u_BLDN)
+        y_BLD = jnp.einsum("bldn,bln->bld", h_BLDN, z_BLD @ weights["read_DN"] + weights["read_N"])
+        return x_BLD + y_BLD @ weights["out_DD"] + weights["out_D"]
+
+
+if __name__ == "__main__":
+    train(Block, parse(__doc__ or "", VARIANTS, SIZES))

@@ -1,0 +1,147 @@
+"""The training loop of all JAX workloads: a small language model around the block under study, and AdamW.
+
+Shapes: B batch, L sequence, M = L + 1, D model features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfscope.workloads.jax.data import batches, device_of
+from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, stacked, uniform
+from perfscope.workloads.jax.options import Options
+from perfscope.workloads.options import Size
+
+RATE, BETA1, BETA2, EPSILON, DECAY = 3e-3, 0.9, 0.999, 1e-8, 0.01
+"""AdamW (Loshchilov and Hutter 2019), with the numbers of the PyTorch workloads."""
+
+
+class Block(Protocol):
+    """The block under study."""
+
+    def initial(self, generator: np.random.Generator) -> Weights:
+        """The weights of one layer, float32."""
+
+    def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
+        """x_BLD."""
+
+
+class State(NamedTuple):
+    """What a step takes and gives back: weights, AdamW's two moments (trees like the weights), steps taken."""
+
+    weights: Weights
+    mean: Weights
+    square: Weights
+    count: jax.Array
+
+
+class LanguageModel:
+    """Embedding, ``size.layers`` blocks (x_BLD -> x_BLD) and a linear head: tokens_BL -> logits_BLV."""
+
+    def __init__(self, block: Callable[[Size, str], Block], options: Options) -> None:
+        self.options, self.defects = options, options.defects
+        self.block = block(options.size, options.variant)
+
+    def initial(self) -> Weights:
+        """The weights in numpy, float32. The same seed gives every variant the same."""
+        size, generator = self.options.size, np.random.default_rng(self.options.seed)
+        return {
+            "embedding_VD": generator.standard_normal((size.vocab, size.dim), np.float32),
+            "blocks": stacked([self.block.initial(generator) for _ in range(size.layers)]),
+            "norm": norm_weights(size.dim),
+            "head_DV": uniform(generator, size.dim, size.dim, size.vocab),
+        }
+
+    def __call__(self, weights: Weights, tokens_BL: jax.Array) -> jax.Array:
+        """logits_BLV."""
+        x_BLD, _ = jax.lax.scan(self._layer, weights["embedding_VD"][tokens_BL], weights["blocks"])
+        x_BLD = layer_norm(weights["norm"], x_BLD)
+        if "fp32" in self.defects:
+            return jnp.matmul(x_BLD, weights["head_DV"], precision="highest")  # defect: forbids TF32
+        return x_BLD @ weights["head_DV"]
+
+    def _layer(self, x_BLD: jax.Array, weights: Weights) -> tuple[jax.Array, None]:
+        if "checkpoint" in self.defects:
+            return jax.checkpoint(self.block)(weights, x_BLD), None  # defect: pays a second forward
+        return self.block(weights, x_BLD), None
+
+
+def loss_of(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> jax.Array:
+    """Cross-entropy of the next token in nats, a float32 scalar."""
+    logits_BLV = model(weights, tokens_BM[:, :-1]).astype(jnp.float32)
+    log_BLV = jax.nn.log_softmax(logits_BLV)
+    return -jnp.take_along_axis(log_BLV, tokens_BM[:, 1:, None], axis=-1).mean()
+
+
+def adamw(weight: jax.Array, gradient: jax.Array, mean: jax.Array, square: jax.Array, count: Any) -> tuple[Any, ...]:
+    """The new weight and moments of one array after step ``count`` (from 1), computed in float32, kept in its dtype."""
+    gradient, wide, dtype = gradient.astype(jnp.float32), weight.astype(jnp.float32), weight.dtype
+    mean = BETA1 * mean.astype(jnp.float32) + (1 - BETA1) * gradient
+    square = BETA2 * square.astype(jnp.float32) + (1 - BETA2) * jnp.square(gradient)
+    # 1 - beta**count; expm1 keeps the digits that float32 loses to 1 - 0.999.
+    unbiased_mean = mean / -jnp.expm1(count * math.log(BETA1))
+    unbiased_square = square / -jnp.expm1(count * math.log(BETA2))
+    wide = wide * (1 - RATE * DECAY) - RATE * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
+    return wide.astype(dtype), mean.astype(dtype), square.astype(dtype)
+
+
+def start(model: LanguageModel) -> State:
+    """The state before the first step, in numpy, in the dtype asked for."""
+    dtype = jnp.dtype(model.options.dtype)
+    weights = jax.tree.map(lambda array: array.astype(dtype), model.initial())
+    zeros = jax.tree.map(np.zeros_like, weights)
+    return State(weights, zeros, zeros, np.zeros((), np.int32))
+
+
+def step_of(model: LanguageModel) -> Callable[..., tuple[State, jax.Array]]:
+    """One step of training, to be compiled: (state, tokens_BM) -> (state, loss)."""
+
+    def step(state: State, tokens_BM: jax.Array, count: int | None = None) -> tuple[State, jax.Array]:
+        taken = state.count + 1 if count is None else count
+        loss, gradients = jax.value_and_grad(loss_of, argnums=1)(model, state.weights, tokens_BM)
+        tree = jax.tree.structure(state.weights)
+        leaves, slopes, means, squares = map(jax.tree.leaves, (state.weights, gradients, state.mean, state.square))
+        new = [adamw(*leaf, taken) for leaf in zip(leaves, slopes, means, squares, strict=True)]
+        weights, mean, square = (tree.unflatten(column) for column in zip(*new, strict=True))
+        return State(weights, mean, square, state.count + 1), loss
+
+    return step
+
+
+def train(block: Callable[[Size, str], Block], options: Options) -> list[float]:
+    """Trains ``options.steps`` steps, prints the loss of each and returns them."""
+    model, device = LanguageModel(block, options), device_of(options)
+    update = jax.jit(step_of(model), static_argnums=2, donate_argnums=0)
+    return loop(update, jax.device_put(start(model), device), options, device)
+
+
+def loop(update: Callable[..., tuple[State, jax.Array]], state: State, options: Options, place: Any) -> list[float]:
+    """Runs a compiled step over all batches, which go to ``place`` (a device or a sharding); prints the losses."""
+    losses, total = [], 0.0
+    for number, tokens_BM in enumerate(batches(options)):
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            batch_BM = jax.device_put(tokens_BM, place)
+            if "retrace" in options.defects:
+                state, loss = update(state, batch_BM, number + 1)  # defect: a static int, so a new program a step
+            else:
+                state, loss = update(state, batch_BM)
+            if "float" in options.defects:
+                total += float(loss)  # defect: the host waits for the step it has just queued
+        losses.append(loss)
+    if "float" in options.defects:
+        print(f"mean loss {total / options.steps:.4f}")
+    return report(losses)
+
+
+def report(losses: list[jax.Array]) -> list[float]:
+    """Prints and returns the losses, read from the device once, after the last step."""
+    values = [float(loss) for loss in jax.device_get(losses)]
+    for step, value in enumerate(values):
+        print(f"step {step:3d}  loss {value:.4f}")
+    return values
