@@ -208,6 +208,33 @@ SYNC_RECORDS = Table(
     ),
 )
 
+HLO_OPS = Table(
+    name="hlo_ops",
+    doc="One row a time an instruction of a compiled XLA program ran: device work that says which instruction "
+    "it is of (several rows, where one instruction launches several kernels), an instruction around others "
+    "(a loop), or an op of XLA's CPU backend, whose devices are threads of the host.",
+    columns=(
+        _start("the instruction"),
+        _end("the instruction, work in a thread pool included,"),
+        _text("name", "instruction, as the module names it"),
+        _text("module", "module, as the source names it", nullable=True),
+        _id("program_id", "number of the compiled program in its process (unsigned ones as two's complement)"),
+        _id("run_id", "number of the execution of the program"),
+        Column(name="ordinal", dtype="int64", unit="id", doc="number of the device", nullable=True),
+        Column(
+            name="launch_end_ns",
+            dtype="int64",
+            unit="ns",
+            doc="CPU backend: when the call that began it returned; the work may go on in a thread pool",
+            nullable=True,
+        ),
+        Column(name="encloses", dtype="bool", unit="flag", doc="other instructions ran inside it (a loop, a call)"),
+        _row("kernel", "kernels", "its kernel on a device"),
+        _row("copy", "copies", "its copy on a device"),
+        _row("slice", "slices", "its op on the host; lasts as long as the call that began it"),
+    ),
+)
+
 MEMORY = Table(
     name="memory",
     doc="One row an allocator event.",
@@ -253,6 +280,7 @@ TABLES: dict[str, Table] = {
         COPIES,
         COUNTERS,
         DEVICES,
+        HLO_OPS,
         KERNELS,
         MEMORY,
         SLICES,

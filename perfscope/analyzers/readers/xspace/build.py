@@ -1,0 +1,148 @@
+"""From the planes of one file to a trace: one clock, one string pool, what was recorded and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfscope.analyzers.readers.kineto_json.grown import join
+from perfscope.analyzers.readers.xspace import names
+from perfscope.analyzers.readers.xspace.device import Devices
+from perfscope.analyzers.readers.xspace.framing import Data, Space, space
+from perfscope.analyzers.readers.xspace.host import Host
+from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
+from perfscope.analyzers.readers.xspace.pool import Pool
+from perfscope.analyzers.trace import TABLES, Rows, SliceKind, Source, Trace
+from perfscope.profiler.errors import DataError
+
+FORMAT = "xplane"
+
+_HOST_PLANE = "/host:CPU"
+_TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns")
+
+
+def build(data: Data, shown: str) -> Trace:
+    """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
+    framed = space(data, shown)
+    pool = Pool()
+    host, devices = Host(pool), Devices(pool)
+    planes: list[str] = []
+    epoch_ns = 0
+    latest_ns = 0
+    for start, end in framed.planes:
+        plane = read_plane(data, start, end, shown)
+        planes.append(plane.name)
+        if plane.name == names.ENVIRONMENT_PLANE:
+            epoch_ns = int(plane.stats.get("profile_start_time", 0) or 0)
+        latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, shown))
+    _refuse_cut(framed, planes, shown)
+    rows = _tables(host, devices, pool)
+    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
+        raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")
+    if latest_ns < epoch_ns:  # times count from the start of the profile
+        _shift(rows, epoch_ns)
+    source = Source(
+        path=shown,
+        format=FORMAT,
+        rank=None,
+        events_read=pool.events,
+        events_unplaced=sum(pool.unplaced.values()),
+        unplaced={reason: count for reason, count in pool.unplaced.items() if count},
+        notes=_notes(framed, planes, pool, rows, devices),
+    )
+    return Trace(source=source, strings=pool.strings, rows=rows, recorded=_recorded(rows))
+
+
+def _read_lines(data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, shown: str) -> int:
+    """Read a plane's lines into their place; the latest time on them in ns."""
+    latest = 0
+    accelerator = names.ACCELERATOR.match(plane.name) is not None
+    lines = []
+    for line in read_lines(data, plane, pool.code, shown):
+        pool.events += len(line)
+        if not len(line):
+            continue
+        latest = max(latest, int(line.end_ns.max()))
+        if accelerator:
+            lines.append(line)
+        elif names.HOST_PLANES.match(plane.name):
+            host.add(plane, line)
+        else:
+            pool.unplaced[f"plane {plane.name}"] += len(line)
+    if lines:
+        devices.add(plane, lines)
+    return latest
+
+
+def _refuse_cut(framed: Space, planes: list[str], shown: str) -> None:
+    """A file cut between two planes is a smaller valid XSpace: what a profiler writes last must be there."""
+    if not planes:
+        raise DataError(f"{shown}: no planes: not an XSpace, or cut off")
+    if not framed.ends_with_host and _HOST_PLANE not in planes:
+        raise DataError(f"{shown}: cut off: neither the plane of the host nor the end of the file's frame is there")
+
+
+def _tables(host: Host, devices: Devices, pool: Pool) -> dict[str, Rows]:
+    rows = host.build()
+    on_device = devices.build(rows, host.call_details)
+    instructions = [dict(part) for part in (rows["hlo_ops"], on_device.pop("hlo_ops")) if len(part)]
+    rows |= on_device
+    if len(instructions) == 2:
+        rows["hlo_ops"] = Rows(TABLES["hlo_ops"], join(instructions))
+    elif instructions:
+        rows["hlo_ops"] = Rows(TABLES["hlo_ops"], instructions[0])
+    threads = list(pool.threads)
+    rows["threads"] = Rows(
+        TABLES["threads"],
+        {
+            "process": np.array([pool.code(process) for process, _ in threads], np.int32),
+            "thread": np.array([pool.code(thread) for _, thread in threads], np.int32),
+        },
+    )
+    return rows
+
+
+def _shift(rows: Mapping[str, Rows], by_ns: int) -> None:
+    for table in rows.values():
+        for name in _TIMES:
+            if name in table and len(table):
+                known = table[name] != -1 if table.table.column(name).nullable else slice(None)
+                table[name][known] += by_ns
+
+
+def _recorded(rows: Mapping[str, Rows]) -> frozenset[str]:
+    kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
+    checks = {
+        "device_work": bool(len(kernels) or len(copies)),
+        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
+        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
+        "runtime_calls": len(rows["calls"]) > 0,
+        "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
+        "memory": len(rows["memory"]) > 0,
+        "steps": len(rows["steps"]) > 0,
+    }
+    return frozenset(key for key, present in checks.items() if present)
+
+
+def _notes(framed: Space, planes: list[str], pool: Pool, rows: Mapping[str, Rows], devices: Devices) -> tuple[str, ...]:
+    notes = []
+    if not framed.ends_with_host and names.ENVIRONMENT_PLANE not in planes:
+        notes.append("the file ends without the profile's environment: an old profiler wrote it, or its end is cut off")
+    if framed.errors:
+        notes.append(f"the profiler reported {framed.errors:,} errors while it recorded: parts may be missing")
+    left = ", ".join(f"{count:,} {what}" for what, count in pool.marks.items() if count)
+    if left:
+        notes.append(f"read and not shown as spans of their own: {left}")
+    for table in ("kernels", "copies"):
+        work = rows[table]
+        orphans = int((work["call"] < 0).sum())
+        if orphans and len(rows["calls"]):
+            notes.append(f"{orphans:,} of {len(work):,} {table} have no launch call in the trace; they are counted")
+    if devices.graphs:
+        notes.append(
+            f"{devices.graphs:,} kernels and copies ran inside command buffers (CUDA graphs), {devices.hidden:,} of "
+            "them without the name of their instruction; `XLA_FLAGS=--xla_gpu_enable_command_buffer=` records it, and "
+            "changes the cost of launches"
+        )
+    return tuple(notes)

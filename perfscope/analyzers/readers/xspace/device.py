@@ -1,0 +1,299 @@
+"""Planes of accelerators: streams of a GPU, op lines of a TPU core -> kernels, copies, instructions.
+
+GPU: a line is a stream. Lines that a viewer's conversion adds (``XLA Ops``, ``Steps`` ...) repeat the
+streams and are left out. TPU: ``XLA Ops`` is what the core did, in order and nested: a loop encloses its
+body. Kernels are the innermost instructions, so no moment is counted twice. What only starts or awaits an
+asynchronous copy is a copy row, for the core does nothing else meanwhile; ``Async XLA Ops`` says how long
+the copies and collectives themselves took.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
+from perfscope.analyzers.readers.kineto_json.nesting import nesting_order, parents
+from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
+from perfscope.analyzers.readers.xspace import names
+from perfscope.analyzers.readers.xspace.planes import Line, Plane
+from perfscope.analyzers.readers.xspace.pool import Pool
+from perfscope.analyzers.trace import TABLES, CopyKind, HostMemory, Rows
+from perfscope.analyzers.trace.columns import MISSING, Array
+
+_STREAM = re.compile(r"Stream #(\d+)")
+_MODULE = re.compile(r"(.*)\((\d+)\)$")
+_SIGN = 1 << 63
+
+
+class Devices:
+    """Collects the lines of all accelerator planes; ``build`` turns them into tables."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._work, self._around, self._steps, self._counters = Grown(), Grown(), Grown(), Grown()
+        self._found: list[tuple[int, Plane]] = []
+        self._modules: dict[int, int] = {}
+        self.graphs = self.hidden = 0
+        """Work inside command buffers, and that part of it that does not say its instruction."""
+
+    def add(self, plane: Plane, lines: list[Line]) -> None:
+        """All lines of an accelerator's plane."""
+        found = names.ACCELERATOR.match(plane.name)
+        assert found is not None
+        kind, ordinal = found[1], int(found[2])
+        device = len(self._found)
+        self._found.append((ordinal, plane))
+        before = len(self._work)
+        for line in lines:
+            if not len(line):
+                continue
+            if line.name == names.COUNTERS_LINE:
+                self._add_counters(plane, line)
+            elif line.name in names.WAITS:
+                self._pool.marks[f"events of device lines without work ({line.name})"] += len(line)
+            elif kind == "TPU":
+                self._add_tpu(plane, line, device)
+            elif line.name in names.MIRRORS:
+                self._pool.marks["events that repeat others for viewers"] += len(line)
+            else:
+                self._add_stream(plane, line, device)
+        if len(self._work) == before:
+            self._found.pop()
+
+    def _add_counters(self, plane: Plane, line: Line) -> None:
+        texts = {key: self._pool.code(plane.names.get(key, "")) for key in np.unique(line.metadata).tolist()}
+        code = np.array([texts[key] for key in line.metadata.tolist()], np.int32)
+        self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values)})
+
+    def _add_stream(self, plane: Plane, line: Line, device: int) -> None:
+        """A GPU's stream: every event is a kernel, a copy or a memset."""
+        stream = _STREAM.match(line.name)
+        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        graph = line.number("cuda_graph_id") != MISSING
+        self.graphs += int(graph.sum())
+        self.hidden += int((graph & (line.number("hlo_op") == MISSING)).sum())
+        details = np.maximum(line.number("memcpy_details"), line.number("memset_details"))
+        self._append(line, ~line.aggregated, {
+            "name": self._by_metadata(line, lambda key: self._pool.code(texts[key])),
+            "copy": self._by_metadata(line, lambda key: names.is_copy(texts[key])).astype(bool) | (details != MISSING),
+            "kind": self._by_metadata(line, lambda key: names.copy_kind(texts[key])),
+            "communication": self._by_metadata(line, lambda key: names.is_communication(texts[key])).astype(bool),
+            "details": details, "size": line.number("kernel_details"),
+            "hlo": line.number("hlo_op"), "module": line.number("hlo_module"),
+            "program_id": line.number("program_id"), "run_id": line.number("run_id"),
+            "correlation": line.number("correlation_id"),
+        }, device, int(stream[1]) if stream else line.id)  # fmt: skip
+
+    def _add_tpu(self, plane: Plane, line: Line, device: int) -> None:
+        if line.name == names.MODULES_LINE:
+            for key in np.unique(line.metadata).tolist():
+                found = _MODULE.match(plane.names.get(key, ""))
+                if found:
+                    self._modules[_signed(int(found[2]))] = self._pool.code(found[1])
+            self._pool.marks["executions of modules"] += len(line)
+        elif line.name == names.STEPS_LINE:
+            texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+            self._steps.append({
+                "start_ns": line.start_ns, "end_ns": line.end_ns,
+                "name": self._by_metadata(line, lambda key: self._pool.code(f"step {texts[key]}")).astype(np.int32),
+                "number": self._by_metadata(line, lambda key: int(texts[key]) if texts[key].isdecimal() else MISSING),
+            })  # fmt: skip
+        elif line.name in (names.OPS_LINE, names.ASYNC_LINE):
+            self._add_ops(plane, line, device)
+        elif line.name in names.MIRRORS:
+            self._pool.marks["events that repeat others for viewers"] += len(line)
+        else:
+            self._pool.unplaced[f"line {line.name} of an accelerator"] += len(line)
+
+    def _add_ops(self, plane: Plane, line: Line, device: int) -> None:
+        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        short = {key: names.instruction(text) for key, text in texts.items()}
+        shared = plane.metadata_stats
+        on_the_side = line.name == names.ASYNC_LINE
+        is_copy = self._by_metadata(
+            line, lambda key: names.is_copy_op(short[key]) or (on_the_side and names.collective(short[key]) is None)
+        ).astype(bool)
+        innermost = np.ones(len(line), bool) if on_the_side else _innermost(line)
+        name = self._by_metadata(line, lambda key: self._pool.code(short[key]))
+        columns = {
+            "name": name, "hlo": name, "copy": is_copy,
+            "kind": self._by_metadata(line, lambda key: names.copied_shape_kind(texts[key])),
+            "communication": self._by_metadata(line, lambda key: names.is_communication(short[key])).astype(bool),
+            "program_id": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "program_id")),
+            "run_id": line.number("run_id"),
+            # the same bytes stand on the copy's start, its end and its own row: one of them counts
+            "bytes": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "bytes_accessed"))
+            if on_the_side else np.full(len(line), MISSING, np.int64),
+        }  # fmt: skip
+        self._append(line, innermost & ~line.aggregated, columns, device, line.id)
+        outer = ~innermost
+        if outer.any():
+            self._around.append({
+                "start_ns": line.start_ns[outer], "end_ns": line.end_ns[outer], "name": name[outer].astype(np.int32),
+                "program_id": columns["program_id"][outer], "run_id": columns["run_id"][outer],
+                "ordinal": np.full(int(outer.sum()), self._found[device][0], np.int64),
+            })  # fmt: skip
+            self._pool.marks["instructions around others (loops, calls)"] += int(outer.sum())
+
+    @staticmethod
+    def _by_metadata(line: Line, answer: object) -> Array:
+        """``answer(metadata id)`` of each event, asked once a distinct id."""
+        ids, index = np.unique(line.metadata, return_inverse=True)
+        return np.array([answer(key) for key in ids.tolist()], np.int64)[index]  # type: ignore[operator]
+
+    def _append(self, line: Line, chosen: Array, columns: Columns, device: int, stream: int) -> None:
+        self._pool.unplaced["sums over events, without a place in time"] += int(line.aggregated.sum())
+        if not chosen.any():
+            return
+        columns |= {
+            "start_ns": line.start_ns, "end_ns": line.end_ns,
+            "device": np.full(len(line), device, np.int32), "stream": np.full(len(line), stream, np.int64),
+        }  # fmt: skip
+        self._work.append({key: values[chosen] for key, values in columns.items()})
+
+    def build(self, host: Mapping[str, Rows], call_details: Array | None) -> dict[str, Rows]:
+        """``devices``, ``kernels``, ``copies``, ``hlo_ops``, ``counters``; ``steps`` where the host shows none."""
+        rows = {"devices": self._devices()}
+        work = self._work.take() if len(self._work) else {}
+        parts: dict[str, Columns] = {"kernels": {}, "copies": {}}
+        if work:
+            reorder(work, np.lexsort((work["start_ns"], work["stream"], work["device"])))
+            calls = host["calls"]
+            launches = np.argsort(calls["kind"] <= 3, kind="stable")  # of calls with one id, the one that launches
+            correlation = work.get("correlation", np.full(len(work["device"]), MISSING, np.int64))
+            work["call"] = Lookup(calls["correlation"], launches)(correlation) if len(calls) else np.full_like(
+                correlation, MISSING
+            )  # fmt: skip
+            parts = {
+                "kernels": {key: values[~work["copy"]] for key, values in work.items()},
+                "copies": {key: values[work["copy"]] for key, values in work.items()},
+            }
+        rows["kernels"] = self._kernels(parts["kernels"])
+        rows["copies"] = self._copies(parts["copies"], host["calls"], call_details)
+        rows["hlo_ops"] = self._hlo_ops(parts)
+        rows["counters"] = Rows(TABLES["counters"], self._counters.take() if len(self._counters) else {})
+        if len(self._steps) and not len(host["steps"]):
+            rows["steps"] = self._shared_steps()
+        return rows
+
+    def _devices(self) -> Rows:
+        found = [(ordinal, plane.stats) for ordinal, plane in self._found]
+        named = [str(stats.get("gpu_device_name") or stats.get("device_type_string") or "") for _, stats in found]
+        return Rows(TABLES["devices"], {
+            "ordinal": np.array([ordinal for ordinal, _ in found], np.int64),
+            "name": np.array([self._pool.code(name) if name else MISSING for name in named], np.int32),
+            "cores": np.array([_number(stats, "core_count") for _, stats in found], np.int64),
+            "memory_bytes": np.array([_number(stats, "memory_size") for _, stats in found], np.int64),
+        })  # fmt: skip
+
+    def _kernels(self, work: Columns) -> Rows:
+        if not work or not len(work["device"]):
+            return Rows(TABLES["kernels"], {})
+        sizes = work.get("size", np.full(len(work["device"]), MISSING, np.int64)).tolist()
+        launch = [
+            names.launch_size(self._pool.strings[code]) if code != MISSING else (None, None, None) for code in sizes
+        ]
+        return Rows(TABLES["kernels"], {
+            **{key: work[key] for key in ("start_ns", "end_ns", "device", "stream", "call", "communication")},
+            "name": work["name"].astype(np.int32),
+            "correlation": work.get("correlation", np.full(len(sizes), MISSING, np.int64)),
+            "blocks": np.array([MISSING if blocks is None else blocks for blocks, _, _ in launch], np.int64),
+            "threads_per_block": np.array([MISSING if count is None else count for _, count, _ in launch], np.int32),
+            "occupancy": np.array([np.nan if share is None else share for _, _, share in launch], np.float32),
+        })  # fmt: skip
+
+    def _copies(self, work: Columns, calls: Rows, call_details: Array | None) -> Rows:
+        if not work or not len(work["device"]):
+            return Rows(TABLES["copies"], {})
+        count = len(work["device"])
+        blank = np.full(count, MISSING, np.int64)
+        kind, size = work["kind"].copy(), work.get("bytes", blank).copy()
+        memory = np.full(count, HostMemory.NONE, np.int64)
+        own = work.get("details", blank)
+        for row, (call, code) in enumerate(zip(work["call"].tolist(), own.tolist(), strict=True)):
+            if kind[row] == CopyKind.UNKNOWN and call != MISSING:  # ROCm: only the call's name tells the direction
+                kind[row] = names.copy_kind(self._pool.strings[int(calls["name"][call])])
+            if code == MISSING and call != MISSING and call_details is not None:
+                code = int(call_details[call])
+            said, side = names.copy_details(self._pool.strings[code]) if code != MISSING else (None, HostMemory.UNKNOWN)
+            if said is not None and size[row] == MISSING:
+                size[row] = said
+            if kind[row] in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST):
+                memory[row] = side
+        return Rows(TABLES["copies"], {
+            **{key: work[key] for key in ("start_ns", "end_ns", "device", "stream", "call")},
+            "name": work["name"].astype(np.int32), "correlation": work.get("correlation", blank),
+            "kind": kind.astype(np.uint8), "host_memory": memory.astype(np.uint8), "bytes": size,
+        })  # fmt: skip
+
+    def _hlo_ops(self, parts: Mapping[str, Columns]) -> Rows:
+        """A row a piece of device work that names its instruction, and one an instruction around others."""
+        ordinals = np.array([ordinal for ordinal, _ in self._found] or [0], np.int64)
+        table = Grown()
+        for name, work in parts.items():
+            known = work["hlo"] != MISSING if work and len(work["device"]) else np.empty(0, bool)
+            if not known.any():
+                continue
+            program = work["program_id"][known]
+            module = work.get("module", np.full(len(known), MISSING, np.int64))[known]
+            table.append({
+                "start_ns": work["start_ns"][known], "end_ns": work["end_ns"][known],
+                "name": work["hlo"][known].astype(np.int32),
+                "module": np.where(module == MISSING, self._module_of(program), module).astype(np.int32),
+                "program_id": program, "run_id": work["run_id"][known], "ordinal": ordinals[work["device"][known]],
+                "encloses": np.zeros(int(known.sum()), bool),
+                {"kernels": "kernel", "copies": "copy"}[name]: np.flatnonzero(known).astype(np.int32),
+            })  # fmt: skip
+        if len(self._around):
+            around = self._around.take()
+            around["module"] = self._module_of(around["program_id"])
+            around["encloses"] = np.ones(len(around["name"]), bool)
+            table.append(around)
+        columns = table.take() if len(table) else {}
+        if columns:
+            reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
+        return Rows(TABLES["hlo_ops"], columns)
+
+    def _module_of(self, programs: Array) -> Array:
+        return np.array([self._modules.get(program, MISSING) for program in programs.tolist()], np.int32)
+
+    def _shared_steps(self) -> Rows:
+        """Steps as the devices show them: a step lasts from its first start to its last end over all devices."""
+        columns = self._steps.take()
+        numbers, index = np.unique(columns["number"], return_inverse=True)
+        if MISSING in numbers:  # names without a number: each its own step
+            reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
+            return Rows(TABLES["steps"], columns)
+        start, end = np.full(len(numbers), np.iinfo(np.int64).max), np.full(len(numbers), np.iinfo(np.int64).min)
+        np.minimum.at(start, index, columns["start_ns"])
+        np.maximum.at(end, index, columns["end_ns"])
+        first = np.array([np.flatnonzero(index == step)[0] for step in range(len(numbers))], np.int64)
+        return Rows(
+            TABLES["steps"], {"start_ns": start, "end_ns": end, "name": columns["name"][first], "number": numbers}
+        )
+
+
+def _innermost(line: Line) -> Array:
+    """Events inside which no other has time of its own. Judged in ps: rounding could make neighbours nest."""
+    begin, finish = line.offset_ps, line.offset_ps + line.duration_ps
+    same = np.zeros(len(line), np.int64)
+    order = nesting_order(same, begin, finish)
+    above = parents(same, begin[order], finish[order])
+    inside = above[(above != MISSING) & (line.duration_ps[order] > 0)]
+    found = np.ones(len(line), bool)
+    found[order[inside]] = False
+    return found
+
+
+def _number(stats: Mapping[str, object], name: str) -> int:
+    """A number among a plane's or an event's stats, ``MISSING`` if it is not there."""
+    value = stats.get(name, MISSING)
+    return _signed(int(value)) if isinstance(value, int | float) else MISSING
+
+
+def _signed(number: int) -> int:
+    """An unsigned 64-bit number as its two's complement."""
+    return number - (1 << 64) if number >= _SIGN else number

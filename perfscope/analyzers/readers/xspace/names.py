@@ -1,0 +1,149 @@
+"""What the planes, lines and events of an XSpace stand for, by their names."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from perfscope.analyzers.readers.kineto_json import categories
+from perfscope.analyzers.trace import CallKind, CopyKind, HostMemory
+
+ACCELERATOR = re.compile(r"/device:(GPU|TPU):(\d+)$")
+HOST_PLANES = re.compile(r"/host:(CPU|CUPTI|ROCTRACER|NVTX-CUPTI|TPU-runtime|python-tracer)$")
+METADATA_PLANE = "/host:metadata"
+ENVIRONMENT_PLANE = "Task Environment"
+
+OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE, COUNTERS_LINE = (
+    "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps", "_counters_",
+)  # fmt: skip
+
+MIRRORS = frozenset(
+    {
+        "Framework Name Scope", "Framework Ops", "Launch Stats", "Source code", "XLA Modules", "XLA Ops",
+        "Async XLA Ops", "Steps",
+    }
+)  # fmt: skip
+"""Lines that a viewer's conversion derives from others of the plane. On a TPU plane three of them are the record."""
+
+WAITS = frozenset({"XLA TraceMe", "CUPTI overhead", "Tensor Core Sync Flag", "Sparse Core Syncs", "Overlay"})
+"""Lines of a device that hold waits and the profiler's own time, no work."""
+
+NOISE = re.compile(r"ThreadpoolListener::(Record|StartRegion|StopRegion|Region)$")
+"""Marks of the thread pool's own bookkeeping: 30 to 60 % of the events of a CPU profile, without duration."""
+
+END_MARK = "end: "
+"""Marks on the CPU backend that an instruction is complete; the rest is its name."""
+
+JITTED = "PjitFunction("
+"""A call of a jitted function; jaxlib writes it twice, one inside the other."""
+
+PYTHON = "$"
+"""How the Python tracer begins a function's name: ``$file.py:12 function``."""
+
+ALLOCATION, DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
+RENDEZVOUS = "Rendezvous"
+AWAIT = "::Await"
+
+RUNTIME = re.compile(
+    r"::|^(PjitFunction\(|DevicePut|ParseArguments|Wait for |np\.asarray\(jax\.Array\)|shard_args|batched_|"
+    r"[HD]2[HD] Dispatch|copy_to_host|RecordUsage|ScheduleWork|MapDmaBuffer|ThenExecuteCallback|jit_|xla|Xla|XLA|"
+    r"MemoryAlloc|MemoryDealloc|Handle inputs|Execute|Await|Thunk|Linearize|Delinearize|Compute|Resolve |Build )"
+)
+"""Spans of JAX's and XLA's own; other spans of a Python thread, outside all of these, are the user's annotations."""
+
+_INSTRUCTION = re.compile(r"%?([^\s=]+)(?: = |$)")
+_COLLECTIVE = re.compile(
+    r"^(?:async-)?(all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
+    r"collective-broadcast|send|recv)(?:-start|-done|-update)?(?:[.\-_]|$)"
+)
+_COPY_OP = re.compile(r"^(copy|slice|dynamic-slice|dynamic-update-slice)-(start|done)\b")
+_BLIT = re.compile(r"__amd_rocclr_(copy|fill)Buffer")
+_DEVICE_COPY = re.compile(r"^(Memcpy|Memset|memcpy|memset|Copy(Host|Device)To|\[CUDA mem)")
+_HOST_SPACE = "S(5)"
+_COPIED = re.compile(r"\((\w+\[[^\]]*\]\{[^}]*\}), (\w+\[[^\]]*\]\{[^}]*\}), ")
+"""Target and source of a copy, in the tuple that its start yields and its end takes."""
+_DETAIL = re.compile(r"(kind|kind_src|kind_dst|size|num_bytes):([^\s]+)")
+_LAUNCH = re.compile(r"grid:(\d+),(\d+),(\d+) block:(\d+),(\d+),(\d+)(?:.*occ_pct:([\d.]+))?")
+_COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "D2D": CopyKind.DEVICE_TO_DEVICE,
+               "P2P": CopyKind.PEER_TO_PEER, "H2H": CopyKind.HOST_TO_HOST}  # fmt: skip
+
+
+def instruction(event: str) -> str:
+    """``fusion.1`` of ``%fusion.1 = f32[8]{0} fusion(...)``; a bare name is given back."""
+    found = _INSTRUCTION.match(event)
+    return found[1] if found else event
+
+
+def is_communication(name: str) -> bool:
+    """True for a collective: an HLO instruction's name, or a kernel's of NCCL and its like."""
+    return collective(name) is not None or categories.is_communication(name)
+
+
+def collective(name: str) -> str | None:
+    """``all_reduce`` of the instruction ``all-reduce-start.3``; None if it is no collective."""
+    found = _COLLECTIVE.match(name)
+    return found[1].replace("-", "_") if found else None
+
+
+def is_copy(name: str) -> bool:
+    """True for a copy or memset on a GPU's stream, ROCm's copy kernels included, by the event's name."""
+    return _DEVICE_COPY.match(name) is not None or _BLIT.match(name) is not None
+
+
+def is_copy_op(name: str) -> bool:
+    """True for the instruction that starts or awaits an asynchronous copy (``copy-start``, ``slice-done``)."""
+    return _COPY_OP.match(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def copy_kind(name: str) -> int:
+    """Direction of a copy from the name of the event or of the call that made it."""
+    if "emset" in name or "fillBuffer" in name:
+        return int(CopyKind.MEMSET)
+    for sides, kind in _COPY_SIDES.items():
+        if sides in name or sides.replace("2", "to") in name:
+            return int(kind)
+    return int(categories.copy_kind(name))
+
+
+def copied_shape_kind(event: str) -> int:
+    """Direction of a TPU copy from its text: memory space 5 is the host's. ``UNKNOWN`` where no shape is written."""
+    found = _COPIED.search(event)
+    if found is None:
+        return int(CopyKind.UNKNOWN)
+    target, source = (_HOST_SPACE in side for side in found.groups())
+    if target == source:
+        return int(CopyKind.DEVICE_TO_DEVICE)
+    return int(CopyKind.DEVICE_TO_HOST if target else CopyKind.HOST_TO_DEVICE)
+
+
+@lru_cache(maxsize=4096)
+def copy_details(text: str) -> tuple[int | None, int]:
+    """(bytes, host side) of ``kind_src:Pageable kind_dst:Device size:4096 dest:0 async:1``; None: not said.
+
+    ROCm writes size 0 where it does not know it.
+    """
+    details = dict(_DETAIL.findall(text))
+    size = details.get("size") or details.get("num_bytes") or ""
+    sides = " ".join(details.get(key, "") for key in ("kind", "kind_src", "kind_dst")).lower()
+    memory = HostMemory.PAGEABLE if "pageable" in sides else HostMemory.PINNED if "pinned" in sides else None
+    return (int(size) or None) if size.isdecimal() else None, int(HostMemory.UNKNOWN if memory is None else memory)
+
+
+@lru_cache(maxsize=65536)
+def launch_size(details: str) -> tuple[int | None, int | None, float | None]:
+    """(blocks, threads a block, occupancy in percent) of ``... grid:16,1,1 block:512,1,1 ... occ_pct:50``.
+
+    ROCm writes occupancy 0 where it does not know it.
+    """
+    found = _LAUNCH.search(details)
+    if found is None:
+        return None, None, None
+    x, y, z, a, b, c = (int(number) for number in found.groups()[:6])
+    percent = found[7].strip(".") if found[7] else ""
+    return x * y * z, a * b * c, (float(percent) or None) if percent else None
+
+
+def call_kind(name: str) -> int:
+    """What a driver or runtime call does; a callback put on a stream launches no kernel."""
+    return int(CallKind.OTHER if "HostFunc" in name else categories.call_kind(name))

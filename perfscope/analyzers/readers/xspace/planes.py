@@ -1,0 +1,195 @@
+"""One plane decoded: names, its own stats, and its lines as columns, a line at a time.
+
+A line is decoded, turned into columns and dropped before the next one, so memory is bounded by the
+longest line. Times: an event lies ``offset_ps`` after its line's ``timestamp_ns``. Offsets of starts and
+ends are rounded to whole ns, half to even, each on its own; rounding keeps order, so what nested or
+touched in the file does so in the columns.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.protos import decode
+from perfscope.analyzers.readers.xspace.framing import Data, parts
+from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.profiler.errors import DataError
+
+_LINES = 3
+_LARGEST = 1 << 61
+"""Neither ns since 1970 nor ps of a recording reach it (ps: 26 days); beyond it sums would overflow."""
+
+_SIGN = 1 << 63
+
+NUMBERS = (
+    "_p", "_c", "program_id", "run_id", "device_ordinal", "correlation_id", "step_num", "num_threads", "addr",
+    "allocation_bytes", "bytes_allocated", "cuda_graph_id", "cuda_graph_exec_id",
+)  # fmt: skip
+"""Stats of events that are read as 64-bit numbers (an unsigned one as its two's complement)."""
+
+TEXTS = ("hlo_op", "hlo_module", "name", "kernel_details", "memcpy_details", "memset_details", "allocator_name")
+"""Stats of events that are read as text. What is in neither list is not read at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """A plane without its lines."""
+
+    name: str
+    stats: Mapping[str, int | float | str]
+    """Numbers and texts among the plane's own stats."""
+    names: Mapping[int, str]
+    """Name of an event by metadata id."""
+    metadata_stats: Mapping[int, Mapping[str, int | float | str | bytes]]
+    """Stats that all events of a metadata id share."""
+    stat_names: Mapping[int, str]
+    lines: tuple[tuple[int, int], ...]
+    """Where its lines lie in the data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line as columns, in the order of the file."""
+
+    id: int
+    name: str
+    metadata: Array
+    """Metadata id of each event, int64."""
+    offset_ps: Array
+    """After the line's own start."""
+    duration_ps: Array
+    start_ns: Array
+    end_ns: Array
+    stats: Mapping[str, Array]
+    """The stats of ``NUMBERS`` and ``TEXTS`` (codes) that occur, ``MISSING`` where an event has none."""
+    values: Array
+    """Last floating-point stat of each event, NaN where it has none: what a counter event carries."""
+    aggregated: Array
+    """Flag: a sum over several events that has no place in time."""
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self.metadata)
+
+    def number(self, name: str) -> Array:
+        """A stat's column; all ``MISSING`` if no event of the line has it."""
+        found = self.stats.get(name)
+        return np.full(len(self), MISSING, np.int64) if found is None else found
+
+
+def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
+    """The plane at ``[start, end)``. ``DataError`` if it is corrupt."""
+    kept: list[bytes] = []
+    lines: list[tuple[int, int]] = []
+    for part in parts(data, start, end, shown):
+        if part.number == _LINES:
+            lines.append((part.start, part.end))
+        else:
+            kept.append(data[part.begin : part.end])
+    plane = decode("xspace.XPlane", b"".join(kept), shown)
+    del kept
+    stat_names = {entry.key: entry.value.name for entry in plane.stat_metadata}
+    return Plane(
+        name=plane.name,
+        stats={name: value for name, value in _stats(plane.stats, stat_names).items() if not isinstance(value, bytes)},
+        names={entry.key: entry.value.name for entry in plane.event_metadata},
+        metadata_stats={
+            entry.key: _stats(entry.value.stats, stat_names) for entry in plane.event_metadata if entry.value.stats
+        },
+        stat_names=stat_names,
+        lines=tuple(lines),
+    )
+
+
+def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str | bytes]:
+    found: dict[str, int | float | str | bytes] = {}
+    for stat in stats:
+        text = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
+        number = stat.int64_value or stat.uint64_value or stat.double_value
+        found[names.get(stat.metadata_id, "")] = text or stat.bytes_value or number
+    return found
+
+
+def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:
+    """The plane's lines as columns, one after the other. ``code``: text -> its code in the string pool."""
+    for start, end in plane.lines:
+        yield _columns(decode("xspace.XLine", data[start:end], shown), plane, code, shown)
+
+
+def _columns(line: Any, plane: Plane, code: Any, shown: str) -> Line:
+    events = line.events
+    count = len(events)
+    metadata, offset, duration, occurrences = (
+        np.fromiter((getattr(event, field) for event in events), np.int64, count)
+        for field in ("metadata_id", "offset_ps", "duration_ps", "num_occurrences")
+    )
+    if count and (
+        not -_LARGEST < line.timestamp_ns < _LARGEST
+        or int(np.abs(offset).max()) >= _LARGEST
+        or int(offset.min()) == -_SIGN
+        or int(duration.min()) < 0
+        or int(duration.max()) >= _LARGEST
+    ):
+        raise DataError(f"{shown}: corrupt: line {line.name!r} has impossible times")
+    stats, values = _event_stats(events, plane.stat_names, code)
+    return Line(
+        id=line.id,
+        name=line.display_name or line.name,
+        metadata=metadata,
+        offset_ps=offset,
+        duration_ps=duration,
+        start_ns=line.timestamp_ns + whole_ns(offset),
+        end_ns=line.timestamp_ns + whole_ns(offset + duration),
+        stats=stats,
+        values=values,
+        aggregated=occurrences != 0,
+    )
+
+
+def _event_stats(events: Any, names: Mapping[int, str], code: Any) -> tuple[dict[str, Array], Array]:
+    """The stats we read of each event as columns, and its last floating-point stat."""
+    rows: dict[str, array[int]] = {name: array("q") for name in (*NUMBERS, *TEXTS)}
+    held: dict[str, array[int]] = {name: array("q") for name in (*NUMBERS, *TEXTS)}
+    numbers = {key: name for key, name in names.items() if name in NUMBERS}
+    texts = {key: name for key, name in names.items() if name in TEXTS}
+    value_rows, values = array("q"), array("d")
+    for row, event in enumerate(events):
+        for stat in event.stats:
+            key = stat.metadata_id
+            if key in numbers:
+                name = numbers[key]
+                number = stat.int64_value or stat.uint64_value or _written(stat.str_value)
+                rows[name].append(row)
+                held[name].append(number - (1 << 64) if number >= _SIGN else number)
+            elif key in texts:
+                name = texts[key]
+                rows[name].append(row)
+                held[name].append(code(names.get(stat.ref_value, "") if stat.ref_value else stat.str_value))
+            elif stat.double_value:
+                value_rows.append(row)
+                values.append(stat.double_value)
+    columns = {}
+    for name, found in rows.items():
+        if found:
+            columns[name] = np.full(len(events), MISSING, np.int64)
+            columns[name][np.asarray(found)] = held[name]
+    doubles = np.full(len(events), np.nan)
+    doubles[np.asarray(value_rows, np.int64)] = values
+    return columns, doubles
+
+
+def _written(text: str) -> int:
+    """A number that was written as text (TPU does so); 0 for other text, as proto3 has it for nothing."""
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
+
+
+def whole_ns(ps: Array) -> Array:
+    """Picoseconds (int64) in nanoseconds, rounded half to even."""
+    quotient, rest = np.divmod(ps, 1000)
+    up = (rest > 500) | ((rest == 500) & (quotient % 2 == 1))
+    return np.asarray(quotient + up, np.int64)
