@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers import load as loading
 from perfscope.analyzers.load import load, load_all, load_one, load_path
+from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -116,6 +117,7 @@ def test_several_traces_where_one_is_wanted(tmp_path: Path) -> None:
         (gzip.compress(b"", mtime=0), "an empty gzip file"),
         (b"\x1f\x8bgarbage", "gzip data that cannot be decompressed"),
         (b"SQLite format 3\x00....", "an SQLite database"),
+        (b"\xfd7zXZ\x00garbage", "xz data that cannot be decompressed"),
         (b"PK\x03\x04....", "a zip archive (unpack it first)"),
         (b"\x80\x04\x95", "a pickle"),
         (b"<!DOCTYPE html>", "HTML or XML"),
@@ -129,7 +131,7 @@ def test_several_traces_where_one_is_wanted(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)
-    assert problem(file) == f"{file}: {what}; perfscope reads: fake, kineto, run"
+    assert problem(file) == f"{file}: {what}; perfscope reads: {', '.join(sorted({*READERS, 'fake'}))}"
 
 
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +193,7 @@ def test_readers_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     entry = EntryPoint(name="theirs", value="fake_reader", group=loading.ENTRY_POINTS)
     monkeypatch.setattr(loading, "entry_points", lambda group: [entry] if group == "perfscope.readers" else [])
     assert load_one(fake(tmp_path / "t", 4)).source.rank == 4
-    assert loading.known_formats() == ("kineto", "run", "theirs")
+    assert loading.known_formats() == tuple(sorted({*READERS, "theirs"}))
 
 
 def run_directory(folder: Path, name: str) -> Path:
