@@ -3,7 +3,8 @@
 ```
 {{0,1},{2,3}}                              listed
 [2,4]<=[8]            [2,4]<=[4,2]T(1,0)   iota: count up, reshape, transpose, then 2 groups of 4
-mesh['x'=2,'y'=4] {'y'}                    devices that differ only along the named axes of the mesh
+mesh['x'=2,'y'=4] {'y'}                    devices that differ only along the named axes of the mesh;
+mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y':(2)2}    its devices in another order, a part of an axis
 ```
 """
 
@@ -25,7 +26,7 @@ SubAxis = tuple[int, int, int]
 _LISTED = re.compile(r"\{([\d,\s]*+)\}")
 _IOTA = re.compile(r"\[([\d,\s]+)\]<=\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?")
 _MESH = re.compile(
-    r"@?mesh\[([^\]]*+)\](?:\s*,?\s*device_ids=\(?\[([\d,\s]+)\](?:<=\[([\d,\s]+)\])?(?:T\(([\d,\s]+)\))?\)?)?\s*\{([^}]*+)\}"
+    r"mesh\[([^\]]*+)\](?:\s*,\s*device_ids=\((?:\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?|([\d,\s]+))\))?\s*\{([^}]*+)\}"
 )
 _AXIS = re.compile(r"'([^']*)'\s*=\s*(\d+)")
 _USED = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
@@ -108,8 +109,8 @@ class GroupReader:
             if name not in places:
                 raise ValueError(f"replica groups along {name[:40]!r}, which is no axis of their mesh")
             used.append((places[name], int(before or 1), int(size or 0)))
-        dims = _ints(mesh[2] or "")
-        return self.mesh([int(size) for _, size in axes], used, _ints(mesh[3] or "") or dims, _ints(mesh[4] or ""))
+        sizes = [int(size) for _, size in axes]
+        return self.mesh(sizes, used, _ints(mesh[2] or ""), _ints(mesh[3] or ""), _ints(mesh[4] or ""))
 
     def _counted(
         self, dims: Sequence[int], transposed: Sequence[int]

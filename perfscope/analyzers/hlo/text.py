@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from perfscope.analyzers.hlo.limits import MAX_INSTRUCTIONS
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.platform import platform_of
 from perfscope.analyzers.hlo.source_frames import FrameTable
@@ -62,6 +63,7 @@ class _Reading:
         self._open = ""
         """Name of the computation being read."""
         self._instructions: list[Instruction] = []
+        self._count_read = 0
         self._pending: list[str] = []
         """Lines of an instruction or header whose brackets are not closed yet (printed literals)."""
         self._depth = 0
@@ -91,8 +93,7 @@ class _Reading:
 
     def module(self) -> HloModule:
         """What was read. ``DataError`` where the text ends too early."""
-        count = sum(len(one.instructions) for one in self._computations) + len(self._instructions)
-        read = f"{count:,} instructions were read"
+        read = f"{self._count_read:,} instructions were read"
         if not self._name:
             raise DataError(f"{self._source}: not HLO text, or cut off in its first line")
         if self._open or self._pending:
@@ -186,6 +187,9 @@ class _Reading:
         assert self._reader is not None
         try:
             self._instructions.append(self._reader.read(line))
+            self._count_read += 1
+            if self._count_read > MAX_INSTRUCTIONS:
+                raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
         except OpenBracketError:
             self._wait(line)
 

@@ -27,6 +27,7 @@ ShapeProto
   5 LayoutProto layout
 Payload
   1 bytes value
+  2 int64 id
 OpMetadata
   1 string op_type
   2 string op_name

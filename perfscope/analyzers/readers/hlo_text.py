@@ -10,7 +10,7 @@ import io
 import re
 from pathlib import Path
 
-from perfscope.analyzers.hlo.limits import MAX_FILE_BYTES
+from perfscope.analyzers.hlo.limits import MAX_TEXT_BYTES
 from perfscope.analyzers.hlo.text import module_of
 from perfscope.analyzers.readers._bytes import open_bytes
 from perfscope.analyzers.readers._program import program_trace
@@ -33,10 +33,10 @@ def read(path: Path) -> Trace:
     """The module in ``path``, as a trace with nothing but ``hlo``.
 
     ``DataError``, one line, for StableHLO and for a file that is empty, cut off, corrupt or larger than
-    ``MAX_FILE_BYTES``.
+    ``MAX_TEXT_BYTES``.
     """
     shown = str(path)
-    with open_bytes(path, MAX_FILE_BYTES) as data:
+    with open_bytes(path, MAX_TEXT_BYTES) as data:
         head = bytes(data[:65_536])
         if not head.strip():
             raise DataError(f"{shown}: empty file")
