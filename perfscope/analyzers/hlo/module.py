@@ -156,6 +156,9 @@ class HloModule:
     buffer_assignment: BufferAssignment | None = None
     source: str = ""
     """The file or plane it came from."""
+    fusion_refusals: Mapping[str, str] = field(default_factory=dict)
+    """XLA's reason why a kernel was not fused into its readers, by the kernel's name before fusions were
+    renamed; empty where no dump of the priority-fusion pass lay beside the module."""
 
     def entry_computation(self) -> Computation:
         """The computation that is run."""

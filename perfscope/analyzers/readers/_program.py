@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers._fusion_dump import refusals_beside
 from perfscope.analyzers.trace import Source, Trace
 
 
@@ -17,6 +20,11 @@ def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> 
         for module in modules
         if not module.is_scheduled and module.platform is None
     )
+    refused, problem = refusals_beside(Path(path))
+    if refused and len(modules) == 1:
+        modules = [replace(modules[0], fusion_refusals=refused)]
+    if problem is not None:
+        notes.append(problem)
     source = Source(
         path=path,
         format=format_name,

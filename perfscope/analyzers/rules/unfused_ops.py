@@ -22,6 +22,15 @@ How it is found:
     precision 0.93 and recall 0.97 in the forward pass, 0.24 and 0.67 precision in backward and
     optimizer; only forward chains are reported, labelled as modelled.
 
+    From an XLA program compiled for a GPU: a value of b bytes that one kernel writes for m others, each
+    elementwise or a reduction, costs `b * (m + 1)` bytes that one kernel would not move, or `b * m` where
+    something else needs it too, times the loops' trip counts. A value that fits in an H100's level-2 cache
+    and is read by the very next kernel seldom reaches memory: it is said, and not counted as bytes. A matrix
+    product whose only readers are elementwise is an epilogue that was not fused. Where a dump of XLA's
+    fusion decisions (`--xla_dump_hlo_pass_re=priority-fusion`) lies beside the program, XLA's own reason
+    stands with each. A program has no clock: no time is given. Programs for a CPU keep such values in
+    its caches and programs for a TPU in its vector memory; they are not judged.
+
 Fix:
     Compile the function, or the module around it::
 
@@ -31,6 +40,10 @@ Fix:
 
     or call an op that is fused already: `F.rms_norm`, `F.layer_norm`, `F.scaled_dot_product_attention`,
     `torch.addcmul`.
+
+    In JAX the compiler fuses already; what is left are borders it does not cross. Scores of attention:
+    `jax.nn.dot_product_attention(q, k, v, implementation="cudnn")`. Others: a Pallas kernel, or an order of
+    ops that puts no scatter, sort or transposition between the elementwise ones.
 """
 
 from __future__ import annotations
@@ -48,6 +61,7 @@ from perfscope.analyzers.facts.fusion_heuristic import (
     forward_chains,
 )
 from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, step_bytes, steps_in
+from perfscope.analyzers.facts.hlo_fusion_findings import program_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
@@ -71,8 +85,13 @@ def check(trace: Trace) -> Iterable[Finding]:
                 yield from _from_site(trace, site)
     elif {"device_work", "op_links", "shapes"} <= trace.recorded:
         yield from _from_chains(trace)
+    elif "hlo" in trace.recorded:
+        yield from program_findings(trace)
     else:
-        raise AbstainError("needs the op graph of a run (`perfscope run`), or device work linked to ops with shapes")
+        raise AbstainError(
+            "needs the op graph of a run (`perfscope run`), device work linked to ops with shapes, "
+            "or a compiled XLA program"
+        )
 
 
 def _from_site(trace: Trace, site: Site) -> Iterator[Finding]:

@@ -1,0 +1,176 @@
+"""unfused_ops on compiled XLA programs: values through memory between kernels."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.hlo_fusion import L2_BYTES, round_trips_of, touched_bytes
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.hlo.fusion_dump import refusals
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.rules import load_rule
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+
+LARGE = L2_BYTES // 4 + 1
+"""Elements of float32 that do not fit in the cache."""
+
+
+def chain(
+    elements: int = LARGE, *, reader: str = "fusion(%made), kind=kLoop, calls=%body", more: str = ""
+) -> HloModule:
+    """A kernel that makes f32[elements] and one that reads it; ``more``: instructions after them."""
+    text = """
+        %body (p: f32[N]) -> f32[N] {
+          %p = f32[N]{0} parameter(0)
+          ROOT %e = f32[N]{0} exponential(%p)
+        }
+        %body2 (p: f32[N]) -> f32[N] {
+          %p = f32[N]{0} parameter(0)
+          ROOT %e = f32[N]{0} negate(%p)
+        }
+        %part (p: f32[N]) -> f32[8] {
+          %p = f32[N]{0} parameter(0)
+          ROOT %s = f32[8]{0} slice(%p), slice={[0:8]}
+        }
+        ENTRY %main (a: f32[N]) -> f32[N] {
+          %a = f32[N]{0} parameter(0)
+          %made = f32[N]{0} fusion(%a), kind=kLoop, calls=%body, META, GPU
+          %read = f32[N]{0} READER
+          MORE
+          ROOT %view = f32[N]{0} bitcast(%read)
+        }
+    """
+    meta = 'metadata={op_name="jit(step)/mlp/exp" source_file="/home/me/model.py" source_line=9}'
+    for key, value in {"READER": reader, "MORE": more, "META": meta, "GPU": GPU, "[N]": f"[{elements}]"}.items():
+        text = text.replace(key, value)
+    return hlo_module(text)
+
+
+def _judge(*modules: HloModule) -> Outcome:
+    return judge(load_rule("unfused_ops"), hlo_trace(*modules))
+
+
+def test_a_value_written_for_the_next_kernel_is_a_round_trip():
+    outcome = _judge(chain())
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "elementwise kernels", "structural")
+    assert (finding.cost_bytes, finding.cost_ns) == (2 * 4 * LARGE, None)
+    assert finding.where.label() == "/home/me/model.py:9"
+    assert finding.evidence[0]["writes"] == "made"
+    assert finding.evidence[0]["reads"] == "read"
+
+
+def test_a_value_something_else_needs_saves_the_reads_only():
+    (trip,) = round_trips_of(chain(more='%w = f32[8]{0} custom-call(%made), custom_call_target="mine"'))
+    assert (trip.saved_bytes, trip.needed_elsewhere) == (4 * LARGE, True)
+
+
+def test_several_readers_save_the_write_and_every_read():
+    (trip,) = round_trips_of(
+        chain(more="%w = f32[N]{0} fusion(%made), kind=kLoop, calls=%body2".replace("N", str(LARGE)))
+    )
+    assert ([one.name for one in trip.consumers], trip.saved_bytes) == (["read", "w"], 3 * 4 * LARGE)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        'custom-call(%made), custom_call_target="__cublas$gemm"',
+        "all-reduce(%made), to_apply=%body",
+        "copy-start(%made)",
+    ],
+)
+def test_what_xla_does_not_write_itself_cannot_be_fused(reader: str):
+    assert list(round_trips_of(chain(reader=reader))) == []
+
+
+def test_reading_a_part_is_no_round_trip_of_the_whole():
+    assert list(round_trips_of(chain(reader="fusion(%a), kind=kLoop, calls=%body",
+                                     more="%w = f32[8]{0} fusion(%made), kind=kLoop, calls=%part"))) == []  # fmt: skip
+
+
+def test_a_value_that_stays_in_the_cache_is_clean():
+    assert _judge(chain(elements=L2_BYTES // 4)).status == "clean"
+    assert _judge(chain(elements=L2_BYTES // 4 + 1)).status == "flagged"
+
+
+def test_in_the_cache_only_where_the_reader_comes_next():
+    (trip,) = round_trips_of(
+        chain(elements=1 << 20, reader="fusion(%a), kind=kLoop, calls=%body2",
+              more=f"%w = f32[{1 << 20}]{{0}} fusion(%made), kind=kLoop, calls=%body2")
+    )  # fmt: skip
+    assert not trip.in_cache
+
+
+def test_xlas_reason_stands_with_it():
+    module = replace(chain(), fusion_refusals={"made": "the consumer is not fusible"})
+    assert _judge(module).findings[0].evidence[0]["xla_says"] == "the consumer is not fusible"
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"), [("cpu", "caches"), ("tpu", "vector memory"), (None, "no program compiled for a GPU")]
+)
+def test_programs_of_other_platforms_are_not_judged(platform, words: str):
+    outcome = _judge(replace(chain(), platform=platform))
+    assert outcome.status == "abstained"
+    assert words in (outcome.reason or "")
+
+
+def test_a_dump_names_the_last_reason_of_each_kernel():
+    dump = """
+fusion_steps {
+  producer_ineligible {
+    producer_name: "div.1"
+    reason: "first"
+  }
+}
+fusion_steps {
+  update_priority {
+    producer_name: "exp.1"
+    consumer_names: "div.1"
+    us_fused: 1.0
+  }
+}
+fusion_steps {
+  producer_ineligible {
+    producer_name: "div.1"
+    reason: "the consumer is not fusible"
+  }
+}
+"""
+    assert refusals(dump.splitlines()) == {"div.1": "the consumer is not fusible"}
+    assert refusals(["no dump at all", 'reason: "x"']) == {}
+
+
+@pytest.mark.corpus
+def test_naive_attention_on_an_h100_by_hand(corpus: Path):
+    module = corpus_module(corpus / "aot" / "gpu_attn_naive.hlo.txt.gz")
+    trips = {trip.producer.name: trip for trip in round_trips_of(module)}
+    scores = 2 * 4 * 256 * 256 * 4  # B H S S float32
+    assert trips["gemm_fusion_dot.1"].saved_bytes == 3 * scores  # written, read by forward and backward softmax
+    assert trips["gemm_fusion_dot.3"].saved_bytes == 2 * scores
+    assert sum(trip.saved_bytes for trip in trips.values()) == pytest.approx(10.5e6, rel=0.002)
+    assert touched_bytes(module) == pytest.approx(8.9e-6 * 3.352e12, rel=0.01)
+    findings = _judge(module).findings
+    assert {(one.subject, one.where.line, one.severity) for one in findings} == {
+        ("attention scores", 9, "low"), ("attention scores", 13, "low"),
+    }  # fmt: skip
+    assert all("level-2 cache" in one.title and "dot_product_attention" in one.advice for one in findings)
+
+
+@pytest.mark.corpus
+def test_blocked_attention_on_an_h100_has_no_scores_to_fuse(corpus: Path):
+    assert _judge(corpus_module(corpus / "aot" / "gpu_attn_blocked.hlo.txt.gz")).status == "clean"
+
+
+@pytest.mark.corpus
+def test_a_real_dump(corpus: Path):
+    with gzip.open(corpus / "aot" / "moe_ragged.priority_fusion_dump.txt.gz", "rt") as lines:
+        found = refusals(lines)
+    assert found["gemm_fusion_dot_general.3"] == "the producer is not fusible"
+    assert found["broadcast.8.0"] == "do not fuse into the in-place operand of scatter"
