@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from perfscope.analyzers.facts.hlo_fusion import PRODUCTS, RoundTrip, is_softmax, round_trips, touched_bytes
 from perfscope.analyzers.facts.hlo_program import NO_WORK, fused, where_of
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_share
 
@@ -43,7 +44,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
             yield _finding(where, what, trips, whole)
 
 
-def _why_not(platforms: set[str | None]) -> str:
+def _why_not(platforms: set[Platform | None]) -> str:
     if "cpu" in platforms:
         return "compiled for the CPU: values between its kernels stay in its caches, no bytes can be named"
     if "tpu" in platforms:
