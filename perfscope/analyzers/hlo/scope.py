@@ -80,7 +80,7 @@ def _merged(op_name: str) -> Iterator[str]:
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """Pieces between the outermost ``mark``\\ s. Brackets that do not match, as in a name, bind nothing."""
+    """Pieces of a text between the outermost marks. Brackets that do not match, as in a name, bind nothing."""
     found, depth, begin = [], 0, 0
     for place, character in enumerate(text):
         if character == "(":
