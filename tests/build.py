@@ -13,8 +13,8 @@ from perfscope.analyzers.trace.tables import TABLES
 
 EVERYTHING = frozenset(
     {
-        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "python_stack", "shapes",
-        "autograd", "memory", "collectives", "steps",
+        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
+        "shapes", "autograd", "memory", "collectives", "steps",
     }
 )  # fmt: skip
 

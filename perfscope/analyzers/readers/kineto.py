@@ -109,6 +109,7 @@ def _recorded(rows: dict[str, Rows]) -> frozenset[str]:
         "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
         "op_links": bool((kernels["op"] >= 0).any() or (copies["op"] >= 0).any()),
         "runtime_calls": len(rows["calls"]) > 0,
+        "waiting_calls": len(rows["calls"]) > 0,  # it records all calls: where none waits, none waited
         "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
         "shapes": bool((slices["shapes"] >= 0).any()),
         "autograd": bool((slices["sequence"] >= 0).any()),

@@ -164,6 +164,8 @@ def _measured(trace: Trace) -> list[Finding]:
     absent = {"runtime_calls", "launch_links"} - trace.recorded
     if absent:
         raise AbstainError("runtime calls and their links to device work were not recorded")
+    if "waiting_calls" not in trace.recorded:
+        raise AbstainError("the profiler recorded calls that launch and none that wait for the device")
     whole = whole_ns(trace)
     lines = _lines(trace)
     costly = sorted((line for line in lines if line.idle_ns), key=lambda line: -line.idle_ns)

@@ -23,6 +23,7 @@ RECORDED: dict[str, str] = {
     "launch_links": "which call launched which kernel (correlation ids)",
     "op_links": "which host op launched which device work",
     "runtime_calls": "runtime and driver calls of the accelerator",
+    "waiting_calls": "runtime and driver calls that wait for the accelerator (some profilers record launches only)",
     "python_stack": "Python functions",
     "shapes": "input shapes of ops",
     "autograd": "autograd sequence numbers",

@@ -128,7 +128,7 @@ def test_everything_is_placed_and_linked(tmp_path: Path) -> None:
     assert "secret-host" not in trace.strings
     assert trace.recorded == {
         "autograd", "collectives", "device_work", "host_ops", "launch_links", "memory", "op_links", "python_stack",
-        "runtime_calls", "shapes", "steps",
+        "runtime_calls", "shapes", "steps", "waiting_calls",
     }  # fmt: skip
 
 

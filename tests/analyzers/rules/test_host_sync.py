@@ -144,6 +144,15 @@ def test_abstains_without_runtime_calls():
     assert _judge(b).status == "abstained"
 
 
+def test_abstains_where_the_profiler_records_launches_only():
+    b = TraceBuilder(recorded=EVERYTHING - {"waiting_calls"})
+    b.launched("a", 0, 5, 10, correlation=1)
+    b.launched("b", 500, 510, 520, correlation=2)
+    outcome = _judge(b)
+    assert outcome.status == "abstained"
+    assert "none that wait" in (outcome.reason or "")
+
+
 def test_abstains_without_device_work_and_without_an_op_graph():
     b = TraceBuilder(recorded=frozenset({"host_ops"}))
     b.op("aten::item", 0, 10)

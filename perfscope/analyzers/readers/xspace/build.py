@@ -13,7 +13,7 @@ from perfscope.analyzers.readers.xspace.framing import Data, Space, space
 from perfscope.analyzers.readers.xspace.host import Host
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, Rows, SliceKind, Source, Trace
+from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
 from perfscope.profiler.errors import DataError
 
 FORMAT = "xplane"
@@ -118,6 +118,7 @@ def _recorded(rows: Mapping[str, Rows]) -> frozenset[str]:
         "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
         "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
         "runtime_calls": len(rows["calls"]) > 0,
+        "waiting_calls": bool((rows["calls"]["kind"] == CallKind.SYNC).any()),
         "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
         "memory": len(rows["memory"]) > 0,
         "steps": len(rows["steps"]) > 0,
