@@ -1,0 +1,213 @@
+"""What a fusion reads and writes: only what its body demands of each operand, and only what it overwrites.
+
+Demand is carried from the body's results back to its parameters. An elementwise op demands of its operands
+what is demanded of it, a slice or gather only what it yields, wherever bitcasts, tuples or copies stand between
+it and the parameter. A ``dynamic-update-slice`` or ``scatter`` whose operand is a parameter and whose value is
+a result (through bitcasts and further updates) works in place: it touches its updates and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfscope.analyzers.hlo.module import Computation, Instruction, Shape
+
+POINTWISE = frozenset({"bitcast", "bitcast-convert", "convert", "copy", "reshape", "reverse", "transpose"})
+"""Each element of the result needs one of the operand, as in elementwise ops."""
+
+_WHOLE = frozenset(
+    {
+        "convolution", "custom-call", "cholesky", "dot", "fft", "ragged-dot", "reduce-window", "scaled-dot",
+        "select-and-scatter", "sort", "topk", "triangular-solve", "while", "call", "conditional", "map", "fusion",
+    }
+)  # fmt: skip
+"""Opcodes that need all of their operands for any of their result."""
+
+_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyTraffic:
+    """Elements a fusion's body touches in memory, once."""
+
+    read: tuple[tuple[int, ...], ...]
+    """By parameter number: elements read of each array in it (one, unless the parameter is a tuple)."""
+    written: tuple[int, ...]
+    """By result array: elements written. A result that is updated in place: the updates."""
+
+
+@dataclass(slots=True)
+class _Demand:
+    """Elements demanded of each value of a body, by array of the value."""
+
+    arrays: Mapping[str, Sequence[Shape]]
+    elements: dict[str, list[int]] = field(default_factory=dict)
+    by_slice: dict[tuple[str, tuple[str, ...], str], int] = field(default_factory=dict)
+
+    def of(self, name: str) -> list[int]:
+        found = self.elements.get(name)
+        if found is None:
+            found = self.elements[name] = [0] * len(self.arrays[name])
+        return found
+
+    def add(self, name: str, elements: int, array: int = 0) -> None:
+        """Demand more of a value, at most all of it."""
+        demanded, arrays = self.of(name), self.arrays[name]
+        if array < len(arrays):
+            demanded[array] = min(arrays[array].elements, demanded[array] + elements)
+
+    def add_all(self, name: str) -> None:
+        self.elements[name] = [array.elements for array in self.arrays[name]]
+
+    def add_slice(self, name: str, elements: int, at: tuple[str, ...], extent: str) -> None:
+        """Demand a slice; the same slice demanded twice is read once."""
+        key = (name, at, extent)
+        before = self.by_slice.get(key, 0)
+        if elements > before:
+            self.by_slice[key] = elements
+            self.add(name, elements - before)
+
+
+def arrays_of(shape: Shape) -> tuple[Shape, ...]:
+    """The arrays of a value, in order; those of nested tuples too."""
+    if shape.dtype != "tuple":
+        return (shape,)
+    return tuple(array for part in shape.parts for array in arrays_of(part))
+
+
+def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTraffic:
+    """Traffic of a fusion's body; ``nested``: that of the fusions inside it. Linear in the body's size."""
+    arrays = {one.name: arrays_of(one.shape) for one in body.instructions}
+    demand = _Demand(arrays)
+    in_place: set[str] = set()
+    written = []
+    for name, array in _results(body):
+        updates = _updates_in_place(body, name, in_place)
+        whole = arrays[name][array].elements if array < len(arrays[name]) else 0
+        written.append(whole if updates is None else min(whole, updates))
+    demand.add_all(body.root.name)
+    for instruction in reversed(body.instructions):
+        demanded = demand.elements.get(instruction.name)
+        if demanded is not None and any(demanded):
+            _pass_on(instruction, demanded, demand, in_place, nested)
+    parameters = sorted(
+        (one for one in body.instructions if one.parameter_number is not None),
+        key=lambda one: one.parameter_number or 0,
+    )
+    return BodyTraffic(read=tuple(tuple(demand.of(one.name)) for one in parameters), written=tuple(written))
+
+
+def _pass_on(
+    instruction: Instruction,
+    demanded: list[int],
+    demand: _Demand,
+    in_place: set[str],
+    nested: Mapping[str, BodyTraffic],
+) -> None:
+    """Demand of an instruction's operands what is needed for what is demanded of it."""
+    operands, opcode = instruction.operands, instruction.opcode
+    if not operands:
+        return
+    wanted = demanded[0]
+    if opcode == "tuple":
+        at = 0
+        for operand in operands:
+            for array in range(len(demand.arrays[operand])):
+                demand.add(operand, demanded[at], array)
+                at += 1
+    elif opcode == "get-tuple-element":
+        _element_of(instruction, demanded, demand)
+    elif opcode in ("slice", "dynamic-slice"):
+        extent = instruction.attributes.get("slice") or instruction.attributes.get("dynamic_slice_sizes", "")
+        demand.add_slice(operands[0], wanted, operands[1:], extent)
+        _all_of(operands[1:], demand)
+    elif opcode == "gather":
+        demand.add_slice(operands[0], wanted, operands[1:], instruction.attributes.get("slice_sizes", ""))
+        _all_of(operands[1:], demand)
+    elif opcode in _UPDATES:
+        _update(instruction, demanded, demand, in_place)
+    elif opcode in ("broadcast", "concatenate", "pad"):
+        for operand in operands:
+            demand.add(operand, wanted)
+    elif opcode == "fusion" and (inner := nested.get(instruction.called[0])) is not None:
+        for operand, elements in zip(operands, inner.read, strict=False):
+            for array, count in enumerate(elements):
+                demand.add(operand, count, array)
+    elif opcode in _WHOLE:
+        _all_of(operands, demand)
+    else:
+        # elementwise, a reduction, or pointwise: the same share of the operand as of the result
+        result = demand.arrays[instruction.name][0].elements
+        for operand in operands:
+            for array, shape in enumerate(demand.arrays[operand]):
+                demand.add(operand, -(-shape.elements * wanted // result) if result else 0, array)
+
+
+def _element_of(instruction: Instruction, demanded: list[int], demand: _Demand) -> None:
+    operand = instruction.operands[0]
+    wanted = int(instruction.attributes.get("index", "0"))
+    # arrays of a tuple lie one after another: those of the part asked for begin after those of the parts before it
+    shapes, length = demand.arrays[operand], len(demanded)
+    parts = len(shapes) // length if length and len(shapes) % length == 0 else 0
+    begin = wanted * length if parts else wanted
+    for array, elements in enumerate(demanded):
+        demand.add(operand, elements, begin + array)
+
+
+def _update(instruction: Instruction, demanded: list[int], demand: _Demand, in_place: set[str]) -> None:
+    operands = instruction.operands
+    if instruction.opcode == "dynamic-update-slice":
+        targets, updates, places = operands[:1], operands[1:2], operands[2:]
+    else:
+        sets = len(operands) // 2
+        targets, updates, places = operands[:sets], operands[sets + 1 :], operands[sets : sets + 1]
+    _all_of((*updates, *places), demand)
+    for array, (target, update) in enumerate(zip(targets, updates, strict=False)):
+        touched = demand.arrays[update][0].elements
+        if instruction.name not in in_place:
+            kept = 0 if instruction.opcode == "scatter" else touched
+            demand.add(target, max(0, demanded[min(array, len(demanded) - 1)] - kept))
+        elif instruction.opcode == "scatter":
+            demand.add(target, touched)  # combined with what is there
+
+
+def _all_of(operands: Sequence[str], demand: _Demand) -> None:
+    for operand in operands:
+        demand.add_all(operand)
+
+
+def _results(body: Computation) -> list[tuple[str, int]]:
+    """The arrays a body yields, as (value, array in it), right through its root tuple."""
+    root = body.root
+    if root.opcode != "tuple":
+        return [(root.name, array) for array in range(len(arrays_of(root.shape)))]
+    found: list[tuple[str, int]] = []
+    for operand in root.operands:
+        found.extend((operand, array) for array in range(len(arrays_of(body.by_name[operand].shape))))
+    return found
+
+
+def _updates_in_place(body: Computation, name: str, in_place: set[str]) -> int | None:
+    """Elements of the updates that make a result of a parameter; ``None`` if it is not made that way.
+
+    Marks the updates. Those marked for another result are not counted again.
+    """
+    chain: list[Instruction] = []
+    at = body.by_name[name]
+    while at.opcode in ("bitcast", "get-tuple-element") or at.opcode in _UPDATES:
+        if at.name in in_place:
+            return sum(_update_elements(body, one) for one in chain) if chain else 0
+        if at.opcode in _UPDATES:
+            chain.append(at)
+        at = body.by_name[at.operands[0]]
+    if at.opcode != "parameter" or not chain:
+        return None
+    in_place.update(one.name for one in chain)
+    return sum(_update_elements(body, one) for one in chain)
+
+
+def _update_elements(body: Computation, instruction: Instruction) -> int:
+    operands = instruction.operands
+    update = operands[1] if instruction.opcode == "dynamic-update-slice" else operands[len(operands) // 2 + 1]
+    return body.by_name[update].shape.elements

@@ -1,0 +1,190 @@
+"""Arithmetic of every opcode that is neither a library call nor runs other computations as a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from perfscope.analyzers.hlo.cost_products import convolution_work, dims_of, dot_work, ragged_dot_work
+from perfscope.analyzers.hlo.cost_types import Work
+from perfscope.analyzers.hlo.cost_window import valid_positions, window_dims
+from perfscope.analyzers.hlo.module import Instruction, Shape
+
+ARITHMETIC = frozenset(
+    {
+        "abs", "add", "and", "ceil", "clamp", "compare", "convert", "count-leading-zeros", "divide", "floor", "imag",
+        "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real", "reduce-precision",
+        "remainder", "round-nearest-afz", "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
+        "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "complex",
+    }
+)  # fmt: skip
+"""One operation an element of the result."""
+
+TRANSCENDENTAL = frozenset(
+    {
+        "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosine", "cosh", "erf", "exponential",
+        "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan",
+        "tanh",
+    }
+)  # fmt: skip
+"""One transcendental an element of the result."""
+
+NO_ARITHMETIC = frozenset(
+    {
+        "add-dependency", "after-all", "bitcast", "bitcast-convert", "broadcast", "concatenate", "constant", "copy",
+        "copy-done", "copy-start", "domain", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "gather",
+        "get-dimension-size", "get-tuple-element", "infeed", "iota", "opt-barrier", "optimization-barrier", "outfeed",
+        "pad", "parameter", "partition-id", "replica-id", "reshape", "reverse", "set-dimension-size", "slice",
+        "transpose", "tuple", "recv", "recv-done", "send", "send-done", "collective-permute", "all-gather",
+        "all-to-all", "ragged-all-to-all", "collective-broadcast",
+    }
+)  # fmt: skip
+"""They name, place or move values."""
+
+Applied = Callable[[int], "Work | None"]
+"""Work of running the instruction's n-th called computation once."""
+
+
+def op_work(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Arithmetic of an instruction whose operands have the shapes given; ``None`` if there is no formula for it."""
+    opcode = instruction.opcode
+    if opcode in NO_ARITHMETIC:
+        return _NONE
+    if opcode in ARITHMETIC:
+        return Work(flops=instruction.shape.elements)
+    if opcode in TRANSCENDENTAL:
+        return Work(transcendentals=instruction.shape.elements)
+    formula = FORMULAS.get(opcode)
+    return None if formula is None else formula(instruction, operands, applied)
+
+
+def _reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Elements that go in less those that come out, times the operator."""
+    work = applied(0)
+    if work is None or len(operands) < 2:
+        return None
+    inputs, result = operands[0], _first(instruction.shape)
+    return work.times(max(0, inputs.elements - result.elements))
+
+
+def _reduce_window(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Window positions on the input less one an output, times the operator: a naive cumulative sum is O(n^2)."""
+    work, window = applied(0), window_dims(instruction.attributes.get("window", ""))
+    result = _first(instruction.shape)
+    if work is None or window is None or not operands or len(window) != len(result.dims):
+        return None
+    if len(operands[0].dims) != len(window):
+        return None
+    positions = 1
+    for dim, inputs, outputs in zip(window, operands[0].dims, result.dims, strict=True):
+        found = valid_positions(dim, inputs, outputs)
+        if found is None:
+            return None
+        positions *= found
+    return work.times(max(0, positions - result.elements))
+
+
+def _select_and_scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """A comparison for each further element of every window, one update for each window."""
+    compare, update = applied(0), applied(1)
+    window = window_dims(instruction.attributes.get("window", ""))
+    if compare is None or update is None or window is None or len(operands) < 2:
+        return None
+    sources = operands[1].elements
+    inside = math.prod(dim.size for dim in window)
+    compares, updates = compare.times(sources * max(0, inside - 1)), update.times(sources)
+    return Work(
+        flops=compares.flops + updates.flops, transcendentals=compares.transcendentals + updates.transcendentals
+    )
+
+
+def _scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """The operator once an element of the updates."""
+    work = applied(0)
+    sets = len(operands) // 2  # n operands, the indices, n updates
+    if work is None or not sets:
+        return None
+    return work.times(operands[sets + 1].elements)
+
+
+def _map(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    work = applied(0)
+    return None if work is None else work.times(instruction.shape.elements)
+
+
+def _sort(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``rows * n * ceil(log2 n)`` comparisons along the sorted dimension, as a merge sort makes at most."""
+    work = applied(0)
+    axes = dims_of(instruction.attributes.get("dimensions", ""))
+    if work is None or not operands or len(axes) != 1 or axes[0] >= len(operands[0].dims):
+        return None
+    length = operands[0].dims[axes[0]]
+    return work.times(operands[0].elements * max(0, (length - 1).bit_length()))
+
+
+def _top_k(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """One comparison an element at the very least: a lower bound."""
+    return Work(flops=operands[0].elements, exact=False) if operands else None
+
+
+def _fft(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``5 N log2 N`` complex, ``2.5 N log2 N`` with real input or output, as FFTW's benchmarks count."""
+    lengths = dims_of(instruction.attributes.get("fft_length", ""))
+    kind = instruction.attributes.get("fft_type", "")
+    if not operands or not lengths or 0 in lengths or kind not in ("FFT", "IFFT", "RFFT", "IRFFT"):
+        return None
+    points = math.prod(lengths)
+    # the real side of a real transform has as many elements as points; its complex side about half
+    side = instruction.shape if kind == "IRFFT" else operands[0]
+    transforms = side.elements // points
+    return Work(flops=round((5.0 if kind in ("FFT", "IFFT") else 2.5) * points * math.log2(points)) * transforms)
+
+
+def _triangular_solve(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``n`` for each element of the right-hand sides, n the order of the matrix (LAPACK's ``trsm``: n^2 m)."""
+    if len(operands) < 2 or not operands[0].dims:
+        return None
+    return Work(flops=operands[0].dims[-1] * operands[1].elements)
+
+
+def _cholesky(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``n^3 / 3`` a matrix (LAPACK's ``potrf``, leading term)."""
+    if not operands or not operands[0].dims:
+        return None
+    return Work(flops=operands[0].elements * operands[0].dims[-1] // 3)
+
+
+def _all_reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """The operator once an element that comes out: what one device of a ring applies, to within ``1/n``."""
+    work = applied(0)
+    return None if work is None else work.times(instruction.shape.elements)
+
+
+def _first(shape: Shape) -> Shape:
+    return shape.parts[0] if shape.parts else shape
+
+
+_NONE = Work()
+
+Formula = Callable[[Instruction, Sequence[Shape], Applied], "Work | None"]
+
+FORMULAS: Mapping[str, Formula] = {
+    "all-reduce": _all_reduce,
+    "cholesky": _cholesky,
+    "convolution": lambda instruction, operands, _: convolution_work(instruction, operands),
+    "dot": lambda instruction, operands, _: dot_work(instruction, operands),
+    "fft": _fft,
+    "map": _map,
+    "ragged-dot": lambda instruction, operands, _: ragged_dot_work(instruction, operands),
+    "reduce": _reduce,
+    "reduce-scatter": _all_reduce,
+    "reduce-window": _reduce_window,
+    "scaled-dot": lambda instruction, operands, _: dot_work(instruction, operands),
+    "scatter": _scatter,
+    "select-and-scatter": _select_and_scatter,
+    "sort": _sort,
+    "topk": _top_k,
+    "triangular-solve": _triangular_solve,
+}
+"""Opcodes whose arithmetic is more than one operation an element. What is in none of the four tables is unknown
+(``batch-norm-*``, ``rng*`` and opcodes yet to come)."""

@@ -1,0 +1,132 @@
+"""What a piece of an HLO program costs: arithmetic, memory traffic, bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+NO_PRODUCTS: Mapping[Product, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Product:
+    """Kind of a matrix product or convolution: what decides which peak of a device it can reach."""
+
+    dtype: str
+    """Element type of the operands as HLO spells it (the wider one of two)."""
+    precision: str = "default"
+    """``default``, ``high`` or ``highest`` as the program asked, or an algorithm (``dot_bf16_bf16_f32_x3``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Arithmetic of running something once. What cannot be counted is ``None`` instead of a ``Work``."""
+
+    flops: int = 0
+    """One for each element an arithmetic op yields, whatever its type, as XLA counts; a multiply-add is two.
+
+    Transcendentals are not in it.
+    """
+    transcendentals: int = 0
+    """Results of ``exponential``, ``tanh``, ``rsqrt`` and their like."""
+    products: Mapping[Product, int] = field(default_factory=lambda: NO_PRODUCTS)
+    """The part of ``flops`` that is in matrix products and convolutions, by kind."""
+    exact: bool = True
+    """False: the true number is at least this."""
+
+    def times(self, count: int) -> Work:
+        """The work of ``count`` repetitions."""
+        return Work(
+            flops=self.flops * count,
+            transcendentals=self.transcendentals * count,
+            products={kind: flops * count for kind, flops in self.products.items()} if self.products else NO_PRODUCTS,
+            exact=self.exact,
+        )
+
+
+def product_work(flops: int, dtype: str, precision: str = "default") -> Work:
+    """The work of one matrix product or convolution of ``flops``."""
+    return Work(flops=flops, products={Product(dtype, precision): flops})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that running something once moves."""
+
+    read: int = 0
+    """From device memory (HBM)."""
+    written: int = 0
+    """To device memory."""
+    wire: int = 0
+    """Sent to other devices by each device that takes part."""
+
+
+NOTHING = Traffic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Work and traffic together, and how much of the work could not be counted."""
+
+    flops: int = 0
+    transcendentals: int = 0
+    products: Mapping[Product, int] = field(default_factory=lambda: NO_PRODUCTS)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    wire_bytes: int = 0
+    unknown: int = 0
+    """Instructions that were run and whose arithmetic is unknown (0 in ``flops``)."""
+    exact: bool = True
+    """False: the true numbers are at least these: something is unknown, or a loop's trip count is."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    def __add__(self, other: Cost) -> Cost:
+        products = self.products
+        if other.products:
+            merged = dict(products)
+            for kind, flops in other.products.items():
+                merged[kind] = merged.get(kind, 0) + flops
+            products = merged
+        return Cost(
+            flops=self.flops + other.flops,
+            transcendentals=self.transcendentals + other.transcendentals,
+            products=products,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+            wire_bytes=self.wire_bytes + other.wire_bytes,
+            unknown=self.unknown + other.unknown,
+            exact=self.exact and other.exact,
+        )
+
+    def times(self, count: int, *, exact: bool = True) -> Cost:
+        """The cost of ``count`` repetitions; ``exact=False`` if there may be more of them."""
+        return Cost(
+            flops=self.flops * count,
+            transcendentals=self.transcendentals * count,
+            products={kind: flops * count for kind, flops in self.products.items()} if self.products else NO_PRODUCTS,
+            bytes_read=self.bytes_read * count,
+            bytes_written=self.bytes_written * count,
+            wire_bytes=self.wire_bytes * count,
+            unknown=self.unknown * count,
+            exact=self.exact and exact,
+        )
+
+
+def cost_of(work: Work | None, traffic: Traffic) -> Cost:
+    """One instruction's cost from its parts."""
+    known = work if work is not None else Work(exact=False)
+    return Cost(
+        flops=known.flops,
+        transcendentals=known.transcendentals,
+        products=known.products,
+        bytes_read=traffic.read,
+        bytes_written=traffic.written,
+        wire_bytes=traffic.wire,
+        unknown=work is None,
+        exact=known.exact,
+    )
