@@ -21,6 +21,7 @@ RULES: dict[str, str] = {
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
+    "resharding_collective": "perfscope.analyzers.rules.resharding_collective",
     "small_kernels": "perfscope.analyzers.rules.small_kernels",
     "unfused_attention": "perfscope.analyzers.rules.unfused_attention",
     "unfused_ops": "perfscope.analyzers.rules.unfused_ops",

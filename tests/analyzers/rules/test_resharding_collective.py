@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.rules import load_rule
+from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import corpus_module, hlo_module, hlo_trace
+
+RULE = load_rule("resharding_collective")
+
+
+def _judge(collective: str, path: str, *, elements: int = 1024, op_name: bool = True) -> Outcome:
+    name = f'op_name="{path}" ' if op_name else ""
+    meta = f'metadata={{{name}source_file="/home/me/train.py" source_line=24}}'
+    text = f"""
+        ENTRY %main (a: f32[{elements}]) -> f32[{elements}] {{
+          %a = f32[{elements}]{{0}} parameter(0)
+          ROOT %r = f32[{elements}]{{0}} {collective}, channel_id=1, {meta}
+        }}
+    """
+    return judge(RULE, hlo_trace(hlo_module(text)))
+
+
+ALL_TO_ALL = "all-to-all(%a), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+PERMUTE = "collective-permute(%a), source_target_pairs={{0,1},{1,0}}"
+
+
+def test_an_all_to_all_of_an_ordinary_op_is_flagged_with_its_line():
+    outcome = _judge(ALL_TO_ALL, "jit(step)/transpose(jvp(mlp))/mul")
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "unrequested all-to-all", "structural")
+    assert (finding.cost_bytes, finding.where.label()) == (4096, "/home/me/train.py:24")
+    row = finding.evidence[0]
+    assert (row["backward"], row["group_size"], row["moved_bytes"]) == ("yes", 8, 4096)
+    assert "with_sharding_constraint" in finding.advice
+
+
+def test_the_threshold_is_four_kibibytes():
+    assert _judge(ALL_TO_ALL, "jit(step)/mul", elements=1024).status == "flagged"
+    assert _judge(ALL_TO_ALL, "jit(step)/mul", elements=1023).status == "clean"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jit(step)/shard_map/all_to_all",
+        "jit(step)/jit(shmap_body)/shard_map/mul",
+        "jit(step)/sharding_constraint",
+        "jit(step)/jit(fn)/all_to_all",
+    ],
+)
+def test_what_the_program_asked_for_is_clean(path: str):
+    assert _judge(ALL_TO_ALL, path).status == "clean"
+
+
+def test_the_dispatch_of_experts_written_as_an_einsum_is_said_to_be_meant():
+    (finding,) = _judge(ALL_TO_ALL, "jit(step)/MoeBlock_0/dispatch/BSM,BSEC -> EBCM/dot_general").findings
+    assert finding.severity == "low"
+    assert "meant" in finding.title
+    (other,) = _judge(ALL_TO_ALL, "jit(step)/mlp/dot_general").findings
+    assert (other.severity, "meant" in other.title) == ("medium", False)
+
+
+def test_the_gathers_of_fsdp_are_clean():
+    gather = "all-gather(%a), replica_groups={{0,1}}, dimensions={0}"
+    assert _judge(gather, "jit(step)/jvp()/dot_general").status == "clean"
+
+
+@pytest.mark.parametrize(("maker", "status"), [("mul", "flagged"), ("dot_general", "clean"), ("concatenate", "clean")])
+def test_a_permutation_counts_only_where_no_neighbour_is_needed(maker: str, status: str):
+    assert _judge(PERMUTE, f"jit(step)/{maker}").status == status
+
+
+def test_without_paths_or_programs_it_abstains():
+    outcome = _judge(ALL_TO_ALL, "", op_name=False)
+    assert outcome.status == "abstained"
+    assert "op_name" in (outcome.reason or "")
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).status == "abstained"
+
+
+def test_a_program_of_one_device_is_clean():
+    text = "ENTRY %main (a: f32[8]) -> f32[8] {\n  ROOT %a = f32[8]{0} parameter(0)\n}"
+    assert judge(RULE, hlo_trace(hlo_module(text))).status == "clean"
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("path", "exchanges"),
+    [
+        ("md_fsdp", 5), ("md_tp", 0), ("md_smap", 0), ("gpu_md_fsdp", 6), ("gpu_md_fsdp_unrolled", 17),
+        ("gpu_md_tp", 0), ("tpu_md_tp", 0),
+    ],
+)  # fmt: skip
+def test_all_to_alls_of_real_programs(corpus: Path, path: str, exchanges: int):
+    outcome = judge(RULE, hlo_trace(corpus_module(corpus / "aot" / f"{path}.hlo.txt.gz")))
+    assert sum(len(one.evidence) for one in outcome.findings if one.subject == "unrequested all-to-all") == exchanges
+    assert all(one.where.file is not None for one in outcome.findings)
