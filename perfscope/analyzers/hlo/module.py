@@ -129,6 +129,8 @@ class BufferAllocation:
     is_constant: bool = False
     is_thread_local: bool = False
     maybe_live_out: bool = False
+    memory_space: int = 0
+    """0 is HBM (the host's memory on CPU); others as the target numbers them."""
     buffers: tuple[int, ...] = ()
 
 

@@ -31,6 +31,7 @@ def buffer_assignment_of(proto: Any, names: Mapping[int, str]) -> BufferAssignme
                 is_constant=allocation.is_constant,
                 is_thread_local=allocation.is_thread_local,
                 maybe_live_out=allocation.maybe_live_out,
+                memory_space=allocation.color,
                 buffers=tuple(assigned.logical_buffer_id for assigned in allocation.assigned),
             )
         )

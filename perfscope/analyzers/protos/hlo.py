@@ -160,6 +160,7 @@ HloInstructionProto
   51 PrecisionConfig precision_config
   52 *SourceTarget source_target_pairs
   56 bool constrain_layout
+  57 *ShapeProto operand_shapes_with_layout
   65 bool custom_call_has_side_effect
   74 *OutputOperandAliasing output_operand_aliasing
   67 bool indices_are_sorted

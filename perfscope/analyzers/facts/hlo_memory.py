@@ -1,0 +1,142 @@
+"""Device memory a compiled program needs, instruction by instruction: XLA's heap simulation, replayed.
+
+Bytes at a moment = allocations that live for the whole run (parameters, constants, outputs that are not
+in the arena) + buffers of the arena that are live, in the order of the schedule. Thread-local
+allocations (stack of a CPU kernel) are not device memory. The rules of the replay are those of xprof's
+memory viewer (``hlo_proto_to_memory_visualization_utils.cc``), with which the peak agrees to the byte:
+
+- a buffer that shares another's memory counts for nothing itself, it keeps the other's alive;
+- XLA writes FREE of the last owner before SHARE_WITH of the next: the memory is then counted again;
+- the arena is the allocation that the trace's buffers are assigned to; the index in the trace is stale.
+
+Inside ``while`` and fusions a body's buffers appear once: the peak is right, the repetition is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HeapEvent, HloModule, LogicalBuffer
+from perfscope.analyzers.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTimeline:
+    """Memory of one module in HBM (the host's memory on CPU). Sizes are bytes, as XLA assigned them."""
+
+    module: str
+    whole_run_bytes: int
+    """Allocations that live from start to end: parameters, constants, outputs outside the arena."""
+    arena_bytes: int
+    """Size of the arena that holds temporaries: ``peak_arena_bytes`` and what fragmentation adds."""
+    peak_arena_bytes: int
+    """Most bytes of the arena live at once."""
+    peak_instruction: str
+    """The instruction whose buffer made it so; ``''`` where nothing lies in the arena."""
+    live_at_peak: tuple[LogicalBuffer, ...]
+    """Buffers of the arena that are live then, largest first."""
+    instructions: tuple[str, ...]
+    """Instruction of every event of the replay, in schedule order."""
+    live_bytes: tuple[int, ...]
+    """Bytes in use after each of them, with ``whole_run_bytes``."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes in use at once: what xprof's memory viewer shows."""
+        return self.whole_run_bytes + self.peak_arena_bytes
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Bytes of the arena that no buffer uses even at the peak."""
+        return self.arena_bytes - self.peak_arena_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """A heap trace played from its first event to its last."""
+
+    live: int = 0
+    peak: int = 0
+    peak_event: int = -1
+    after: list[int] = field(default_factory=list)
+    owners: dict[int, int] = field(default_factory=dict)
+    """Block of memory -> the live buffers in it; a block is the buffer that came first."""
+
+
+def hlo_memory(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """The timeline of every module whose buffer assignment is known, in the order of ``trace.hlo``."""
+    found = (memory_timeline(module) for module in trace.hlo)
+    return tuple(one for one in found if one is not None)
+
+
+def memory_timeline(module: HloModule) -> MemoryTimeline | None:
+    """The timeline of a module; ``None`` where its temporaries cannot be replayed.
+
+    HLO text carries no buffer assignment, and some protos carry one without a heap trace.
+    """
+    assignment = module.buffer_assignment
+    if assignment is None or not assignment.allocations:
+        return None
+    traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
+    traces = [(events, arenas) for events, arenas in traces if arenas]
+    if not traces:
+        if any(_is_temporary(one) for one in assignment.allocations):
+            return None
+        traces = [((), frozenset())]
+    # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
+    played = [(_replayed(assignment, events), events, arenas) for events, arenas in traces]
+    replay, events, arenas = max(played, key=lambda one: one[0].peak)
+    whole_run = sum(one.size for one in assignment.allocations if _in_device_memory(one) and one.index not in arenas)
+    at_peak = _replayed(assignment, events[: replay.peak_event + 1]).owners
+    live = [assignment.buffers[block] for block, count in at_peak.items() if count]
+    return MemoryTimeline(
+        module=module.name,
+        whole_run_bytes=whole_run,
+        arena_bytes=sum(one.size for one in assignment.allocations if one.index in arenas),
+        peak_arena_bytes=replay.peak,
+        peak_instruction=events[replay.peak_event].instruction if replay.peak_event >= 0 else "",
+        live_at_peak=tuple(sorted(live, key=lambda buffer: -buffer.size)),
+        instructions=tuple(event.instruction for event in events),
+        live_bytes=tuple(whole_run + live for live in replay.after),
+    )
+
+
+def _in_device_memory(allocation: BufferAllocation) -> bool:
+    return not allocation.is_thread_local and not allocation.memory_space
+
+
+def _is_temporary(allocation: BufferAllocation) -> bool:
+    lasting = allocation.is_parameter or allocation.is_constant or allocation.maybe_live_out
+    return _in_device_memory(allocation) and not lasting
+
+
+def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozenset[int]:
+    """Allocations in device memory that a trace's buffers are assigned to."""
+    in_memory = {one.index for one in assignment.allocations if _in_device_memory(one)}
+    buffers = (assignment.buffers.get(event.buffer) for event in events)
+    return frozenset(
+        one.allocation
+        for one in buffers
+        if one is not None and one.allocation is not None and one.allocation in in_memory
+    )
+
+
+def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> _Replay:
+    replay = _Replay()
+    block_of: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event.kind == "share_with" and event.share_with is not None:
+            # what shares with a sharer shares its block
+            block_of[event.buffer] = block_of.get(event.share_with, event.share_with)
+        block = block_of.get(event.buffer, event.buffer)
+        buffer = assignment.buffers.get(block)
+        if buffer is not None:
+            before = replay.owners.get(block, 0)
+            now = max(before - 1, 0) if event.kind == "free" else before + 1
+            replay.owners[block] = now
+            replay.live += buffer.size * ((now > 0) - (before > 0))
+        replay.after.append(replay.live)
+        if replay.live > replay.peak:
+            replay.peak, replay.peak_event = replay.live, index
+    return replay
