@@ -158,6 +158,8 @@ class HloModule:
     buffer_assignment: BufferAssignment | None = None
     source: str = ""
     """The file or plane it came from."""
+    program_id: int | None = None
+    """Number of the program in its process, as a profile joins it with what ran (unsigned: two's complement)."""
     fusion_refusals: Mapping[str, str] = field(default_factory=dict)
     """XLA's reason why a kernel was not fused into its readers, by the kernel's name before fusions were
     renamed; empty where no dump of the priority-fusion pass lay beside the module."""

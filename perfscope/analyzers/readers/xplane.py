@@ -38,6 +38,9 @@ from perfscope.profiler.errors import DataError
 
 FORMAT = "xplane"
 
+MAX_BYTES = 2 << 30
+"""Decompressed bytes of a file: no protocol buffer is larger."""
+
 _SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
 _PROFILE_FOLDERS = ("plugins", "profile")
 """``LOGDIR/plugins/profile/SESSION/HOST.xplane.pb``: where TensorBoard looks for profiles."""
@@ -91,7 +94,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read_file(path: Path) -> Trace:
     shown = str(path)
-    with open_bytes(path) as data:
+    with open_bytes(path, MAX_BYTES) as data:
         if not len(data):
             raise DataError(f"{shown}: empty file")
         return build(data, shown)

@@ -13,6 +13,7 @@ from perfscope.analyzers.readers.xspace.framing import Data, Space, space
 from perfscope.analyzers.readers.xspace.host import Host
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.pool import Pool
+from perfscope.analyzers.readers.xspace.programs import Programs
 from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
 from perfscope.profiler.errors import DataError
 
@@ -26,7 +27,7 @@ def build(data: Data, shown: str) -> Trace:
     """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
     framed = space(data, shown)
     pool = Pool()
-    host, devices = Host(pool), Devices(pool)
+    host, devices, programs = Host(pool), Devices(pool), Programs()
     planes: list[str] = []
     epoch_ns = 0
     latest_ns = 0
@@ -35,10 +36,13 @@ def build(data: Data, shown: str) -> Trace:
         planes.append(plane.name)
         if plane.name == names.ENVIRONMENT_PLANE:
             epoch_ns = int(plane.stats.get("profile_start_time", 0) or 0)
+        if plane.name == names.METADATA_PLANE:
+            programs.add(plane, shown)
         latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, shown))
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
-    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
+    ran = any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory"))
+    if not ran and not programs.modules:
         raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")
     if latest_ns < epoch_ns:  # times count from the start of the profile
         _shift(rows, epoch_ns)
@@ -49,9 +53,10 @@ def build(data: Data, shown: str) -> Trace:
         events_read=pool.events,
         events_unplaced=sum(pool.unplaced.values()),
         unplaced={reason: count for reason, count in pool.unplaced.items() if count},
-        notes=_notes(framed, planes, pool, rows, devices),
+        notes=(*_notes(framed, planes, pool, rows, devices), *programs.problems),
     )
-    return Trace(source=source, strings=pool.strings, rows=rows, recorded=_recorded(rows))
+    recorded = _recorded(rows) | (frozenset({"hlo"}) if programs.modules else frozenset())
+    return Trace(source=source, strings=pool.strings, rows=rows, recorded=recorded, hlo=tuple(programs.modules))
 
 
 def _read_lines(data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, shown: str) -> int:
@@ -79,7 +84,7 @@ def _refuse_cut(framed: Space, planes: list[str], shown: str) -> None:
     """A file cut between two planes is a smaller valid XSpace: what a profiler writes last must be there."""
     if not planes:
         raise DataError(f"{shown}: no planes: not an XSpace, or cut off")
-    if not framed.ends_with_host and _HOST_PLANE not in planes:
+    if not framed.ends_with_host and not {_HOST_PLANE, names.ENVIRONMENT_PLANE} & set(planes):
         raise DataError(f"{shown}: cut off: neither the plane of the host nor the end of the file's frame is there")
 
 
@@ -128,6 +133,8 @@ def _recorded(rows: Mapping[str, Rows]) -> frozenset[str]:
 
 def _notes(framed: Space, planes: list[str], pool: Pool, rows: Mapping[str, Rows], devices: Devices) -> tuple[str, ...]:
     notes = []
+    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies")):
+        notes.append("no events in it, only compiled programs: every number is modelled or structural")
     if not framed.ends_with_host and names.ENVIRONMENT_PLANE not in planes:
         notes.append("the file ends without the profile's environment: an old profiler wrote it, or its end is cut off")
     if framed.errors:

@@ -18,14 +18,13 @@ from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
 from perfscope.analyzers.readers.kineto_json.nesting import nesting_order, parents
 from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
 from perfscope.analyzers.readers.xspace import names
-from perfscope.analyzers.readers.xspace.planes import Line, Plane
+from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
 from perfscope.analyzers.readers.xspace.pool import Pool
 from perfscope.analyzers.trace import TABLES, CopyKind, HostMemory, Rows
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _STREAM = re.compile(r"Stream #(\d+)")
 _MODULE = re.compile(r"(.*)\((\d+)\)$")
-_SIGN = 1 << 63
 
 
 class Devices:
@@ -92,7 +91,7 @@ class Devices:
             for key in np.unique(line.metadata).tolist():
                 found = _MODULE.match(plane.names.get(key, ""))
                 if found:
-                    self._modules[_signed(int(found[2]))] = self._pool.code(found[1])
+                    self._modules[signed(int(found[2]))] = self._pool.code(found[1])
             self._pool.marks["executions of modules"] += len(line)
         elif line.name == names.STEPS_LINE:
             texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
@@ -291,9 +290,4 @@ def _innermost(line: Line) -> Array:
 def _number(stats: Mapping[str, object], name: str) -> int:
     """A number among a plane's or an event's stats, ``MISSING`` if it is not there."""
     value = stats.get(name, MISSING)
-    return _signed(int(value)) if isinstance(value, int | float) else MISSING
-
-
-def _signed(number: int) -> int:
-    """An unsigned 64-bit number as its two's complement."""
-    return number - (1 << 64) if number >= _SIGN else number
+    return signed(int(value)) if isinstance(value, int | float) else MISSING

@@ -24,6 +24,11 @@ _LINES = 3
 _LARGEST = 1 << 61
 """Neither ns since 1970 nor ps of a recording reach it (ps: 26 days); beyond it sums would overflow."""
 
+MAX_LINE_BYTES = 512 << 20
+"""A thread with ten million events. Decoded, a line takes up to 30 times its bytes if it is made to hurt."""
+MAX_METADATA = 4_000_000
+"""Names of events and stats of a plane: the longest programs have some 10^5 instructions."""
+
 _SIGN = 1 << 63
 
 NUMBERS = (
@@ -91,6 +96,8 @@ def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
             lines.append((part.start, part.end))
         else:
             kept.append(data[part.begin : part.end])
+        if len(kept) > MAX_METADATA:
+            raise DataError(f"{shown}: a plane of more than {MAX_METADATA:,} names: refused")
     plane = decode("xspace.XPlane", b"".join(kept), shown)
     del kept
     stat_names = {entry.key: entry.value.name for entry in plane.stat_metadata}
@@ -118,6 +125,8 @@ def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str 
 def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:
     """The plane's lines as columns, one after the other. ``code``: text -> its code in the string pool."""
     for start, end in plane.lines:
+        if end - start > MAX_LINE_BYTES:
+            raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
         yield _columns(decode("xspace.XLine", data[start:end], shown), plane, code, shown)
 
 
@@ -165,7 +174,7 @@ def _event_stats(events: Any, names: Mapping[int, str], code: Any) -> tuple[dict
                 name = numbers[key]
                 number = stat.int64_value or stat.uint64_value or _written(stat.str_value)
                 rows[name].append(row)
-                held[name].append(number - (1 << 64) if number >= _SIGN else number)
+                held[name].append(signed(number))
             elif key in texts:
                 name = texts[key]
                 rows[name].append(row)
@@ -193,3 +202,8 @@ def whole_ns(ps: Array) -> Array:
     quotient, rest = np.divmod(ps, 1000)
     up = (rest > 500) | ((rest == 500) & (quotient % 2 == 1))
     return np.asarray(quotient + up, np.int64)
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number as its two's complement."""
+    return number - (1 << 64) if number >= _SIGN else number

@@ -1,0 +1,49 @@
+"""The compiled programs in ``/host:metadata``: a module a metadata entry, in its stat ``Hlo Proto``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.xspace.planes import Plane, signed
+from perfscope.profiler.errors import DataError
+
+_STAT = "Hlo Proto"
+_NUMBERED = re.compile(r"(?P<name>.*)\((?P<program>\d+)\)$", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Programs:
+    """Modules as they are found, and what could not be read of them."""
+
+    modules: list[HloModule] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+
+    def add(self, plane: Plane, shown: str) -> None:
+        """Every module of the plane. One that is damaged, or more than is bearable, is left out and said."""
+        for key, stats in plane.metadata_stats.items():
+            proto = stats.get(_STAT)
+            if not isinstance(proto, bytes):
+                continue
+            name = plane.names.get(key, "")
+            if self.bytes_read + len(proto) > MAX_PROTO_BYTES:
+                self.problems.append(f"the program {name} was not read: {self.bytes_read:,} bytes of programs were")
+                continue
+            self._add(name, proto, stats.get("program_id"), shown)
+
+    def _add(self, name: str, proto: bytes, program: object, shown: str) -> None:
+        from perfscope.analyzers.hlo.proto import module_of_proto
+
+        numbered = _NUMBERED.match(name)
+        if not isinstance(program, int) or isinstance(program, bool):
+            program = int(numbered["program"]) if numbered else None
+        self.bytes_read += len(proto)
+        try:
+            module = module_of_proto(proto, f"{shown}: {name}")
+        except DataError as error:
+            self.problems.append(f"the program {name} was not read: {str(error).rpartition(': ')[2]}")
+            return
+        self.modules.append(replace(module, program_id=None if program is None else signed(program)))
