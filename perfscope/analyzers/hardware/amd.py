@@ -7,7 +7,15 @@ from perfscope.analyzers.hardware.device import GIGA, Device, peaks
 _MI300X = peaks(float32=163.4, tf32=653.7, bfloat16=1307.4, float16=1307.4, fp8=2614.9)
 
 
+_INFINITY_FABRIC = {
+    "MI355X": 537.6, "MI350X": 537.6, "MI325X": 448, "MI300X": 448, "MI300A": 384,
+}  # fmt: skip
+"""GB/s in one direction over all links to other devices of the node: seven of 76.8 (CDNA 4) or 64 (CDNA 3), of
+which the data sheets print both directions a link (153.6, 128); MI300A has six of 64 in a node of four."""
+
+
 def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float) -> Device:
+    link = _INFINITY_FABRIC.get(name)
     return Device(
         name=name,
         vendor="AMD",
@@ -15,6 +23,8 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         peak_flops=flops,
         memory_bandwidth=round(gigabytes_per_second * GIGA),
         source=f"AMD Instinct {name.split(' (')[0]} data sheet",
+        link=None if link is None else "Infinity Fabric",
+        link_bandwidth=None if link is None else round(link * GIGA),
     )
 
 

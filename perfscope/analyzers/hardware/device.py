@@ -20,22 +20,42 @@ class Device:
     peak_flops: Mapping[str, int]
     """FLOP/s of dense matrix products by operand dtype; ``float32`` is without TF32 (``tf32``).
 
-    A dtype that is left out has no matrix unit on this device.
+    A dtype that is left out has no matrix unit on this device, or its vendor does not state it (``float32`` on
+    TPU, whose matrix units multiply bfloat16).
     """
     memory_bandwidth: int
     """Bytes/s between memory and chip."""
     source: str
     """The vendor's document."""
+    link: str | None = None
+    """Name of the links to other devices of the same node or slice; None if there are none but PCIe."""
+    link_bandwidth: int | None = None
+    """Bytes/s a device can send over all these links together, one direction: half of what vendors print as
+    bidirectional. A collective over fewer links reaches less."""
 
     @property
     def matrix_dtypes(self) -> tuple[str, ...]:
-        """dtypes for training that are faster than ``float32`` here, the closest to it in precision first."""
-        plain = self.peak_flops["float32"]
+        """dtypes for training that are faster than ``float32`` here, the closest to it in precision first.
+
+        None where ``float32`` has no peak to compare with.
+        """
+        plain = self.peak_flops.get("float32")
+        if plain is None:
+            return ()
         return tuple(name for name in ("tf32", "bfloat16", "float16") if self.peak_flops.get(name, 0) > plain)
 
 
-def peaks(*, float32: float, tf32: float | None = None, bfloat16: float | None = None, float16: float | None = None,
-          fp8: float | None = None) -> dict[str, int]:  # fmt: skip
-    """``peak_flops`` from TFLOP/s as data sheets print them."""
-    stated = {"float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float16": float16, "fp8": fp8}
+def peaks(
+    *,
+    float32: float | None = None,
+    tf32: float | None = None,
+    bfloat16: float | None = None,
+    float16: float | None = None,
+    fp8: float | None = None,
+    int8: float | None = None,
+) -> dict[str, int]:
+    """``peak_flops`` from TFLOP/s (TOP/s of ``int8``) as data sheets print them."""
+    stated = {
+        "float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float16": float16, "fp8": fp8, "int8": int8,
+    }  # fmt: skip
     return {name: round(value * TERA) for name, value in stated.items() if value is not None}

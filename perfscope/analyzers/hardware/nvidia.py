@@ -11,7 +11,17 @@ _A100_SOURCE = "NVIDIA A100 Tensor Core GPU data sheet (2021)"
 _H100_SOURCE = "NVIDIA H100 Tensor Core GPU architecture white paper v1.04, table 2"
 
 
+_NVLINK = {
+    "GB200": (5, 900), "B200": (5, 900), "H200 NVL": (4, 450), "H200": (4, 450), "H100 NVL": (4, 300),
+    "H100 SXM": (4, 450), "A100 SXM 80GB": (3, 300), "V100 SXM2": (2, 150),
+}  # fmt: skip
+"""Generation, and GB/s in one direction: half of the totals on the data sheets (1,800, 900, 600 and 300; H100 NVL
+by its bridge: 600). Bridges between two PCIe cards that buyers may leave out are not listed. ``A100 40GB`` stands
+for the SXM and the PCIe card: no link is stated."""
+
+
 def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float, source: str) -> Device:
+    generation, link = _NVLINK.get(name, (None, None))
     return Device(
         name=name,
         vendor="NVIDIA",
@@ -19,6 +29,8 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         peak_flops=flops,
         memory_bandwidth=round(gigabytes_per_second * GIGA),
         source=source,
+        link=None if generation is None else f"NVLink {generation}",
+        link_bandwidth=None if link is None else link * GIGA,
     )
 
 

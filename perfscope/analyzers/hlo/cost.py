@@ -85,7 +85,7 @@ class ModuleCost:
             if row.place == "control" or not row.runs:
                 continue
             part = row.total
-            if row.instruction.opcode == "fusion" or row.instruction.opcode in _ASYNC and row.instruction.called:
+            if row.instruction.opcode == "fusion" or (row.instruction.opcode in _ASYNC and row.instruction.called):
                 part = Cost(
                     bytes_read=part.bytes_read,
                     bytes_written=part.bytes_written,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+from perfscope.analyzers.hlo.scope import scope_of
+
 Phase = Literal["forward", "backward", "recompute", "unnamed"]
 
 
 def phase_of(op_name: str) -> Phase:
-    """Phase of an op by its path.
+    """Phase of an op by its path; ops that XLA adds have none.
 
-    ``rematted_computation`` under ``checkpoint`` is forward again, for the backward pass; what else is under
-    ``transpose(`` is backward. Everything before, the optimizer included, counts as forward: without gradients
-    there is nothing else. Ops that XLA adds have no path.
+    Everything outside the backward pass, the optimizer included, counts as forward: without gradients there is
+    nothing else. What XLA itself computes again keeps the phase of its original.
     """
-    if not op_name:
-        return "unnamed"
-    if "rematted_computation" in op_name:
-        return "recompute"
-    return "backward" if "transpose(" in op_name else "forward"
+    return scope_of(op_name).phase if op_name else "unnamed"

@@ -30,6 +30,13 @@ from perfscope.analyzers.hardware import DEVICES, find_device
         ("AMD Instinct MI250X / MI250", "MI250X (one GCD)"),
         ("AMD Instinct MI210", "MI210"),
         ("AMD Instinct MI355X", "MI355X"),
+        ("TPU v4", "TPU v4"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("TPU v5e", "TPU v5e"),
+        ("TPU v5", "TPU v5p"),
+        ("TPU v5p", "TPU v5p"),
+        ("TPU v6 lite", "TPU v6e"),
+        ("TPU v6e", "TPU v6e"),
     ],
 )
 def test_the_driver_name_finds_its_device(reported: str, name: str):
@@ -38,12 +45,14 @@ def test_the_driver_name_finds_its_device(reported: str, name: str):
     assert found.name == name
 
 
-@pytest.mark.parametrize("reported", ["AMD Radeon Graphics", "ARTEMIS", "NVIDIA GeForce GTX 1080", "", "B2000"])
+@pytest.mark.parametrize(
+    "reported", ["AMD Radeon Graphics", "ARTEMIS", "NVIDIA GeForce GTX 1080", "", "B2000", "TPU v4 lite", "TPU v3"]
+)
 def test_an_unknown_device_has_no_peaks(reported: str):
     assert find_device(reported) is None
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("device", [one for one in DEVICES if one.vendor != "Google"], ids=lambda device: device.name)
 def test_peaks_are_dense_and_in_proportion(device):
     flops = device.peak_flops
     assert flops["float16"] > flops["float32"]
@@ -70,3 +79,32 @@ def test_known_numbers():
     by_name = {device.name: device for device in DEVICES}
     assert by_name["A100 SXM 80GB"].peak_flops["bfloat16"] == 312 * 10**12
     assert by_name["MI300X"].memory_bandwidth == 5300 * 10**9
+
+
+@pytest.mark.parametrize("device", [one for one in DEVICES if one.vendor == "Google"], ids=lambda device: device.name)
+def test_a_tpu_multiplies_bfloat16_and_nothing_faster_than_twice_that(device):
+    flops = device.peak_flops
+    assert device.matrix_dtypes == ()
+    assert "float32" not in flops
+    assert "float16" not in flops
+    assert all(1 <= peak / flops["bfloat16"] <= 2 for peak in flops.values())
+    assert 150 < flops["bfloat16"] / device.memory_bandwidth < 650
+    assert device.source
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_links_are_slower_than_memory_and_named(device):
+    assert (device.link is None) == (device.link_bandwidth is None)
+    if device.link_bandwidth is not None:
+        assert device.link_bandwidth * 3 < device.memory_bandwidth  # links to others are no second memory
+
+
+def test_links_are_counted_in_one_direction():
+    by_name = {device.name: device for device in DEVICES}
+    assert by_name["H100 SXM"].link_bandwidth == 450 * 10**9  # NVLink 4: 900 GB/s in both
+    assert by_name["A100 SXM 80GB"].link_bandwidth == 300 * 10**9
+    assert by_name["MI300X"].link_bandwidth == 7 * 64 * 10**9
+    assert by_name["TPU v5p"].link_bandwidth == 600 * 10**9
+    assert by_name["T4"].link is None
+    # every entry of the side tables is a product of the main table
+    assert sum(device.link is not None for device in DEVICES) == 17
