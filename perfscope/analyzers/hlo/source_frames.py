@@ -10,7 +10,7 @@ _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/"
     r"|(?:^|/)lib/python3\.\d+/"
     r"|(?:^|/)(?:jax/(?:_src|experimental|interpreters|numpy)|jaxlib|flax/(?:linen|nnx|core|training)"
-    r"|optax/(?:_src|transforms|losses)|haiku/_src|equinox/_\w+|torch_xla|torch/(?:nn|_\w+|autograd|utils|optim))(?:/|\.py)"
+    r"|optax/(?:_src|transforms|losses)|haiku/_src|equinox/_\w+|torch_xla|torch/(?:nn|_\w+|autograd|utils|optim))(?:/|\.py$)"
     r"|^<"
 )
 """Folders inside packages, not their names alone: a user's own ``jax/`` folder is not the library."""
