@@ -72,6 +72,9 @@ class RunCommand(click.Command):
 )
 @click.option("--whole", is_flag=True, help="Capture the whole program as one step, for programs without steps.")
 @click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
+@click.option(
+    "--xla-dump", is_flag=True, help="JAX: have XLA write each program it compiles, and why ops were not fused."
+)
 @click.option("--follow", is_flag=True, help="Capture in Python processes that the program starts (always with --).")
 @click.option(
     "-o",
@@ -94,6 +97,7 @@ def run(
     warmup: int,
     whole: bool,
     step_annotation: str | None,
+    xla_dump: bool,
     follow: bool,
     output: Path,
     name: str | None,
@@ -101,7 +105,7 @@ def run(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Run a PyTorch program under profilers and report what costs time in it.
+    """Run a PyTorch or JAX program under profilers and report what costs time in it.
 
     Options before the program are perfscope's, everything behind it is the program's. It sees what it
     sees under plain python; its steps are found by themselves.
@@ -118,6 +122,7 @@ def run(
         whole=whole,
         step_annotation=step_annotation,
         quiet=quiet,
+        xla_dump=xla_dump,
     )
     recorded = record(_target(context), options, root=output, name=name, follow=follow)
     if not quiet:

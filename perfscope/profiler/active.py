@@ -8,6 +8,7 @@ from typing import Any
 
 from perfscope.profiler import observe
 from perfscope.profiler.captures import load_capture, unavailable
+from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.plan import Pass
 from perfscope.profiler.run import Capture
 
@@ -30,7 +31,8 @@ class ActivePass:
     @property
     def complete(self) -> bool:
         """Whether all its steps ran."""
-        return self._whole >= self.due.count
+        most: int | None = getattr(self._capture, "most_steps", None)
+        return self._whole >= (self.due.count if most is None else most)
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -97,14 +99,19 @@ class ActivePass:
             self._capture.stop()
 
 
-def start_pass(due: Pass, number: int, directory: Path) -> ActivePass | str:
+def start_pass(due: Pass, number: int, directory: Path, jax: JaxSide | None) -> ActivePass | str:
     """Start the capture of a pass before step ``number``, or say why it cannot be."""
     reason = unavailable(due.tool) or (observe.why_no_structure() if due.tool == "op_graph" else None)
     if reason is not None:
         return reason
     module = load_capture(due.tool)
+    capture: Any
     try:
-        capture = module.OpGraphCapture() if due.tool == "op_graph" else module.TorchProfilerCapture(due)
+        if due.tool == "jax_profiler":
+            assert jax is not None
+            capture = jax.capture(due)
+        else:
+            capture = module.OpGraphCapture() if due.tool == "op_graph" else module.TorchProfilerCapture(due)
         capture.start(number)
     except Exception as error:
         return f"{due.tool} could not start: {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """``step()`` and ``region(name)``: marks in the user's program that cost next to nothing when nobody listens.
 
 They tell ``perfscope run`` where steps begin, are NVTX ranges in the domain ``perfscope`` for Nsight
-Systems, and ``record_function`` ranges while a torch profiler runs.
+Systems, ``record_function`` ranges while a torch profiler runs, and annotations while a jax trace does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ DOMAIN = "perfscope"
 STEP = "step"
 STEP_RANGE = "perfscope.step#"
 """With the step's number behind it: the torch range that a reader takes for a step."""
+JAX_STEP = "perfscope.step"
+"""Name of the step annotation in a trace of jax's; its number is the statistic ``step_num``."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -50,6 +52,9 @@ _open_step: Any = None
 _open_record: Any = None
 """The torch range of a ``with step()`` that runs."""
 _with_count = 0
+_open_jax: Any = None
+"""The jax annotation of the step that runs."""
+_jax_count = 0
 
 
 def listen(listener: Listener | None) -> None:
@@ -83,6 +88,8 @@ class _Step:
         if _open_record is not None:
             _open_record.__exit__(kind, error, trace)
             _open_record = None
+        if _open_jax is not None:
+            _mark_jax_step(begin=False)
         if _listener is not None:
             _listener.explicit_exit()
         if _nvtx:
@@ -100,6 +107,8 @@ def step() -> _Step:
     """
     if _listener is not None:
         _listener.explicit_edge()
+    elif _open_jax is not None or "jax" in sys.modules:
+        _mark_jax_step(begin=True)
     if _nvtx is None:
         _find_nvtx()
     if _nvtx:
@@ -121,12 +130,13 @@ def steps(items: Iterable[Item]) -> Iterator[Item]:
 class region:  # noqa: N801 (used as a function: `with region("name")`, `@region("name")`)
     """A named part of the program: ``with perfscope.region("attention"):`` or ``@perfscope.region("attention")``."""
 
-    __slots__ = ("_heard", "_pushed", "_recorded", "name")
+    __slots__ = ("_heard", "_pushed", "_recorded", "_traced", "name")
 
     def __init__(self, name: str) -> None:
         """Name the part; nothing begins yet."""
         self.name = name
         self._recorded: Any = None
+        self._traced: list[Any] = []
         self._heard = False
         self._pushed = False
 
@@ -143,7 +153,9 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
             # The listener hears of it through record_function, as of any other.
             self._recorded = torch.record_function(self.name)
             self._recorded.__enter__()
-        elif _listener is not None:
+        if "jax" in sys.modules:
+            self._traced += _jax_ranges(self.name)
+        if self._recorded is None and _listener is not None:
             _listener.annotation_enter(self.name)
             self._heard = True
         return self
@@ -152,6 +164,8 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # What was opened is closed, whatever began to listen or stopped listening in between.
+        while self._traced:
+            self._traced.pop().__exit__(kind, error, trace)
         if self._recorded is not None:
             self._recorded.__exit__(kind, error, trace)
             self._recorded = None
@@ -186,6 +200,22 @@ def _is_compiling() -> bool:
     """Whether torch.compile looks at this call now: a graph holds no ranges, and must not break for one."""
     compiler = sys.modules.get("torch.compiler")
     return compiler is not None and bool(compiler.is_compiling())
+
+
+def _jax_ranges(name: str) -> list[Any]:
+    """The ranges of a region in jax, entered: a scope in what is being traced, a mark in a trace that runs."""
+    import jax
+
+    from perfscope.profiler import jax_compat
+
+    ranges: list[Any] = []
+    if jax_compat.is_tracing():
+        ranges.append(jax.named_scope(name))
+    elif jax_compat.trace_runs() or jax_compat.our_trace_runs():
+        ranges.append(jax.profiler.TraceAnnotation(name))
+    for one in ranges:
+        one.__enter__()
+    return ranges
 
 
 def under_nsys() -> bool:
@@ -224,6 +254,26 @@ def _find_nvtx() -> None:
             "with nsys 2022 or 2023 install 'nvtx<0.2.12'",
             file=sys.stderr,
         )
+
+
+def _mark_jax_step(*, begin: bool) -> None:
+    """While a jax trace runs each step is an annotation in it. One that never ends leaves nothing behind.
+
+    That is why, other than with torch, a plain ``step()`` may open it: no open range is taken for a step.
+    """
+    global _open_jax, _jax_count
+    if _open_jax is not None:
+        _open_jax.__exit__(None, None, None)
+        _open_jax = None
+    if begin:
+        from perfscope.profiler import jax_compat
+
+        if jax_compat.trace_runs():
+            from jax.profiler import StepTraceAnnotation
+
+            _open_jax = StepTraceAnnotation(JAX_STEP, step_num=_jax_count)
+            _open_jax.__enter__()
+        _jax_count += 1
 
 
 def _mark_step(*, end_only: bool) -> None:

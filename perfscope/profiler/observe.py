@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from perfscope.profiler import jax_compat, jax_side
 from perfscope.profiler.options import CaptureOptions
 from perfscope.profiler.plan import Pass
 
@@ -26,8 +27,8 @@ ALLOCATOR_COUNTERS = (
 )
 """What is kept of ``torch.cuda.memory_stats()``."""
 
-ATTACHED_FILE = ".torch-seen"
-"""Made by the first process that imports torch: without it the program had none."""
+ATTACHED_FILE = ".framework-seen"
+"""Made by the first process that imports torch or jax: without it the program had neither."""
 FAILURES_FILE = "failures.txt"
 """One line for each error of our own inside the program."""
 
@@ -47,7 +48,7 @@ class Seen:
 
 
 def mark_attached(run: Path) -> None:
-    """Leave a mark that torch was imported under us."""
+    """Leave a mark that torch or jax was imported under us."""
     (run / ATTACHED_FILE).touch()
 
 
@@ -59,23 +60,26 @@ def note_failure(run: Path, reason: str) -> None:
 
 def look(run: Path) -> Seen:
     """Find out who this process is, and claim its directory."""
-    torch: Any = sys.modules["torch"]
+    torch: Any = sys.modules.get("torch")
     rank, world_size = _known_rank(torch)
     rank, path = _claim(run, rank)
     return Seen(
         rank=rank,
         world_size=world_size,
         path=path,
-        devices=tuple(_devices(torch)),
-        packages={"torch": str(torch.__version__)},
+        devices=tuple(_devices(torch)) or tuple(jax_side.devices()),
+        packages={**({} if torch is None else {"torch": str(torch.__version__)}), **jax_side.packages()},
         memory={},
     )
 
 
 def with_memory(seen: Seen, optimizers: Iterable[Any]) -> Seen:
     """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before."""
-    torch: Any = sys.modules["torch"]
-    memory = _model_bytes(torch, list(optimizers))
+    torch: Any = sys.modules.get("torch")
+    memory = jax_side.memory()
+    if torch is None:
+        return replace(seen, memory=memory)
+    memory |= _model_bytes(torch, list(optimizers))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         counters = torch.cuda.memory_stats()
         memory |= {key: int(counters[key]) for key in ALLOCATOR_COUNTERS if key in counters}
@@ -129,14 +133,18 @@ def say_plan(options: CaptureOptions, seen: Seen, source: str, first: int, plan:
         steps = f"step {first}" if one.count == 1 else f"steps {first}-{first + one.count - 1}"
         parts.append(f"{one.name} on {steps}")
         first += one.count
-    version = seen.packages["torch"]
-    print(f"perfscope: PyTorch {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
+    by = "JAX" if any(one.tool == "jax_profiler" for one in plan) else "PyTorch"
+    version = seen.packages["jax" if by == "JAX" else "torch"]
+    print(f"perfscope: {by} {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
 
 
 def _known_rank(torch: Any) -> tuple[int | None, int | None]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
+    process = jax_compat.process() if "jax" in sys.modules else None
+    if process is not None:
+        return process
     for name in RANK_VARIABLES:
         text = os.environ.get(name, "")
         if text.isdecimal() and int(text) < MOST_RANKS:
@@ -160,7 +168,7 @@ def _claim(run: Path, rank: int | None) -> tuple[int, Path]:
 
 def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
     """The device this process uses; a process that has not touched one has none."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     yield {

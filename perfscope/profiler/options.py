@@ -29,6 +29,8 @@ class CaptureOptions:
     whole: bool = False
     step_annotation: str | None = None
     quiet: bool = False
+    xla_dump: bool = False
+    """Have XLA write what it compiles (jax only)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Which pass runs when: timing, then detail, then structure, each on steps of its own."""
+"""Which pass runs when, each on steps of its own: timing, then detail, then structure; for jax timing alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfscope.profiler.options import CaptureOptions, Level
 
@@ -26,6 +27,9 @@ class Pass:
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 GRAPH_SUFFIX = ".opgraph.json.gz"
+XSPACE_SUFFIX = ".xplane.pb"
+
+Framework = Literal["torch", "jax"]
 
 TIMING_STEPS = 3
 """Enough to tell one odd step from two equal ones, few enough that the trace of a large model stays small."""
@@ -37,13 +41,16 @@ SETTLING_STEPS = 1
 left the caches cold, so the next step is not like the others."""
 
 
-def passes(options: CaptureOptions) -> tuple[Pass, ...]:
+def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """The passes that a level asks for, in the order they run."""
     level: Level = options.level
     deep = level == "deep"
     count = DEEP_TIMING_STEPS if deep else TIMING_STEPS
     if options.steps is not None:
         count = options.steps[1] - options.steps[0]
+    if framework == "jax":
+        # Shapes, programs and memory are in the compiled programs, which need no step of their own.
+        return (Pass(name="timing", tool="jax_profiler", count=1 if options.whole else count, suffix=XSPACE_SUFFIX),)
     if options.whole:
         return (_timing(1, shapes=level != "light", stacks=deep, memory=deep, device_syncs=deep),)
     timing = _timing(count, shapes=deep, device_syncs=deep)

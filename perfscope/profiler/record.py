@@ -107,11 +107,12 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions) -> 
 def _why_nothing(directory: Path, options: CaptureOptions) -> str:
     """Why no process wrote anything, and what to do about it."""
     if not (directory / ATTACHED_FILE).exists():
-        return "nothing was captured: no Python process of the program imported torch"
+        return "nothing was captured: no Python process of the program imported torch or jax"
     if options.step_annotation is not None:
         return f"nothing was captured: no annotation named {options.step_annotation!r} was seen"
     return (
         "nothing was captured: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, "
-        f"an optimizer's step; {first_step(options)} go by before the first capture). Call perfscope.step() at the end "
-        "of the loop's body, name its annotation with --step-annotation, or take the whole program with --whole"
+        f"an optimizer's step, calls of a jitted function; {first_step(options)} go by before the first capture). "
+        "Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or take the "
+        "whole program with --whole"
     )

@@ -6,18 +6,20 @@ Nothing here may reach the program: an error of ours becomes the reason why a ca
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections import deque
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 
-from perfscope.profiler import annotate, observe
+from perfscope.profiler import annotate, jax_compat, observe
 from perfscope.profiler.active import ActivePass, start_pass
 from perfscope.profiler.hooks import Hooks
+from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.options import Message
-from perfscope.profiler.plan import SETTLING_STEPS, Pass, first_step, passes
+from perfscope.profiler.plan import SETTLING_STEPS, Framework, Pass, first_step, passes
 from perfscope.profiler.run import PROCESS_FILE, Capture, Process, dump
-from perfscope.profiler.steps import StepFinder
+from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
 
 MOST_TIMES = 10_000
@@ -28,15 +30,14 @@ WRITE_EVERY_S = 5.0
 _session: Session | None = None
 
 
-def attach(message: Message) -> None:
-    """Begin to listen in this process; torch is imported. Called once, by the bootstrap."""
+def attach(message: Message, framework: Framework) -> None:
+    """Begin to listen in this process; ``framework`` is imported. Called by the bootstrap, once for each."""
     global _session
-    if _session is not None:
-        return
-    _session = Session(message)
-    atexit.register(_session.finish)
-    os.register_at_fork(after_in_child=_session.abandon)
-    _session.listen()
+    if _session is None:
+        _session = Session(message)
+        atexit.register(_session.finish)
+        os.register_at_fork(after_in_child=_session.abandon)
+    _session.listen(framework)
 
 
 class Session:
@@ -54,7 +55,9 @@ class Session:
         self._delay = "the program ended before"
         """Why the passes in the queue did not run, if they never do."""
         self._hooks = Hooks()
-        self._finder = StepFinder(self.options, self, self._hooks.forget)
+        self._frameworks: list[Framework] = []
+        self._jax: JaxSide | None = None
+        self._finder = StepFinder(self.options, self, self._forget)
         self._starting = False
         self._seen: observe.Seen | None = None
         self._source: str | None = None
@@ -66,28 +69,69 @@ class Session:
         self._times: list[int] = []
         self._written = 0.0
 
-    def listen(self) -> None:
-        """Hook torch and the annotations, or begin at once with ``--whole``."""
+    def listen(self, framework: Framework) -> None:
+        """Hook the framework and the annotations, or begin at once with ``--whole``."""
         try:
             observe.mark_attached(self._run)
-            self._hooks.install(self._finder, ours=lambda: self._starting, make_way=self._make_way)
-            if self.options.whole:
-                self._hooks.forget_sources()
-                self._first = 0
-                self.settled("whole program", 0)
-                self.begin(0)
+            self._frameworks.append(framework)
+            if framework == "jax":
+                self._jax = JaxSide(self.options, self._run, lambda: self._number if self._running else None)
+                self._jax.attach(
+                    self._finder,
+                    make_way=lambda: self._make_way("jax_profiler"),
+                    whole=self._begin_whole if self.options.whole else None,
+                )
             else:
+                make_way = functools.partial(self._make_way, "torch_profiler")
+                self._hooks.install(self._finder, ours=lambda: self._starting, make_way=make_way)
+            if self._finder.source is not None:
+                for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
+                    self._forget(source)
+            elif not self.options.whole:
                 annotate.listen(self._finder)
+            elif framework == "torch":
+                self._hooks.forget_sources()
+                self._begin_whole()
         except Exception as error:
             self.broken(error)
+
+    def _begin_whole(self) -> None:
+        """With ``--whole``: at once, or with the first jitted call, before which jax has no backend."""
+        if self._running:
+            return
+        try:
+            self._first = 0
+            self.settled("whole program", 0)
+            self.begin(0)
+        except Exception as error:
+            self.broken(error)
+
+    def _forget(self, source: Source) -> None:
+        self._hooks.forget(source)
+        if self._jax is not None:
+            self._jax.hooks.forget(source)
+
+    def _framework(self, source: Source | None) -> Framework:
+        """Whose passes run: of the framework that says what a step is, else of the one that computes."""
+        if len(self._frameworks) == 1:
+            return self._frameworks[0]
+        if source in (Source.STEP_TRACE, Source.JITTED):
+            return "jax"
+        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER):
+            return "torch"
+        jax_computes = self._jax is not None and self._jax.hooks.called and not self._hooks.optimizers
+        return "jax" if jax_computes else "torch"
 
     def settled(self, source: str, completed: int) -> None:
         """Steps are known now: claim a directory, say what is planned."""
         self._source = source
         self._ended = completed
         self._first = max(self._first, completed)
+        self._queue = deque(passes(self.options, self._framework(self._finder.source)))
         if self._seen is None:
             self._seen = observe.look(self._run)
+        if self._jax is not None:
+            self._jax.settled(self._finder.source)
         observe.say_plan(self.options, self._seen, source, self._first, tuple(self._queue))
         self._write()
 
@@ -124,6 +168,8 @@ class Session:
         self._running = False
         self._ended = self._number + 1
         try:
+            if self._jax is not None:
+                self._jax.step_ended()
             if self._active is not None:
                 self._end_in_pass(self._active)
             elif self._settling > 0:
@@ -159,14 +205,15 @@ class Session:
                 self.end(now)
             if self._active is not None:
                 self._finish_active()
-            self._silence()
             best = self._finder.best()
             if self._seen is None and best is not None and self._finder.completed[best]:
                 self._source = self._finder.label(best)
                 self._ended = self._finder.completed[best]
+                self._queue = deque(passes(self.options, self._framework(best)))
                 self._delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._seen = observe.look(self._run)
-            self._write()
+            self._write(last=True)
+            self._silence()
         except Exception as error:
             self.broken(error)
 
@@ -177,13 +224,18 @@ class Session:
         try:
             if active is not None:
                 active.abandon_in_fork()
-            self._silence()
+            annotate.listen(None)
+            self._hooks.remove()
+            if self._jax is not None:
+                self._jax.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
+        if self._jax is not None:
+            self._jax.stop()
 
     def _start(self, due: Pass) -> None:
         assert self._seen is not None
@@ -192,13 +244,16 @@ class Session:
         if due.tool == "torch_profiler" and (self._hooks.program_profilers or observe.profiler_records()):
             self._delay = "the program's own torch.profiler was recording; the program ended before"
             return
+        if due.tool == "jax_profiler" and jax_compat.trace_runs():
+            self._delay = "the program's own jax.profiler was recording; the program ended before"
+            return
         if observe.below_compiled_code():
             self._delay = "steps ended inside a compiled function, where no capture can start; the program ended before"
             return
         self._queue.popleft()
         self._starting = True
         try:
-            started = start_pass(due, self._number, self._seen.path)
+            started = start_pass(due, self._number, self._seen.path, self._jax)
         finally:
             self._starting = False
         if isinstance(started, str):
@@ -231,20 +286,20 @@ class Session:
                 self._settling = SETTLING_STEPS
             self._write()
 
-    def _make_way(self) -> None:
+    def _make_way(self, tool: str) -> None:
         """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
         try:
             active = self._active
-            if active is not None and active.due.tool == "torch_profiler":
+            if active is not None and active.due.tool == tool:
                 self._active = None
                 active.interrupt()
                 self._queue.appendleft(active.due)
-                self._delay = "the program started its own torch.profiler; the program ended before"
+                self._delay = f"the program started its own {tool.replace('_', '.')}; the program ended before"
                 self._write()
         except Exception as error:
             self.broken(error)
 
-    def _write(self) -> None:
+    def _write(self, *, last: bool = False) -> None:
         self._written = monotonic()
         if self._seen is None:
             return
@@ -252,6 +307,8 @@ class Session:
         if self._active is not None:
             captures.append(self._active.missing("the program ended during this pass"))
         captures += [_missing(one, f"{self._delay} this pass began") for one in self._queue]
+        if self._jax is not None:
+            captures += self._jax.save(self._seen.path, last=last)
         process = Process(
             rank=self._seen.rank,
             directory=self._seen.path.name,

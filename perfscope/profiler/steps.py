@@ -1,4 +1,4 @@
-"""Finds the steps of a program that may not know of us: listens to four sources and settles on one."""
+"""Finds the steps of a program that may not know of us: listens to six sources and settles on one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ class Source(IntEnum):
 
     EXPLICIT = 0
     PROFILER = 1
-    ANNOTATION = 2
-    OPTIMIZER = 3
+    STEP_TRACE = 2
+    ANNOTATION = 3
+    OPTIMIZER = 4
+    JITTED = 5
 
 
 class Recorder(Protocol):
@@ -68,9 +70,10 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 class StepFinder:
     """Counts the steps of every source; after the warm-up the best source seen is followed alone.
 
-    ``perfscope.step()`` rules wherever it is called, else the program's own ``prof.step()``, else an
-    annotation that is named like a step, else the first optimizer that steps. Events of other threads
-    than the first one's are not steps.
+    ``perfscope.step()`` rules wherever it is called, else the program's own ``prof.step()``, else jax's
+    ``StepTraceAnnotation``, else an annotation that is named like a step, else the first optimizer that
+    steps, else the first jitted function that is called again and again. Events of other threads than
+    the first one's are not steps.
     """
 
     def __init__(self, options: CaptureOptions, recorder: Recorder, forget: Callable[[Source], None]) -> None:
@@ -88,6 +91,8 @@ class StepFinder:
         self._inside_with = False
         self._with_used = False
         self._family: str | None = None
+        self._names: dict[Source, str] = {}
+        self._span_depth = 0
         self._depth = 0
         self._covered_ns = 0
         self._first_enter_ns = 0
@@ -98,7 +103,9 @@ class StepFinder:
         names = {
             Source.EXPLICIT: "perfscope.step",
             Source.PROFILER: "torch.profiler",
+            Source.STEP_TRACE: f"StepTraceAnnotation {self._names.get(source, '')}",
             Source.OPTIMIZER: "optimizer.step",
+            Source.JITTED: f"calls of {self._names.get(source, '')}",
         }
         return names.get(source) or f"annotation {self._family}"
 
@@ -135,6 +142,46 @@ class StepFinder:
         """A step of ``source`` ended here and the next one began."""
         self._end(source, perf_counter_ns())
         self._begin(source)
+
+    @_guarded
+    def span_enter(self, source: Source, name: str) -> None:
+        """A range that is a step by its kind is about to begin; one inside another is not."""
+        if not self._mine(source) or (self._wanted is not None and name != self._wanted):
+            return
+        if self._names.setdefault(source, name) == name:
+            self._span_depth += 1
+            if self._span_depth == 1:
+                self.completed.setdefault(source, 0)
+                self._begin(source)
+
+    @_guarded
+    def span_exit(self, source: Source, name: str) -> None:
+        """It ended."""
+        now = perf_counter_ns()
+        if self._mine(source) and self._names.get(source) == name and self._span_depth:
+            self._span_depth -= 1
+            if not self._span_depth:
+                self._end(source, now)
+
+    @_guarded
+    def called(self, source: Source, name: str, before: int = 0) -> None:
+        """The function whose calls are steps has been called, and ``before`` times before anybody followed it.
+
+        A step annotation that was asked for is better.
+        """
+        if self._wanted is None:
+            self._names[source] = name
+            self.completed[source] = self.completed.get(source, 0) + before
+            self.edge(source)
+
+    @_guarded
+    def mistaken(self, source: Source) -> None:
+        """What ``source`` told were no steps: forget them and look again."""
+        self.completed.pop(source, None)
+        self._names.pop(source, None)
+        if self.source is source:
+            self.source = None
+            self.recorder.unsettled()
 
     @_guarded
     def annotation_enter(self, name: str) -> None:

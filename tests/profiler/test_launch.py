@@ -26,7 +26,7 @@ print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": main.__file__, "is_main": globals() is vars(main),
     "spec": getattr(main.__spec__, "name", None), "stdin": sys.stdin.read(), "flags": list(sys.flags),
     "environ": {k: v for k, v in os.environ.items() if k not in hidden}, "cwd": os.getcwd(),
-    "meta_path": [type(f).__name__ for f in sys.meta_path if type(f).__name__ != "_WaitForTorch"],
+    "meta_path": [type(f).__name__ for f in sys.meta_path if type(f).__name__ != "_WaitForFramework"],
     "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)],
     "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
 }))

@@ -1,7 +1,7 @@
-"""Runs at the start of every Python process of the program, takes itself out again, and waits for torch.
+"""Runs at the start of every Python process of the program, takes itself out again, and waits for torch and jax.
 
 It sees the program's interpreter before anything else does, so it does almost nothing: no import of
-ours happens before the program imports torch, and an error of ours never stops the program.
+ours happens before the program imports torch or jax, and an error of ours never stops the program.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def _leave_no_trace(text: str) -> None:
         os.environ["PYTHONPATH"] = message["pythonpath"]
 
 
-def _attach(text: str) -> None:
-    """torch is imported: load our package from where this file lies, and begin."""
+def _attach(text: str, framework: Any) -> None:
+    """torch or jax is imported: load our package from where this file lies, and begin."""
     try:
         if "perfscope" not in sys.modules:
             _load_package()
         from perfscope.profiler.options import load_message
         from perfscope.profiler.session import attach
 
-        attach(load_message(text))
+        attach(load_message(text), framework)
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
 
@@ -60,17 +60,18 @@ def _load_package() -> None:
     spec.loader.exec_module(module)
 
 
-class _WaitForTorch:
-    """A finder that sees ``import torch``, steps aside, and attaches when the import is done."""
+class _WaitForFramework:
+    """A finder that sees the import of one framework, steps aside, and attaches when the import is done."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, framework: Any) -> None:
         self._text = text
+        self._framework = framework
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name != "torch":
+        if name != self._framework:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
@@ -79,7 +80,7 @@ class _WaitForTorch:
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            _attach(self._text)
+            _attach(self._text, self._framework)
 
         loader.exec_module = exec_module
         return spec
@@ -100,7 +101,7 @@ if VARIABLE in os.environ and __name__ == "sitecustomize":
     _text = os.environ[VARIABLE]
     try:
         _leave_no_trace(_text)
-        sys.meta_path.insert(0, _WaitForTorch(_text))
+        sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in ("torch", "jax")]
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
     _run_the_other()

@@ -6,6 +6,10 @@ import importlib
 from types import ModuleType
 
 CAPTURES: dict[str, str] = {
+    "jax_events": "perfscope.profiler.captures.jax_events",
+    "jax_hlo": "perfscope.profiler.captures.jax_hlo",
+    "jax_profiler": "perfscope.profiler.captures.jax_profiler",
+    "jax_sync": "perfscope.profiler.captures.jax_sync",
     "op_graph": "perfscope.profiler.captures.op_graph",
     "torch_profiler": "perfscope.profiler.captures.torch_profiler",
 }

@@ -1,0 +1,122 @@
+"""Compiled programs: a snapshot of all that are alive, with buffer assignment and heap trace, and those freed before.
+
+A profiler session that records no events still holds an HloProto of every executable that is alive, run or
+not. It takes milliseconds and needs no flag. Programs that are freed before that are caught as they are
+compiled where jax offers it (0.10.2 and later); they come scheduled, without buffer assignment.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from perfscope.profiler import jax_compat
+from perfscope.profiler.captures import jax_wire
+from perfscope.profiler.captures.jax_wire import Module
+from perfscope.profiler.jax_compat import Undo
+from perfscope.profiler.run import Capture
+from perfscope.profiler.store import write_atomically
+
+FOLDER = "hlo"
+SUFFIX = ".hlo.pb"
+MOST_KEPT = 64 << 20
+"""Bytes of programs kept as they are compiled; a large training program has 10 MB of them."""
+MOST_WRITTEN = 512 << 20
+"""Bytes written: beyond, the largest are left out and said."""
+MOST_NAME = 120
+"""Characters of a file name that come from a program's name."""
+
+PASS = "hlo"  # noqa: S105 (the name of a pass)
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def available() -> str | None:
+    """Why no snapshot can be taken, or ``None`` if it can."""
+    if "jax" not in sys.modules:
+        return "jax is not imported"
+    return None if jax_compat.has_session() else "this jax has no ProfilerSession that we know"
+
+
+def snapshot() -> list[Module]:
+    """The programs that are alive. ``RuntimeError`` while another profiler records, or if this jax cannot."""
+    session = jax_compat.session(host_tracer_level=0)
+    if session is None:
+        raise RuntimeError(available())
+    return jax_wire.modules(session.stop())
+
+
+class ProgramLog:
+    """Programs as they are compiled, from ``start()`` to ``stop()``, and the snapshot, in one folder."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[str, int], bytes] = {}
+        self._held = 0
+        self._dropped = 0
+        self._undo: Undo | None = None
+
+    def start(self) -> None:
+        """Begin to see compilations, where this jax tells of them."""
+        self._undo = jax_compat.on_compiled_module(self._keep)
+
+    def stop(self) -> None:
+        """See no more."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def save(self, directory: Path, run: Path) -> Capture:
+        """Write a snapshot, and beside it what was compiled and is not alive any more."""
+        path = directory / FOLDER
+        alive = {(one.name, number): one.proto for number, one in enumerate(snapshot())}
+        names = {jax_wire.name_and_id(jax_wire.module_of(proto)) for proto in alive.values()}
+        files = {_file_name(name): proto for (name, _), proto in alive.items()}
+        for (name, number), module in list(self._compiled.items()):
+            # A program may be compiled under one number and live under another; the name is enough to know it.
+            if (name, number) not in names:
+                files.setdefault(_file_name(f"{name}({number}).compiled"), jax_wire.as_proto(module))
+        left_out = _write(path, files)
+        remarks = []
+        if left_out:
+            remarks.append(f"{left_out} programs are left out: together they are above {MOST_WRITTEN >> 20} MiB")
+        if self._dropped:
+            remarks.append(f"{self._dropped} programs compiled after the first {MOST_KEPT >> 20} MiB were not kept")
+        return Capture(
+            pass_name=PASS,
+            tool="jax_hlo",
+            state="recorded" if files else "missing",
+            reason="; ".join(remarks) or (None if files else "no compiled program is alive"),
+            artifact=path.relative_to(run).as_posix() if files else None,
+        )
+
+    def _keep(self, module: bytes) -> None:
+        """Called by XLA's compiler, on any thread: it must not raise."""
+        try:
+            if self._held + len(module) > MOST_KEPT:
+                self._dropped += 1
+                return
+            self._compiled[jax_wire.name_and_id(module)] = module
+            self._held += len(module)
+        except Exception:
+            self._dropped += 1
+
+
+def _file_name(name: str) -> str:
+    return _UNSAFE.sub("_", name.replace("(", ".").replace(")", ""))[:MOST_NAME].strip(".") + SUFFIX
+
+
+def _write(path: Path, files: dict[str, bytes]) -> int:
+    """Add what is not there yet, the smallest first; how many were left out. A program never changes."""
+    path.mkdir(exist_ok=True)
+    written = left_out = 0
+    for name, proto in sorted(files.items(), key=lambda one: len(one[1])):
+        if (path / name).exists():
+            written += len(proto)
+            continue
+        if written + len(proto) > MOST_WRITTEN:
+            left_out += 1
+            continue
+        write_atomically(path / name, proto, durable=False)
+        written += len(proto)
+    return left_out

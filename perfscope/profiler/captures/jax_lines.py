@@ -1,0 +1,50 @@
+"""A bounded list of records that is written as JSON lines, one record a line behind a line of its own facts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from perfscope.profiler.store import write_atomically
+
+
+class Lines:
+    """Records of one kind. Adding is safe on any thread; beyond ``most`` they are counted, not kept."""
+
+    def __init__(self, schema: str, most: int) -> None:
+        """``schema``: name and version of the format, in the first line."""
+        self._schema = schema
+        self._most = most
+        self._records: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._written = -1
+        self.dropped = 0
+        """Records that there was no room for."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next record will be dropped."""
+        return len(self._records) >= self._most
+
+    def add(self, **record: Any) -> None:
+        """Keep a record; facts that are ``None`` are left out."""
+        with self._lock:
+            if self.full:
+                self.dropped += 1
+            else:
+                self._records.append({key: value for key, value in record.items() if value is not None})
+
+    def save(self, path: Path, **facts: Any) -> None:
+        """Write everything to ``path``; it appears there whole. Nothing is done if nothing came since."""
+        with self._lock:
+            if len(self._records) + self.dropped == self._written:
+                return
+            self._written = len(self._records) + self.dropped
+            head = {"schema": self._schema, "records": len(self._records), "dropped": self.dropped, **facts}
+            text = "".join(json.dumps(line) + "\n" for line in (head, *self._records))
+        write_atomically(path, text.encode(), durable=False)

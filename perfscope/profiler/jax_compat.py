@@ -1,0 +1,361 @@
+"""Everything of jax that is not public, in one place, each found by looking for it.
+
+A function here answers ``None`` (or does nothing) where this jax has no such thing; who calls says
+what is missing then. Checked on jax 0.6.0 and 0.10.2. Import it only in a process that has imported jax.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Undo = Callable[[], None]
+Called = Callable[[Any], None]
+"""Told of a call of a jitted function: the function."""
+
+TRANSFORMATION = "perfscope"
+"""Name under which the callback on compiled modules is registered."""
+
+
+def version() -> tuple[str, str]:
+    """Versions of jax and jaxlib."""
+    import jax
+
+    return str(jax.__version__), str(_find("jaxlib.version", "__version__"))
+
+
+def package_folders() -> tuple[str, ...]:
+    """Folders of jax and jaxlib with a slash behind them: what lies below is not the user's code."""
+    folders = []
+    for name in ("jax", "jaxlib"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            folders.append(f"{Path(file).parent}/")
+    return tuple(folders)
+
+
+def _find(module: str, name: str) -> Any:
+    """An attribute of a module of jax's own, ``None`` where either is not there."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def private_apis() -> dict[str, bool]:
+    """What we use beyond the public interface, by purpose, and whether this jax has it."""
+    return {
+        "trace as bytes (ProfilerSession)": has_session(),
+        "calls of jitted functions (post hook)": _post_hook() is not None,
+        "calls that miss the fast path": _miss_path() is not None,
+        "reason of each retrace (explain_cache_misses)": _explain_flag() is not None,
+        "modules as they are compiled (hlo_module_transformation)": _transformation("register") is not None,
+        "arrays (ArrayImpl)": array_class() is not None,
+    }
+
+
+def backends() -> tuple[str, ...]:
+    """Platforms whose backend is up; never starts one."""
+    held = _find("jax._src.xla_bridge", "_backends")
+    return tuple(sorted(str(name) for name in held)) if held else ()
+
+
+def devices() -> list[Any]:
+    """Local devices of the default backend; empty while none is up, so that looking starts nothing."""
+    if not backends():
+        return []
+    import jax
+
+    return list(jax.local_devices())
+
+
+def process() -> tuple[int, int] | None:
+    """Number of this process and how many there are, where ``jax.distributed`` was initialised."""
+    state = _find("jax._src.distributed", "global_state")
+    if state is None or getattr(state, "client", None) is None:
+        return None
+    return int(state.process_id or 0), int(state.num_processes or 1)
+
+
+def synchronise() -> None:
+    """Wait for the work of all arrays that are alive. Results do not change; the caller's time does."""
+    if not backends():
+        return
+    import jax
+
+    for array in jax.live_arrays():
+        if not array.is_deleted():
+            array.block_until_ready()
+
+
+# Profiler ---------------------------------------------------------------------------------------------------
+
+
+def _profiler() -> Any:
+    found = _find("jax._src.lib", "_profiler") or getattr(_find("jax._src.lib", "xla_client"), "profiler", None)
+    return found if hasattr(found, "ProfilerSession") and hasattr(found, "ProfileOptions") else None
+
+
+def has_session() -> bool:
+    """Whether a trace can be had as bytes."""
+    return _profiler() is not None
+
+
+def options(*, host_tracer_level: int) -> Any:
+    """Options of a trace: no Python tracer, the compiled programs embedded; ``None`` where there are none."""
+    profiler = _profiler()
+    kind = _find("jax.profiler", "ProfileOptions") or getattr(profiler, "ProfileOptions", None)
+    if kind is None:
+        return None
+    made = kind()
+    made.host_tracer_level = host_tracer_level
+    made.python_tracer_level = 0
+    made.enable_hlo_proto = True
+    return made
+
+
+def session(*, host_tracer_level: int) -> Any:
+    """A profiler that records from now on; its ``stop()`` gives a serialized XSpace. ``None`` if there is none."""
+    profiler = _profiler()
+    return None if profiler is None else profiler.ProfilerSession(options(host_tracer_level=host_tracer_level))
+
+
+def is_tracing() -> bool:
+    """Whether the calling thread is inside a function that jax traces."""
+    clean = _trace_state_clean()
+    return clean is not None and not clean()
+
+
+@functools.cache
+def _trace_state_clean() -> Callable[[], bool] | None:
+    found: Callable[[], bool] | None = _find("jax._src.core", "trace_state_clean")
+    return found
+
+
+_ours_runs = False
+
+
+def set_our_trace(on: bool) -> None:
+    """Note whether a trace of our own runs, which jax's public state does not show."""
+    global _ours_runs
+    _ours_runs = on
+
+
+def our_trace_runs() -> bool:
+    """Whether a trace of our own runs."""
+    return _ours_runs
+
+
+def trace_runs() -> bool:
+    """Whether the program itself records a jax trace now, or serves a profiler that may."""
+    module = sys.modules.get("jax._src.profiler")
+    if module is None:
+        return False
+    state = getattr(module, "_profile_state", None)
+    return getattr(state, "profile_session", None) is not None or getattr(module, "_profiler_server", None) is not None
+
+
+# Calls of jitted functions ------------------------------------------------------------------------------------
+
+
+def _post_hook() -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
+    """Reads and sets the function that jitted calls end with (that of ``jax_debug_nans``)."""
+    state = _find("jax._src.api", "_post_hook_state")
+    if state is not None and hasattr(state, "set_global"):
+        return state.get_global, state.set_global
+    jit = _find("jax._src.lib", "jax_jit")
+    if jit is None or not hasattr(jit, "global_state"):
+        return None
+    held = jit.global_state()
+    if not hasattr(held, "post_hook"):
+        return None
+    return (lambda: held.post_hook), (lambda hook: setattr(held, "post_hook", hook))
+
+
+def on_fast_call(called: Called) -> Undo | None:
+    """Tell of every jitted call that its compiled program served at once; a hook that was there goes on.
+
+    jax calls it behind the dispatch, on the calling thread, and never for calls inside a function that is traced.
+    """
+    hook = _post_hook()
+    if hook is None:
+        return None
+    read, write = hook
+    before = read()
+
+    def after_call(function: Any, arguments: Any, named: Any, output: Any) -> None:
+        if before is not None:
+            before(function, arguments, named, output)
+        called(function)
+
+    write(after_call)
+
+    def undo() -> None:
+        if read() is after_call:
+            write(before)
+
+    return undo
+
+
+def _miss_path() -> tuple[Any, str, int] | None:
+    """Module, name and the position of the function among the arguments of what serves all other calls."""
+    for name, at in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
+        if _find("jax._src.pjit", name) is not None:
+            return sys.modules["jax._src.pjit"], name, at
+    return None
+
+
+def on_slow_call(called: Called) -> Undo | None:
+    """Tell of the other jitted calls: the first, those that retrace, and those that never take the fast path."""
+    place = _miss_path()
+    clean = _trace_state_clean()
+    if place is None or clean is None:
+        return None
+    module, name, at = place
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def run(*arguments: Any, **named: Any) -> Any:
+        answer = original(*arguments, **named)
+        if clean():  # else it is called by a function that is being traced
+            called(arguments[at])
+        return answer
+
+    for of in ("traceback_util", "source_info_util"):
+        exclude = _find(f"jax._src.{of}", "register_exclusion")
+        if exclude is not None:
+            exclude(__file__)  # jax names the user's frames, in errors and in programs; this is not one
+    setattr(module, name, run)
+
+    def undo() -> None:
+        if getattr(module, name) is run:
+            setattr(module, name, original)
+
+    return undo
+
+
+# Compilation ---------------------------------------------------------------------------------------------------
+
+
+def on_events(event: Callable[..., None], duration: Callable[..., None]) -> Undo:
+    """Listen to ``jax.monitoring``: ``event(name, **facts)`` and ``duration(name, seconds, **facts)``."""
+    from jax import monitoring
+
+    monitoring.register_event_listener(event)
+    monitoring.register_event_duration_secs_listener(duration)
+
+    def undo() -> None:
+        for kind, listener in (("event", event), ("event_duration", duration)):
+            remove = _find("jax._src.monitoring", f"unregister_{kind}_listener") or _find(
+                "jax._src.monitoring", f"_unregister_{kind}_listener_by_callback"
+            )
+            if remove is not None:
+                try:
+                    remove(listener)
+                except (AssertionError, ValueError):  # the program cleared all listeners
+                    return
+
+    return undo
+
+
+def _explain_flag() -> Any:
+    return _find("jax._src.config", "explain_cache_misses")
+
+
+_EXPLAINERS = ("jax._src.interpreters.partial_eval", "jax._src.pjit")
+"""Modules, and loggers, that write why a function is traced again (the second: jax 0.6)."""
+_ALSO_SAID = ("jax._src.compiler", "jax._src.compilation_cache")
+"""Loggers that speak up of the persistent cache when they are asked to explain misses."""
+_ALSO_SAYS = ("PERSISTENT COMPILATION CACHE MISS", "Not writing persistent cache entry", "Writing ")
+
+
+def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
+    """Have jax say why it traces, to us and not to the program's log. ``None`` if it cannot, or already does."""
+    flag = _explain_flag()
+    if flag is None or flag.value:
+        return None
+    import jax
+
+    class Take(logging.Filter):
+        """Takes what we asked for out of the program's log."""
+
+        def filter(self, record: logging.LogRecord) -> bool:
+            text = str(record.msg)
+            if "TRACING CACHE MISS" in text:
+                explained(record.getMessage())
+                return False
+            return not (record.name in _ALSO_SAID and text.startswith(_ALSO_SAYS))
+
+    taker = Take()
+    loggers = [logging.getLogger(name) for name in (*_EXPLAINERS, *_ALSO_SAID)]
+    for one in loggers:
+        one.addFilter(taker)
+    guards = [_guard_explanation(module) for module in _EXPLAINERS]
+    jax.config.update("jax_explain_cache_misses", True)
+
+    def undo() -> None:
+        jax.config.update("jax_explain_cache_misses", False)
+        for one in loggers:
+            one.removeFilter(taker)
+        for restore in guards:
+            restore()
+
+    return undo
+
+
+def _guard_explanation(module: str) -> Undo:
+    """Explaining is a debugging aid of jax's, off by default: a slip in it must not become the program's error."""
+    original = _find(module, "diff_tracing_cache_keys")
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def differences(*keys: Any) -> Any:
+        try:
+            return original(*keys)
+        except Exception:
+            old_form = len(keys) == 3  # jax 0.6 hands the debug info over too, and wants (texts, size)
+            return (["no explanation"], 0) if old_form else (sys.maxsize, 0, "no explanation")
+
+    holder = sys.modules[module]
+    setattr(holder, "diff_tracing_cache_keys", differences)  # noqa: B010 (mypy knows no such attribute)
+
+    def restore() -> None:
+        if getattr(holder, "diff_tracing_cache_keys", None) is differences:
+            setattr(holder, "diff_tracing_cache_keys", original)  # noqa: B010
+
+    return restore
+
+
+def _transformation(verb: str) -> Any:
+    if _find("jax._src.lib", "_xla") is None:
+        return None
+    return _find("jax.extend.xla", f"{verb}_hlo_module_transformation")
+
+
+def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
+    """Give each scheduled module (serialized HloModuleProto) away as it is compiled; ``None`` before jaxlib 0.10.2."""
+    register, clear = _transformation("register"), _transformation("clear")
+    stages = _find("jax.extend.xla", "PipelineStage")
+    if register is None or clear is None or stages is None:
+        return None
+
+    def look(module: bytes) -> None:
+        compiled(module)  # its answer, None, leaves the module as it is
+
+    register(look, name=TRANSFORMATION, stage=stages.POST_SCHEDULER)
+
+    def undo() -> None:
+        clear(TRANSFORMATION, stage=stages.POST_SCHEDULER)
+
+    return undo
+
+
+def array_class() -> Any:
+    """The class of arrays; ``None`` where it is not where we know it."""
+    return _find("jax._src.array", "ArrayImpl")
