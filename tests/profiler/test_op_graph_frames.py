@@ -30,14 +30,14 @@ def look(frames: Frames, *files: str) -> Site:
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     monkeypatch.setattr(sys, "path", ["/elsewhere/project", *sys.path])
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/generated")
-    return Frames("/site/torch/__init__.py", Path("/work/here"))
+    return Frames("/site/torch/__init__.py", Path("/project/here"))
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("/work/here/train.py", "train.py"),
-        ("/work/here/src/net.py", "src/net.py"),
+        ("/project/here/train.py", "train.py"),
+        ("/project/here/src/net.py", "src/net.py"),
         ("/elsewhere/project/pkg/net.py", "pkg/net.py"),
         ("/nowhere/known/net.py", "/nowhere/known/net.py"),
         (str(REPOSITORY / "perfscope" / "workloads" / "moe.py"), "perfscope/workloads/moe.py"),
@@ -62,23 +62,23 @@ def test_files_are_named_from_the_working_folder_or_the_import_path(frames: Fram
     ],
 )
 def test_the_user_is_further_out(frames: Frames, hidden: str) -> None:
-    assert look(frames, "/work/here/train.py", hidden).file == "train.py"
+    assert look(frames, "/project/here/train.py", hidden).file == "train.py"
 
 
 def test_innermost_wins(frames: Frames) -> None:
-    assert look(frames, "/work/here/train.py", "/work/here/net.py", "/site/torch/_tensor.py").file == "net.py"
+    assert look(frames, "/project/here/train.py", "/project/here/net.py", "/site/torch/_tensor.py").file == "net.py"
 
 
 def test_what_lies_between(frames: Frames) -> None:
-    user, optimizer = "/work/here/train.py", "/site/torch/optim/adamw.py"
+    user, optimizer = "/project/here/train.py", "/site/torch/optim/adamw.py"
     assert look(frames, user, optimizer)[4:6] == (True, True)
     # A closure that the optimizer calls is the user's again.
-    assert look(frames, user, optimizer, "/work/here/closure.py")[4:6] == (False, True)
+    assert look(frames, user, optimizer, "/project/here/closure.py")[4:6] == (False, True)
     assert look(frames, user, "/site/torch/optim/lr_scheduler.py")[4:6] == (False, False)
     assert look(frames, user, "/site/torch/autograd/__init__.py").engine_before_user
-    assert not look(frames, user, "/site/torch/autograd/__init__.py", "/work/here/hook.py").engine_before_user
-    assert look(frames, user, "/site/torch/utils/checkpoint.py", "/work/here/net.py").checkpoint
-    assert look(frames, user, "/site/torch/utils/data/dataloader.py", "/work/here/data.py").data
+    assert not look(frames, user, "/site/torch/autograd/__init__.py", "/project/here/hook.py").engine_before_user
+    assert look(frames, user, "/site/torch/utils/checkpoint.py", "/project/here/net.py").checkpoint
+    assert look(frames, user, "/site/torch/utils/data/dataloader.py", "/project/here/data.py").data
 
 
 class Probe:
