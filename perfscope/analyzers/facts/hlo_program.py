@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfscope.analyzers.finding import Where
+from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.trace import Trace
 
 CONTROL = frozenset({"while", "conditional", "call", "async-start"})
 """Opcodes that run the computations they call, one instruction after another."""
@@ -137,3 +139,8 @@ def where_of(instruction: Instruction) -> Where:
         file=instruction.file,
         line=instruction.line,
     )
+
+
+def costs(trace: Trace) -> tuple[ModuleCost, ...]:
+    """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
+    return tuple(module_cost(module) for module in trace.hlo if module.is_scheduled)

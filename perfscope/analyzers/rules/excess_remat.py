@@ -16,6 +16,14 @@ How it is found:
     where allocator events were recorded. A compiler's own recomputation inside its kernels does not
     show in a trace and is not counted.
 
+    From a compiled XLA program: matrix products under `rematted_computation`, which is where
+    `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that
+    XLA itself cloned to free memory, told by the name they had before (never by `.remat` in the name),
+    the first of each left out. Products that take less time than writing and reading back their result
+    would (short inner dimension, as in blocked attention) are cheap and not counted. Cost is the share of
+    the program's arithmetic. Where several programs of one function are there, one that recomputes more
+    than another and needs as much memory is named: its policy is dominated.
+
 Fix:
     Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
 
@@ -28,7 +36,9 @@ Fix:
         y = checkpoint(block, x, use_reentrant=False,
                        context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
-    or checkpoint every second block only, or none where the memory is there.
+    or checkpoint every second block only, or none where the memory is there. In JAX::
+
+        f = jax.checkpoint(block, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
 """
 
 from __future__ import annotations
@@ -37,14 +47,18 @@ from collections import Counter
 from collections.abc import Iterable
 
 from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.facts.hlo_remat_findings import program_findings
 from perfscope.analyzers.facts.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.facts.span_work import NO_WORK
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.trace import RECORDED, Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 
-NEEDS = ("host_ops", "autograd")
+NEEDS = ()
+
+AUTOGRAD = ("host_ops", "autograd")
+"""What a PyTorch recording must hold; a compiled XLA program does as well."""
 
 MIN_SHARE = 0.01
 """Of the steps' time: recomputing less is a good bargain whatever memory it bought."""
@@ -57,6 +71,16 @@ MOST_ASKED = 50
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
+    absent = [key for key in AUTOGRAD if key not in trace.recorded]
+    if not absent:
+        yield from _from_autograd(trace)
+    elif "hlo" in trace.recorded:
+        yield from program_findings(trace)
+    else:
+        raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent))
+
+
+def _from_autograd(trace: Trace) -> Iterable[Finding]:
     whole = whole_ns(trace)
     regions = trace.fact(recompute_regions)
     total = sum(region.time.exposed_ns for region in regions)

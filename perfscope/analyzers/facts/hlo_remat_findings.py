@@ -1,0 +1,231 @@
+"""What ``excess_remat`` says of compiled XLA programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.hlo_liveness import peak_bytes
+from perfscope.analyzers.facts.hlo_program import costs, where_of
+from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.analyzers.hlo.cost import ModuleCost
+from perfscope.analyzers.hlo.module import Shape
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes
+
+MIN_FLOPS_SHARE = 0.05
+"""Of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward, about a
+quarter of a step's matrix work at most; below a twentieth there is little to win back."""
+
+MEDIUM_FLOPS_SHARE = 0.1
+"""No time is known, so nothing is called high."""
+
+PLACE_SHARE = 0.01
+"""Of a program's arithmetic: a line with less gets no finding of its own."""
+
+SAME_MEMORY = 0.05
+"""Peaks this close count as equal: modelled ones are no better, assigned ones differ by alignment."""
+
+MAX_ROWS = 20
+
+ADVICE = (
+    "Save the products and recompute what is cheap: jax.checkpoint(f, "
+    "policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable), or save_only_these_names(...) with "
+    "jax.ad_checkpoint.checkpoint_name around the results of the products themselves: a name on what is computed "
+    "from them saves nothing. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what a policy keeps. "
+)
+
+
+def program_findings(trace: Trace) -> Iterator[Finding]:
+    """Findings on recomputation of all compiled programs."""
+    judged = trace.fact(costs)
+    if not judged:
+        raise AbstainError("no compiled program among the XLA programs: the compiler may still remove recomputation")
+    clones = trace.fact(cloned_instructions)
+    if not clones and not any(row.instruction.op_name for cost in judged for row in cost.rows):
+        raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be told")
+    for cost in judged:
+        yield from _checkpointed(trace, cost)
+        yield from _cloned([one for one in clones if one.cost is cost], cost)
+    yield from _dominated(trace, judged)
+
+
+def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
+    members = [one for one in trace.fact(recomputed_products) if one.cost is cost and not one.is_cheap]
+    if not members or sum(one.flops for one in members) < MIN_FLOPS_SHARE * cost.total.flops:
+        return
+    places: dict[Where, list[Recomputed]] = defaultdict(list)
+    for one in members:
+        where = where_of(one.row.instruction)
+        places[
+            Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
+        ].append(one)
+    for where, found in places.items():
+        share = _share(sum(one.flops for one in found), cost)
+        if share < PLACE_SHARE:
+            continue
+        kept = sum(one.kept_bytes for one in found)
+        yield Finding(
+            subject="recomputed forward",
+            title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
+            f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
+            f"{format_bytes(kept)}",
+            severity=_severity(share),
+            basis="structural",
+            cost_bytes=None,
+            where=where,
+            evidence=tuple(_row(one) for one in sorted(found, key=lambda one: -one.flops)[:MAX_ROWS]),
+            advice=ADVICE + _headroom(cost),
+        )
+
+
+def _row(one: Recomputed) -> dict[str, Cell]:
+    return {
+        "product": one.row.instruction.name,
+        "program": one.cost.module.name,
+        "from": one.row.instruction.op_name[-120:],
+        "result": f"{one.result.dtype}{list(one.result.dims)}",
+        "times": one.row.runs,
+        "gflops": one.flops / 1e9,
+        "flops_share": one.flops / one.cost.total.flops,
+        "kept_bytes": one.kept_bytes,
+        "gflops_a_kept_mib": one.flops / 1e9 / (one.kept_bytes / (1 << 20)),
+    }
+
+
+def _cloned(members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
+    share = _share(sum(one.flops for one in members), cost)
+    if share < MIN_FLOPS_SHARE:
+        return
+    copies = sum(len(one.rows) for one in members)
+    where = where_of(members[0].rows[0].instruction)
+    yield Finding(
+        subject="rematerialized by XLA",
+        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
+        f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
+        f"{format_bytes(sum(one.bytes for one in members))} more moved a run",
+        severity=_severity(share),
+        basis="structural",
+        cost_bytes=sum(one.bytes for one in members),
+        where=Where(file=where.file, line=where.line, module=where.module if where.file is None else None),
+        evidence=tuple(
+            {
+                "again": one.original,
+                "program": cost.module.name,
+                "copies": len(one.rows),
+                "from": one.rows[0].instruction.op_name[-120:] or None,
+                "gflops": one.flops / 1e9,
+                "flops_share": _share(one.flops, cost),
+                "moved_bytes": one.bytes,
+            }
+            for one in members[:MAX_ROWS]
+        ),
+        advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "
+        "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
+        "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "
+        + _headroom(cost),
+    )
+
+
+def _dominated(trace: Trace, judged: tuple[ModuleCost, ...]) -> Iterator[Finding]:
+    """Functions one of whose programs recomputes more than another and needs as much memory."""
+    again: dict[int, int] = defaultdict(int)
+    for one in trace.fact(recomputed_products):
+        again[id(one.cost)] += 0 if one.is_cheap else one.flops
+    alike: dict[tuple[object, ...], list[ModuleCost]] = defaultdict(list)
+    for cost in judged:
+        alike[_signature(cost)].append(cost)
+    for group in alike.values():
+        if len(group) < 2 or not any(again[id(cost)] for cost in group):
+            continue
+        policies = [_Policy(cost=cost, again=again[id(cost)], peak=peak_bytes(cost.module)) for cost in group]
+        better = {index: _better(policy, policies) for index, policy in enumerate(policies)}
+        beaten = [index for index, found in better.items() if found is not None]
+        if beaten:
+            yield _dominated_finding(policies, max(beaten, key=lambda index: policies[index].share), better)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy:
+    """One program of a function."""
+
+    cost: ModuleCost
+    again: int
+    """FLOPs of recomputed products that are not cheap."""
+    peak: int
+    """Bytes."""
+
+    @property
+    def share(self) -> float:
+        return _share(self.again, self.cost)
+
+
+def _signature(cost: ModuleCost) -> tuple[object, ...]:
+    """Programs are of one function if they have its name, its arguments and its results."""
+    entry = cost.module.entry_computation()
+    arguments = sorted(
+        (one.parameter_number or 0, _type(one.shape)) for one in entry.instructions if one.opcode == "parameter"
+    )
+    return (cost.module.name.partition("(")[0], tuple(arguments), _type(entry.root.shape))
+
+
+def _type(shape: Shape) -> str:
+    return f"{shape.dtype}{shape.dims}" + "".join(map(_type, shape.parts))
+
+
+def _better(policy: _Policy, policies: list[_Policy]) -> int | None:
+    """The one that recomputes least of those that beat ``policy``: less recomputed and no more memory."""
+    found = [
+        index
+        for index, other in enumerate(policies)
+        if other.peak <= (1 + SAME_MEMORY) * policy.peak
+        and policy.again - other.again >= MIN_FLOPS_SHARE * policy.cost.total.flops
+    ]
+    return min(found, key=lambda index: (policies[index].again, policies[index].peak), default=None)
+
+
+def _dominated_finding(policies: list[_Policy], worst: int, better: dict[int, int | None]) -> Finding:
+    policy, winner = policies[worst], better[worst]
+    assert winner is not None
+    best, name = policies[winner], policy.cost.module.name.partition("(")[0]
+    assigned = policy.cost.module.buffer_assignment is not None
+    return Finding(
+        subject="dominated checkpoint policy",
+        title=f"one of {len(policies):,} programs of {name} recomputes {_percent(policy.share, policy.cost)} of its "
+        f"arithmetic and needs {format_bytes(policy.peak)}; another recomputes {_percent(best.share, best.cost)} and "
+        f"needs {format_bytes(best.peak)}",
+        severity=_severity(policy.share),
+        basis="structural" if assigned else "modelled",
+        where=Where(module=name),
+        evidence=tuple(
+            {
+                "program": index + 1,
+                "from": other.cost.module.source or None,
+                "recompute_share": other.share,
+                "peak_bytes": other.peak,
+                "peak_known_by": "assigned" if other.cost.module.buffer_assignment is not None else "modelled",
+                "beaten_by": None if (found := better[index]) is None else found + 1,
+            }
+            for index, other in sorted(enumerate(policies), key=lambda pair: -pair[1].share)[:MAX_ROWS]
+        ),
+        advice=f"Use the policy of program {winner + 1}: it recomputes less and needs no more memory.",
+    )
+
+
+def _share(flops: int, cost: ModuleCost) -> float:
+    return flops / cost.total.flops if cost.total.flops else 0.0
+
+
+def _percent(share: float, cost: ModuleCost) -> str:
+    return f"{100 * share:.1f}%" + ("" if cost.total.exact else " or less")
+
+
+def _severity(share: float) -> Severity:
+    return "medium" if share >= MEDIUM_FLOPS_SHARE else "low"
+
+
+def _headroom(cost: ModuleCost) -> str:
+    known = "is assigned" if cost.module.buffer_assignment is not None else "is modelled to need"
+    return f"The program {known} {format_bytes(peak_bytes(cost.module))} at its peak."
