@@ -1,0 +1,94 @@
+"""Our trimmed protos against the descriptors that lie, serialized, inside the installed jaxlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from perfscope.analyzers.protos import hlo
+from perfscope.analyzers.protos._schema import SCALARS, fields
+
+pytestmark = pytest.mark.jax
+
+FILES = ("xla/service/hlo.proto", "xla/xla_data.proto")
+_WIRE = {1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2, 9: 2, 10: 0, 11: 0, 12: 2, 14: 0}
+"""Fields of FileDescriptorProto and how each is on the wire."""
+
+
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number, position
+
+
+def scraped(binary: bytes, name: str) -> FileDescriptorProto | None:
+    """The descriptor of a file: it begins with its name, and goes on while its fields make sense."""
+    begin = binary.find(b"\x0a" + bytes([len(name)]) + name.encode())
+    if begin < 0:
+        return None
+    position, first = begin, True
+    while True:
+        key, after = varint(binary, position)
+        field, kind = key >> 3, key & 7
+        if _WIRE.get(field) != kind or (field == 1 and not first):
+            break
+        length, after = varint(binary, after)
+        position, first = (after + length if kind == 2 else after), False
+    return FileDescriptorProto.FromString(binary[begin:position])
+
+
+def messages(file: FileDescriptorProto) -> dict[str, Any]:
+    """Messages by name, nested ones as ``Outer.Inner``."""
+    found: dict[str, Any] = {}
+    waiting = [("", one) for one in file.message_type]
+    while waiting:
+        outer, one = waiting.pop()
+        found[outer + one.name] = one
+        waiting += [(f"{outer}{one.name}.", inner) for inner in one.nested_type]
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, Any]:
+    jaxlib = pytest.importorskip("jaxlib", reason="jaxlib is not installed")
+    library = next(Path(jaxlib.__file__).parent.glob("libjax_common.*"), None)
+    if library is None:
+        pytest.skip("this jaxlib has no libjax_common")
+    binary = library.read_bytes()
+    found = {name: scraped(binary, name) for name in FILES}
+    missing = [name for name, file in found.items() if file is None]
+    assert not missing, f"jaxlib has no descriptor of {missing}"
+    return {key: one for file in found.values() if file is not None for key, one in messages(file).items()}
+
+
+def test_every_field_we_read_is_theirs(theirs: dict[str, Any]) -> None:
+    assert len(theirs) > 50
+    wrong = []
+    ours = list(fields(hlo.SCHEMA))
+    for field in ours:
+        match = next((one for one in theirs[field.message].field if one.name == field.name), None)
+        if match is None or match.number != field.number:
+            wrong.append(f"{field.message}.{field.name}: number {match and match.number}")
+            continue
+        kind = FieldDescriptorProto.Type.Name(match.type).removeprefix("TYPE_").lower()
+        expected = field.type if field.type in (*SCALARS, "enum") else "message"
+        repeated = match.label == FieldDescriptorProto.LABEL_REPEATED
+        target = match.type_name.removeprefix(".xla.")
+        if kind != expected or repeated != field.repeated or (kind == "message" and target != field.type):
+            wrong.append(f"{field.message}.{field.name}: {kind} {target} repeated={repeated}")
+    assert wrong == []
+    assert len(ours) > 150
+
+
+def test_a_wrong_number_would_be_seen(theirs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hlo, "SCHEMA", "OpMetadata\n  3 string op_name\n")
+    with pytest.raises(AssertionError, match=r"OpMetadata\.op_name: number 2"):
+        test_every_field_we_read_is_theirs(theirs)
