@@ -19,7 +19,7 @@ from perfscope.analyzers.hlo.cost_fusion import BodyTraffic, body_traffic
 from perfscope.analyzers.hlo.cost_ops import op_work
 from perfscope.analyzers.hlo.cost_phase import Phase, phase_of
 from perfscope.analyzers.hlo.cost_traffic import copy_traffic, fusion_traffic, op_traffic
-from perfscope.analyzers.hlo.cost_types import NOTHING, Cost, Traffic, Work, cost_of
+from perfscope.analyzers.hlo.cost_types import NO_PRODUCTS, NOTHING, Cost, Traffic, Work, cost_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 
 Place = Literal["launched", "control", "inside"]
@@ -27,6 +27,8 @@ Place = Literal["launched", "control", "inside"]
 _CONTROL = frozenset({"while", "conditional", "call"})
 _ASYNC = frozenset({"async-start", "call-start", "custom-call-start", "fusion-start"})
 """Starts of what another computation describes."""
+_CONTAINERS = _CONTROL | _ASYNC | {"fusion"}
+"""Opcodes whose arithmetic is that of the instructions in the computations they call."""
 _OPERATORS = frozenset(
     {"map", "reduce", "reduce-window", "scatter", "select-and-scatter", "sort", "all-reduce", "reduce-scatter"}
 )
@@ -85,13 +87,8 @@ class ModuleCost:
             if row.place == "control" or not row.runs:
                 continue
             part = row.total
-            if row.instruction.opcode == "fusion" or (row.instruction.opcode in _ASYNC and row.instruction.called):
-                part = Cost(
-                    bytes_read=part.bytes_read,
-                    bytes_written=part.bytes_written,
-                    wire_bytes=part.wire_bytes,
-                    exact=part.exact,
-                )
+            if row.instruction.called and row.instruction.opcode in _CONTAINERS:
+                part = dataclasses.replace(part, flops=0, transcendentals=0, products=NO_PRODUCTS, unknown=0)
             if part != _FREE:
                 phase = phase_of(row.instruction.op_name)
                 found[phase] = found[phase] + part if phase in found else part
@@ -244,6 +241,13 @@ def _with_traffic(cost: Cost, traffic: Traffic) -> Cost:
     )
 
 
+def _arithmetic(cost: Cost) -> Cost:
+    """A cost without its traffic."""
+    if not (cost.bytes_read or cost.bytes_written or cost.wire_bytes):
+        return cost
+    return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0)
+
+
 def _blocking(instruction: Instruction, operands: list[Shape]) -> tuple[Instruction, list[Shape]]:
     """The op that an asynchronous start begins, with the shape of what it yields in the end.
 
@@ -319,7 +323,7 @@ def _placed(module: HloModule, model: _Model, order: list[str]) -> tuple[Instruc
                     computation=name,
                     instruction=instruction,
                     place="inside" if name in inside else "control" if control else "launched",
-                    once=once,
+                    once=_arithmetic(once) if name in inside else once,
                     runs=times,
                     runs_exact=exact,
                     branches=branches,

@@ -89,8 +89,9 @@ def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTr
     demand.add_all(body.root.name)
     for instruction in reversed(body.instructions):
         demanded = demand.elements.get(instruction.name)
-        if demanded is not None and any(demanded):
-            _pass_on(instruction, demanded, demand, in_place, nested)
+        # an update in place is made even where the next one needs nothing of what it leaves
+        if instruction.name in in_place or (demanded is not None and any(demanded)):
+            _pass_on(instruction, demand.of(instruction.name), demand, in_place, nested)
     parameters = sorted(
         (one for one in body.instructions if one.parameter_number is not None),
         key=lambda one: one.parameter_number or 0,
