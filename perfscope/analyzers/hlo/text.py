@@ -74,7 +74,7 @@ class _Reading:
         if self._pending:
             self._continue(line)
             return
-        stripped = line.strip()
+        stripped = line.strip().removeprefix("\ufeff")
         if not stripped or stripped.startswith("//"):
             return
         if self._open:
@@ -136,7 +136,6 @@ class _Reading:
         self._pending = [line]
 
     def _module_line(self, line: str) -> None:
-        line = line.removeprefix("\ufeff")
         if not line.startswith("HloModule"):
             raise ValueError("HLO text begins with 'HloModule'")
         try:

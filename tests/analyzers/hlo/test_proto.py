@@ -265,7 +265,7 @@ def test_shapes_nested_beyond_reason_are_refused() -> None:
         part.element_type = 13
         part = part.tuple_shapes[0]
     assert refused(whole.SerializeToString()) == "corrupt HLO proto: tuples nested more than 64 deep"
-    with pytest.raises(DataError, match="^m: cut off or corrupt: not a ShapeProto$"):
+    with pytest.raises(DataError, match=r"^m: cut off or corrupt: not a ShapeProto$"):
         decode("hlo.ShapeProto", nested_shape(5_000), "m")
 
 
