@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def _columns(line: Any, plane: Plane, code: Any, shown: str) -> Line:
     events = line.events
     count = len(events)
     metadata, offset, duration, occurrences = (
-        np.fromiter((getattr(event, field) for event in events), np.int64, count)
+        np.fromiter(map(attrgetter(field), events), np.int64, count)
         for field in ("metadata_id", "offset_ps", "duration_ps", "num_occurrences")
     )
     if count and (
