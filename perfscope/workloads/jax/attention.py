@@ -66,12 +66,20 @@ class Block:
 
     def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """x_BLD."""
+        x_BLD = x_BLD + self.attention(weights, x_BLD)
+        return x_BLD + self.feed_forward(weights, x_BLD)
+
+    def attention(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
+        """What attention adds to x_BLD."""
         z_BLD = layer_norm(weights["norm1"], x_BLD)
         q_BHLK, k_BHMK, v_BHMK = jnp.einsum("bld,dchk->cbhlk", z_BLD, weights["qkv_DCHK"])
         o_BHLK = self.attend(q_BHLK, k_BHMK, v_BHMK)
-        x_BLD = x_BLD + jnp.einsum("bhlk,hkd->bld", o_BHLK, weights["out_HKD"])
-        h_BLF = jax.nn.gelu(layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"], approximate=False)
-        return x_BLD + h_BLF @ weights["down_FD"] + weights["down_D"]
+        return jnp.einsum("bhlk,hkd->bld", o_BHLK, weights["out_HKD"])
+
+    def feed_forward(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
+        """What the hidden layer adds to x_BLD."""
+        h_BLF = layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"]
+        return jax.nn.gelu(h_BLF, approximate=False) @ weights["down_FD"] + weights["down_D"]
 
 
 if __name__ == "__main__":

@@ -92,11 +92,15 @@ class Block(attention.Block):
         """x_BLD."""
         by_sequence = NamedSharding(self.mesh, PartitionSpec(None, BATCH))
         by_batch = NamedSharding(self.mesh, PartitionSpec(BATCH))
+        weights = gathered(self.mesh, weights, stacked=False)
         x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
+        x_BLD = x_BLD + self.attention(weights, x_BLD)
+        x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
+        y_BLD = jax.lax.with_sharding_constraint(self.feed_forward(weights, x_BLD), by_batch)
         if "sharding" in self.defects:
-            x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_sequence)  # defect: moves all activations, and back
-            x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
-        x_BLD = super().__call__(gathered(self.mesh, weights, stacked=False), x_BLD)
+            x_BLD = jax.lax.with_sharding_constraint(x_BLD + y_BLD, by_sequence)  # defect: moves all activations
+        else:
+            x_BLD = x_BLD + y_BLD
         return jax.lax.with_sharding_constraint(x_BLD, by_batch)
 
 

@@ -1,0 +1,151 @@
+"""The variants of a JAX workload compute the same numbers, on awkward shapes too, and the same ones every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workloads.jax.twins import assert_same, jax_numbers, options, variants, workload
+
+jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.jax
+
+PAIRS = [(name, variant) for name in ("attention", "moe", "ssm") for variant in variants(name)[1:]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "variant"), PAIRS)
+def test_a_defect_and_its_twin(name: str, variant: str, dtype: str) -> None:
+    assert_same(jax_numbers(name, variant, dtype), jax_numbers(name, variants(name)[0], dtype), dtype)
+
+
+def qkv_of(length: int, features: int = 8) -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((2, 3, length, features), np.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 100])
+def test_attention_at_any_length(length: int) -> None:
+    # 100 is a block of 64 and a rest: the padded keys must stay unseen.
+    attention = workload("attention")
+    expected = attention.naive_attention(*qkv_of(length))
+    for variant in ("blocked", "pallas"):
+        found = jax.jit(attention.ATTENTION[variant])(*qkv_of(length))
+        np.testing.assert_allclose(
+            found, expected, rtol=1e-5, atol=1e-5
+        )  # sums of 100 float32 terms, values of order 1
+
+
+def test_gradients_through_padding() -> None:
+    attention = workload("attention")
+    found = {
+        variant: jax.jit(jax.grad(lambda *qkv, attend=attend: (attend(*qkv) ** 2).sum(), argnums=(0, 1, 2)))(
+            *qkv_of(70)
+        )
+        for variant, attend in attention.ATTENTION.items()
+    }
+    for variant in ("blocked", "pallas"):
+        for ours, theirs in zip(found[variant], found["naive"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [30.0, -30.0])
+def test_large_scores_do_not_overflow(scale: float) -> None:
+    attention = workload("attention")
+    q, k, v = qkv_of(70)
+    expected = attention.naive_attention(scale * q, scale * k, v)
+    for variant in ("blocked", "pallas"):
+        found = jax.jit(attention.ATTENTION[variant])(scale * q, scale * k, v)
+        assert np.isfinite(found).all()
+        # Scores of order 1000 are right to 1e-4, so their exponentials are too.
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("platform", "target"), [("cuda", "triton"), ("rocm", "triton"), ("tpu", "tpu_custom_call")])
+def test_the_kernel_lowers_to_one_call_on_an_accelerator(platform: str, target: str) -> None:
+    from jax import export
+
+    calls = ("__gpu$xla.gpu.triton", "tpu_custom_call")
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in calls]
+    shape = jax.ShapeDtypeStruct((2, 2, 128, 64), "bfloat16")
+    attend = jax.jit(workload("attention").ATTENTION["pallas"])
+    text = export.export(attend, platforms=[platform], disabled_checks=allowed)(shape, shape, shape).mlir_module()
+    (call,) = [line for line in text.splitlines() if "custom_call @" in line]
+    assert target in call
+
+
+def experts_and_tokens() -> tuple[Any, Any]:
+    moe = workload("moe")
+    size, generator = moe.SIZES["tiny"], np.random.default_rng(0)
+    experts = moe.Block(size, "ragged").initial(generator)["experts"]
+    return experts, generator.standard_normal((32, size.dim), np.float32)
+
+
+def dispatched(variant: str, weight_TK: Any, expert_TK: Any) -> Any:
+    experts, x_TD = experts_and_tokens()
+    return jax.jit(workload("moe").DISPATCH[variant])(experts, x_TD, weight_TK, expert_TK)
+
+
+def test_an_expert_without_tokens() -> None:
+    # Two of four experts take every token, at the capacity of 2 * 64 / 4 = 32 rows each, exactly.
+    weight_TK = np.random.default_rng(0).random((32, 2), np.float32)
+    expert_TK = np.array([[2, 0]] * 32, np.int32)
+    expected = dispatched("ragged", weight_TK, expert_TK)
+    assert np.abs(expected).max() > 0.1
+    for variant in ("einsum", "scatter"):
+        np.testing.assert_allclose(dispatched(variant, weight_TK, expert_TK), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["einsum", "scatter"])
+def test_what_overflows_an_expert_is_dropped(variant: str) -> None:
+    weight_TK, expert_TK = np.ones((32, 2), np.float32), np.full((32, 2), 3, np.int32)  # 64 rows for 32 places
+    expected, y_TD = (np.asarray(dispatched(one, weight_TK, expert_TK)) for one in ("ragged", variant))
+    np.testing.assert_allclose(y_TD[:16], expected[:16], rtol=1e-4, atol=1e-5)
+    assert (y_TD[16:] == 0).all()
+    assert (expected[16:] != 0).any()
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 9])
+def test_the_associative_scan_at_any_length(length: int) -> None:
+    ssm, generator = workload("ssm"), np.random.default_rng(0)
+    a, u = (generator.random((2, length, 3, 4), np.float32) for _ in range(2))
+    np.testing.assert_allclose(ssm.associative(a, u), ssm.scan(a, u), rtol=1e-5)
+
+
+def trained(*defects: str, steps: int = 2) -> list[float]:
+    from perfscope.workloads.jax.training import train
+
+    losses: list[float] = train(workload("ssm").Block, options("ssm", "scan", steps=steps, defects=frozenset(defects)))
+    return losses
+
+
+def test_a_defect_changes_no_number_and_a_seed_gives_the_same_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = trained()
+    assert capsys.readouterr().out == f"step   0  loss {plain[0]:.4f}\nstep   1  loss {plain[1]:.4f}\n"
+    assert trained("float", "fp32") == plain
+    assert capsys.readouterr().out.startswith(f"mean loss {sum(plain) / 2:.4f}\n")
+    # Recomputed values are fused with others, and so rounded at other places; the bias correction of AdamW is a
+    # constant of the program instead of a float32 exponential.
+    assert trained("checkpoint") == pytest.approx(plain, rel=1e-6)
+    assert trained("retrace") == pytest.approx(plain, rel=1e-6)
+
+
+def test_the_seed_decides_the_weights() -> None:
+    from perfscope.workloads.jax.training import LanguageModel
+
+    def weights(variant: str, seed: int) -> Any:
+        return jax.tree.leaves(LanguageModel(workload("moe").Block, options("moe", variant, seed=seed)).initial())
+
+    ours, other_variant, other_seed = weights("einsum", 0), weights("ragged", 0), weights("einsum", 1)
+    assert all((left == right).all() for left, right in zip(ours, other_variant, strict=True))
+    assert not all((left == right).all() for left, right in zip(ours, other_seed, strict=True))
+
+
+@pytest.mark.parametrize(("name", "variant"), [("moe", "scatter"), ("ssm", "scan")])
+def test_it_learns(name: str, variant: str) -> None:
+    from perfscope.workloads.jax.training import train
+
+    losses = train(workload(name).Block, options(name, variant, steps=12))
+    assert losses[-1] < losses[0] - 0.1
