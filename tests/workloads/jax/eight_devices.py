@@ -1,0 +1,48 @@
+"""Run as a program, with a folder: trains on eight CPU devices, writes each compiled step there and prints losses.
+
+``python -m tests.workloads.jax.eight_devices FOLDER``; the number of devices is fixed when jax starts, so this cannot
+be done in the process of the other tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from perfscope.workloads.jax import transformer
+from perfscope.workloads.jax.data import batches
+from perfscope.workloads.jax.options import Options
+from perfscope.workloads.jax.training import loop
+
+MESHES = {
+    "one": ((1, 1, 1), "naive", ""),
+    "data": ((8, 1, 1), "naive", ""),
+    "fsdp": ((1, 8, 1), "naive", ""),
+    "tensor": ((1, 1, 4), "naive", ""),
+    "all": ((2, 2, 2), "blocked", ""),
+    "defect": ((2, 2, 2), "blocked", "sharding"),
+}
+"""Name -> devices along data, fsdp and tensor; variant; defect."""
+
+
+def main(folder: Path) -> dict[str, list[float]]:
+    """The losses of two steps on each mesh; ``folder/NAME.hlo.txt`` is the step as compiled."""
+    losses = {}
+    for name, (shape, variant, defect) in MESHES.items():
+        options = Options(
+            variant=variant, size=transformer.SIZES["tiny"], steps=2, defects=frozenset({defect} if defect else ())
+        )
+        update, state, batch = transformer.sharded_step(options, transformer.mesh_of(shape, "cpu"))
+        tokens_BM = jax.device_put(next(batches(options)), batch)
+        (folder / f"{name}.hlo.txt").write_text(update.lower(state, tokens_BM).compile().as_text())
+        losses[name] = loop(update, state, options, batch)
+    return losses
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_disable_most_optimizations", True)
+    print(json.dumps(main(Path(sys.argv[1]))))
