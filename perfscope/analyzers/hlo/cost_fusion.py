@@ -81,9 +81,10 @@ def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTr
     arrays = {one.name: arrays_of(one.shape) for one in body.instructions}
     demand = _Demand(arrays)
     in_place: set[str] = set()
+    computed: set[str] = set()
     written = []
     for name, array in _results(body):
-        updates = _updates_in_place(body, name, in_place)
+        updates = _updates_in_place(body, name, in_place, computed)
         whole = arrays[name][array].elements if array < len(arrays[name]) else 0
         written.append(whole if updates is None else min(whole, updates))
     demand.add_all(body.root.name)
@@ -189,23 +190,25 @@ def _results(body: Computation) -> list[tuple[str, int]]:
     return found
 
 
-def _updates_in_place(body: Computation, name: str, in_place: set[str]) -> int | None:
+def _updates_in_place(body: Computation, name: str, in_place: set[str], computed: set[str]) -> int | None:
     """Elements of the updates that make a result of a parameter; ``None`` if it is not made that way.
 
-    Marks the updates. Those marked for another result are not counted again.
+    Marks the updates as ``in_place``, and those of a value that is ``computed``. Those marked for another result
+    are neither walked nor counted again.
     """
     chain: list[Instruction] = []
     at = body.by_name[name]
-    while at.opcode in ("bitcast", "get-tuple-element") or at.opcode in _UPDATES:
-        if at.name in in_place:
-            return sum(_update_elements(body, one) for one in chain) if chain else 0
+    while at.name not in in_place and (at.opcode in _UPDATES or at.opcode in ("bitcast", "get-tuple-element")):
+        if at.name in computed:
+            break
         if at.opcode in _UPDATES:
             chain.append(at)
         at = body.by_name[at.operands[0]]
-    if at.opcode != "parameter" or not chain:
-        return None
-    in_place.update(one.name for one in chain)
-    return sum(_update_elements(body, one) for one in chain)
+    if at.name in in_place or (at.opcode == "parameter" and chain):
+        in_place.update(one.name for one in chain)
+        return sum(_update_elements(body, one) for one in chain)
+    computed.update(one.name for one in chain)
+    return None
 
 
 def _update_elements(body: Computation, instruction: Instruction) -> int:
