@@ -23,6 +23,7 @@ RULES: dict[str, str] = {
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
     "resharding_collective": "perfscope.analyzers.rules.resharding_collective",
     "small_kernels": "perfscope.analyzers.rules.small_kernels",
+    "straggler": "perfscope.analyzers.rules.straggler",
     "unfused_attention": "perfscope.analyzers.rules.unfused_attention",
     "unfused_ops": "perfscope.analyzers.rules.unfused_ops",
     "unfused_optimizer": "perfscope.analyzers.rules.unfused_optimizer",
