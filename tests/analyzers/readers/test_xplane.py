@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.load import load_path
 from perfscope.analyzers.readers import xplane
-from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import whole_ns
-from perfscope.analyzers.trace import CopyKind, HostMemory, SliceKind, Trace
+from perfscope.analyzers.trace import SliceKind
+from tests.analyzers.readers.profiles import CALLS, US, op, read, texts
 from tests.analyzers.readers.wire import SpaceWriter
-
-US = 1_000_000
-"""Picoseconds of a microsecond."""
-
-
-def read(folder: Path, space: SpaceWriter, *, hosts: bool = True) -> Trace:
-    path = folder / "host.xplane.pb"
-    path.write_bytes(space.bytes(hosts=hosts))
-    trace = xplane.read(path)
-    assert isinstance(trace, Trace)
-    trace.check()
-    return trace
-
-
-def texts(trace: Trace, table: str, column: str = "name") -> list[str]:
-    return [trace.text(code) for code in trace.rows[table][column].tolist()]
-
-
-def op(name: str, start: float, end: float, mark: int, **more: Any) -> tuple[Any, ...]:
-    stats = {"hlo_op": name, "hlo_module": "jit_f", "program_id": 7, "run_id": -5, "device_ordinal": 0, "_p": mark}
-    return name, int(start * US), int(end * US), {**stats, **more}
 
 
 def test_an_instruction_ends_at_its_mark_on_another_thread(tmp_path: Path) -> None:
@@ -162,126 +139,6 @@ def _exact(ps: int) -> int:
     return whole + (rest > 500 or (rest == 500 and whole % 2 == 1))
 
 
-GPU = {
-    "Stream #13(Kernel,MemcpyH2D)": [
-        (
-            "gemm", 10 * US, 20 * US,
-            {"hlo_op": "dot.1", "hlo_module": "jit_f", "program_id": 3, "correlation_id": 1,
-             "kernel_details": "regs:64 static_shared:0 dynamic_shared:0 grid:4,2,1 block:32,4,1 occ_pct:37.5"},
-        ),
-        (
-            "MemcpyH2D", 20 * US, 25 * US,
-            {"correlation_id": 2, "memcpy_details": "kind_src:Pageable kind_dst:Device size:4096 dest:0 async:1"},
-        ),
-        ("Memset", 25 * US, 26 * US, {"memset_details": "kind:Device num_bytes:64 async:1"}),
-    ],
-    "Stream #14(Kernel)": [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 15 * US, 40 * US, {"cuda_graph_id": 9, "correlation_id": 3}),
-    ],
-    "XLA Ops": [("dot.1", 10 * US, 20 * US)],
-    "_counters_": [("power_mw", 5 * US, 5 * US, {"power_mw": 300.5})],
-}  # fmt: skip
-CALLS = {
-    "Host Threads/9": [
-        ("cuLaunchKernel", 1 * US, 2 * US, {"correlation_id": 1}),
-        ("cuMemcpyHtoDAsync_v2", 3 * US, 4 * US, {"correlation_id": 2}),
-        ("cuGraphLaunch (CudaGraph:9)", 5 * US, 6 * US, {"correlation_id": 3}),
-        ("cuStreamSynchronize", 7 * US, 50 * US, {"correlation_id": 4}),
-    ],
-    "python": [("work", 0, 60 * US)],
-}
-
-
-def test_streams_of_a_gpu(tmp_path: Path) -> None:
-    space = SpaceWriter().plane(
-        "/device:GPU:3",
-        GPU,
-        device_vendor="Nvidia",
-        gpu_device_name="NVIDIA H100",
-        core_count=132,
-        memory_size=80 << 30,
-    )
-    space.plane("/device:GPU:4", {}).plane("/host:CPU", CALLS)
-    trace = read(tmp_path, space)
-    assert trace.frame("devices").to_dict("records") == [
-        {"ordinal": 3, "name": "NVIDIA H100", "cores": 132, "memory_bytes": 80 << 30}
-    ]
-    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
-    assert texts(trace, "kernels") == ["gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
-    assert kernels["stream"].tolist() == [13, 14]
-    assert kernels["communication"].tolist() == [False, True]
-    assert [texts(trace, "calls")[call] for call in kernels["call"]] == [
-        "cuLaunchKernel",
-        "cuGraphLaunch (CudaGraph:9)",
-    ]
-    assert (kernels["blocks"][0], kernels["threads_per_block"][0], kernels["occupancy"][0]) == (8, 128, 37.5)
-    assert copies["kind"].tolist() == [CopyKind.HOST_TO_DEVICE, CopyKind.MEMSET]
-    assert copies["host_memory"].tolist() == [HostMemory.PAGEABLE, HostMemory.NONE]
-    assert copies["bytes"].tolist() == [4096, 64]
-    assert trace.rows["calls"]["kind"].tolist() == [0, 2, 1, 4]
-    assert trace.rows["calls"]["parent"].tolist() == [-1] * 4
-    assert texts(trace, "hlo_ops") == ["dot.1"]
-    assert trace.rows["hlo_ops"]["ordinal"].tolist() == [3]
-    assert trace.rows["counters"]["value"].tolist() == [300.5]
-    (device,) = trace.fact(device_times)
-    assert (device.busy_ns, device.exposed_communication_ns, device.idle_ns) == (30_000, 20_000, 0)
-    assert trace.recorded >= {"device_work", "launch_links", "runtime_calls", "waiting_calls"}
-    assert any(
-        "1 kernels and copies ran inside command buffers (CUDA graphs), 1 of them" in n for n in trace.source.notes
-    )
-    assert any("1 events that repeat others for viewers" in note for note in trace.source.notes)
-
-
-def test_launches_without_waits_do_not_show_what_waited(tmp_path: Path) -> None:
-    calls = {line: [event for event in events if "Synchronize" not in event[0]] for line, events in CALLS.items()}
-    trace = read(tmp_path, SpaceWriter().plane("/device:GPU:0", GPU).plane("/host:CPU", calls))
-    assert "runtime_calls" in trace.recorded
-    assert "waiting_calls" not in trace.recorded
-
-
-SHAPE = "f32[8]{0:T(8)"
-TPU_OPS = [
-    ("%while.1 = (s32[]) while(%tuple), body=%b", 0, 100 * US),
-    ("%fusion.2 = f32[8]{0} fusion(%copy-done.1)", 10 * US, 30 * US),
-    (f"%copy-done.1 = {SHAPE}}} copy-done(({SHAPE}}}, {SHAPE}S(5)}}, u32[]{{:S(2)}}) %copy-start.1)", 30 * US, 45 * US),
-    ("%all-reduce.3 = f32[8]{0} all-reduce(%fusion.2)", 50 * US, 90 * US),
-    ("%add.9 = f32[8]{0} add(%a, %b)", 100 * US, 100 * US + 78),
-    ("%mul.9 = f32[8]{0} multiply(%a, %b)", 100 * US + 78, 110 * US),
-]
-
-
-def test_cores_of_a_tpu(tmp_path: Path) -> None:
-    space = SpaceWriter().plane(
-        "/device:TPU:1",
-        {
-            "XLA Modules": [("jit_f(18446744073709551610)", 0, 110 * US)],
-            "XLA Ops": TPU_OPS,
-            "Async XLA Ops": [
-                (f"%copy-start.1 = ({SHAPE}}}, {SHAPE}S(5)}}, u32[]{{:S(2)}}) copy-start({SHAPE}S(5)}} %p)", 0, 45 * US)
-            ],
-            "Steps": [("4", 0, 100 * US), ("5", 100 * US, 110 * US)],
-            "XLA TraceMe": [("barrier-cores", 0, US)],
-            "Something New": [("x", 0, US)],
-        },
-        device_type_string="TPU v5 Lite",
-    )
-    trace = read(tmp_path, space)
-    assert texts(trace, "kernels") == ["fusion.2", "all-reduce.3", "add.9", "mul.9"]  # no loop, no wait
-    assert trace.rows["kernels"]["communication"].tolist() == [False, True, False, False]
-    assert texts(trace, "copies") == ["copy-done.1", "copy-start.1"]
-    assert trace.rows["copies"]["kind"].tolist() == [CopyKind.HOST_TO_DEVICE] * 2
-    ops = trace.rows["hlo_ops"]
-    outer = np.flatnonzero(ops["encloses"])
-    assert [trace.text(ops["name"][row]) for row in outer] == ["while.1"]
-    assert ops["kernel"][outer].tolist() == [-1]
-    assert trace.rows["steps"]["number"].tolist() == [4, 5]
-    assert trace.source.unplaced == {"line Something New of an accelerator": 1}
-    (device,) = trace.fact(device_times)
-    # 0-10 copy alone, 10-30 computes, 30-45 waits for the copy, 45-50 idle, 50-90 collective, 90-100 idle, 100-110
-    assert (device.compute_ns, device.exposed_copy_ns, device.exposed_communication_ns) == (30_000, 25_000, 40_000)
-    assert (device.idle_ns, device.span_ns, device.name) == (15_000, 110_000, "TPU v5 Lite")
-
-
 def test_allocations(tmp_path: Path) -> None:
     stats = {"allocator_name": "GPU_1_bfc", "bytes_allocated": 512, "allocation_bytes": 256, "addr": 4096}
     host = {**stats, "allocator_name": "xla_gpu_host_bfc"}
@@ -335,33 +192,3 @@ def test_a_folder_of_other_things_is_no_profile(tmp_path: Path) -> None:
     (tmp_path / "x.xplane.pb").write_bytes(SpaceWriter().plane("/host:CPU", CALLS).bytes())
     assert not xplane.sniff(tmp_path, b"")
     assert len(load_path(tmp_path).traces) == 1
-
-
-@pytest.mark.parametrize(
-    ("event", "kind"),
-    [
-        ("%s = (f32[4]{0:S(5)}, f32[4]{0}, u32[]{:S(2)}) copy-start(f32[4]{0} %x)", CopyKind.DEVICE_TO_HOST),
-        ("%s = (f32[4]{0}, f32[4]{0:S(5)}, u32[]{:S(2)}) copy-start(f32[4]{0:S(5)} %x)", CopyKind.HOST_TO_DEVICE),
-        ("%s = (f32[4]{0:S(1)}, f32[4]{0}, u32[]{:S(2)}) copy-start(f32[4]{0} %x)", CopyKind.DEVICE_TO_DEVICE),
-        ("copy-start", CopyKind.UNKNOWN),
-    ],
-)
-def test_direction_of_a_copy_between_memory_spaces(event: str, kind: CopyKind) -> None:
-    assert names.copied_shape_kind(event) == kind
-
-
-@pytest.mark.parametrize(
-    ("instruction", "operation"),
-    [
-        ("all-reduce.3", "all_reduce"),
-        ("all-gather-start", "all_gather"),
-        ("collective-permute-done.12", "collective_permute"),
-        ("ragged-all-to-all", "ragged_all_to_all"),
-        ("send.1", "send"),
-        ("all-reduce_fusion", "all_reduce"),
-        ("sender", None),
-        ("fusion.3", None),
-    ],
-)
-def test_collectives_by_the_name_of_the_instruction(instruction: str, operation: str | None) -> None:
-    assert names.collective(instruction) == operation

@@ -14,7 +14,7 @@ from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.readers.xspace import planes
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
-from tests.analyzers.readers.test_xplane import CALLS, GPU, TPU_OPS, US, op
+from tests.analyzers.readers.profiles import CALLS, GPU, TPU_OPS, US, op
 from tests.analyzers.readers.wire import SpaceWriter, field
 
 CUT = "its end is cut off"
