@@ -170,11 +170,15 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
     init, enter, leave = StepTraceAnnotation.__init__, StepTraceAnnotation.__enter__, StepTraceAnnotation.__exit__
 
     def named(span: Any, name: str, **facts: Any) -> None:
+        # Whether it is recorded is settled when it is made: a trace that is due must run by then.
+        finder.span_enter(Source.STEP_TRACE, name)
         init(span, name, **facts)
-        span._perfscope_name = name
+        span._perfscope_name, span._perfscope_begun = name, True
 
     def entered(span: Any) -> Any:
-        finder.span_enter(Source.STEP_TRACE, getattr(span, "_perfscope_name", ""))
+        if not getattr(span, "_perfscope_begun", False):  # it is entered for the second time
+            finder.span_enter(Source.STEP_TRACE, getattr(span, "_perfscope_name", ""))
+        span._perfscope_begun = False
         return enter(span)
 
     def left(span: Any, *error: Any) -> Any:

@@ -75,6 +75,7 @@ class JaxSide:
 
     def step_ended(self) -> None:
         """Count a step; after enough of them syncs are not looked for any more."""
+        self._syncs.disturbed = False
         if self._syncs.on:
             self._sync_steps += 1
             if self._sync_steps >= SYNC_STEPS:
@@ -118,6 +119,7 @@ class JaxSide:
     def _synchronise(self) -> None:
         with self._syncs.paused():
             jax_compat.synchronise()
+        self._syncs.disturbed = True
 
     def _traces(self, on: bool) -> None:
         self._syncs.traced = on

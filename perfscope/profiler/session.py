@@ -281,7 +281,11 @@ class Session:
     def _finish_active(self) -> None:
         active, self._active = self._active, None
         if active is not None:
-            self._done.append(active.finish(self._run))
+            try:
+                self._done.append(active.finish(self._run))
+            except Exception as error:
+                self._done.append(active.missing(f"perfscope failed here: {type(error).__name__}: {error}"))
+                raise
             if not self._queue:
                 self._settling = SETTLING_STEPS
             self._write()

@@ -7,6 +7,8 @@
   rank00000/timing.pt.trace.json.gz     light pass: its times are the trace's times
   rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
   rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
+  rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
+  rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
 ```
 """
 
@@ -17,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.readers import kineto
+from perfscope.analyzers.readers import hlo_proto, kineto, xplane
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler import store
@@ -78,18 +81,27 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
     timed: dict[str, Trace] = {}
     op_graph: OpGraph | None = None
+    programs: Path | None = None
     for capture in process.captures:
         if capture.artifact is None:
             continue
         try:
-            if capture.pass_name in _TIMED:
+            if capture.tool == "jax_profiler":
+                timed[capture.pass_name] = xplane.read_file(path / capture.artifact)
+            elif capture.tool == "jax_hlo":
+                programs = path / capture.artifact
+            elif capture.pass_name in _TIMED:
                 timed[capture.pass_name] = _whole_steps(kineto.read(path / capture.artifact), capture.steps)
             elif capture.tool == "op_graph":
                 op_graph = read_op_graph(path / capture.artifact)
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is damaged: {error}")
     main = next((timed[name] for name in _TIMED if name in timed), None)
-    if main is None and op_graph is None:
+    hlo = () if main is None else main.hlo
+    if main is None and programs is not None:
+        hlo, problems = _programs(programs)
+        notes += problems
+    if main is None and op_graph is None and not hlo:
         return None
     if main is not None and "timing" not in timed:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
@@ -115,6 +127,8 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         )
     detail = timed.get("detail") if "timing" in timed else None
     recorded = frozenset() if main is None else main.recorded
+    if hlo:
+        recorded |= {"hlo"}
     return Trace(
         source=source,
         strings=[] if main is None else main.strings,
@@ -123,7 +137,20 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         detail=detail,
         op_graph=op_graph,
         step_times_ns=process.untraced_step_ns,
+        hlo=hlo,
     )
+
+
+def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
+    """The compiled programs in a folder, and what is damaged there."""
+    modules: list[HloModule] = []
+    problems = []
+    for file in sorted(folder.glob("*.hlo.pb")):
+        try:
+            modules += hlo_proto.read(file).hlo
+        except DataError as error:
+            problems.append(f"a compiled program is damaged: {error}")
+    return tuple(modules), problems
 
 
 def _whole_steps(trace: Trace, steps: tuple[int, int] | None) -> Trace:

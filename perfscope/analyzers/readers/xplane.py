@@ -84,15 +84,16 @@ def read(path: Path) -> Trace | list[Trace]:
     ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no events.
     """
     if not path.is_dir():
-        return _read_file(path)
-    return [_read_file(file) for file in _files(path)]
+        return read_file(path)
+    return [read_file(file) for file in _files(path)]
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(place for place in folder.iterdir() if place.name.endswith(_SUFFIXES))
 
 
-def _read_file(path: Path) -> Trace:
+def read_file(path: Path) -> Trace:
+    """The trace of one host; ``DataError`` as in ``read``."""
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
         if not len(data):

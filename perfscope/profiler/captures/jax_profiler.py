@@ -96,7 +96,6 @@ class JaxProfilerCapture:
     def stop(self, complete: tuple[int, int] | None, cut_off: int | None) -> None:
         """Wait for the device, so that the last step is in it whole, and end it."""
         self._tracing(False)
-        self._range = None
         self._synchronise()
         session, self._session = self._session, None
         if session is not None:
@@ -107,6 +106,8 @@ class JaxProfilerCapture:
             jax.profiler.stop_trace()
             self._space = next(Path(self._folder).rglob("*.xplane.pb")).read_bytes()
             shutil.rmtree(self._folder, ignore_errors=True)
+        # Only now: a range that is dropped while the profiler records is written as if it had ended there.
+        self._range = None
 
     def save(self, path: Path) -> None:
         """Write the trace to ``path``, and lay it out beside it as TensorBoard expects it, without a copy if it can."""
@@ -116,6 +117,7 @@ class JaxProfilerCapture:
         self._space = b""
         stamp = datetime.now(UTC).strftime("%Y_%m_%d_%H_%M_%S")
         shown = path.parent / "plugins" / "profile" / stamp / f"{NAME}.xplane.pb"
+        shutil.rmtree(path.parent / "plugins", ignore_errors=True)  # of a pass that was taken again
         shown.parent.mkdir(parents=True)
         try:
             os.link(path, shown)

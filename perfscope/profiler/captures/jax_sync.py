@@ -67,6 +67,8 @@ class SyncLog:
         self._inside = threading.local()
         self.traced = False
         """Whether a trace of ours runs: then each sync is a range in it too."""
+        self.disturbed = False
+        """Whether we waited for the devices when this step began: what it reads may be ready only for that."""
 
     @property
     def on(self) -> bool:
@@ -166,6 +168,7 @@ class SyncLog:
                 line=site and site[1],
                 function=site and site[2],
                 traced=self.traced,
+                disturbed=self.disturbed or None,
                 main_thread=threading.current_thread() is threading.main_thread(),
             )
             if self._lines.full:

@@ -1,0 +1,108 @@
+"""Programs out of a trace, and how many events they will leave: on messages built by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.profiler.captures import jax_wire
+
+
+def varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def text(field: int, value: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def instruction(opcode: bytes, called: tuple[int, ...] = (), config: bytes = b"", *, packed: bool = True) -> bytes:
+    ids = text(38, b"".join(map(varint, called))) if packed else b"".join(number(38, one) for one in called)
+    return text(1, b"name") + text(2, opcode) + (ids if called else b"") + (text(43, config) if config else b"")
+
+
+def computation(identity: int, *instructions: bytes) -> bytes:
+    return b"".join(text(2, one) for one in instructions) + number(5, identity)
+
+
+def module(*computations: bytes, name: bytes = b"jit_step", entry: int = 1) -> bytes:
+    return text(1, name) + b"".join(text(3, one) for one in computations) + number(5, 300) + number(6, entry)
+
+
+def test_instructions_that_run_are_counted() -> None:
+    plain = computation(1, *(instruction(op) for op in (b"parameter", b"dot", b"tanh", b"tuple")))
+    assert jax_wire.events(module(plain)) == 2
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_loop_counts_as_often_as_it_turns_and_so_does_a_loop_in_it(packed: bool) -> None:
+    trips = b'{"known_trip_count":{"n":"%d"},"other":1}'
+    inner = computation(3, instruction(b"add"), instruction(b"multiply"))
+    outer = computation(2, instruction(b"while", (3,), trips % 5, packed=packed))
+    entry = computation(1, instruction(b"while", (2,), trips % 7, packed=packed), instruction(b"copy"))
+    assert jax_wire.events(module(inner, outer, entry)) == 2 + 7 * (1 + 5 * 2)
+
+
+def test_what_is_inside_a_fusion_is_one_kernel_and_an_unknown_loop_turns_once() -> None:
+    fused = computation(2, instruction(b"add"), instruction(b"exponential"))
+    entry = computation(1, instruction(b"fusion", (2,)), instruction(b"while", (2,)))
+    assert jax_wire.events(module(fused, entry)) == 2 + 2
+
+
+def test_a_computation_that_calls_itself_ends() -> None:
+    assert jax_wire.events(module(computation(1, instruction(b"call", (1,)), instruction(b"add")))) == 2
+
+
+def test_name_and_number() -> None:
+    assert jax_wire.name_and_id(module(computation(1))) == ("jit_step", 300)
+
+
+@given(st.binary(max_size=40_000))
+def test_a_module_that_is_wrapped_comes_out_again(proto: bytes) -> None:
+    assert jax_wire.module_of(jax_wire.as_proto(proto)) == proto
+
+
+def space(*planes: bytes) -> bytes:
+    return b"".join(text(1, plane) for plane in planes) + text(4, b"host")
+
+
+def metadata_plane(name: bytes, proto: bytes) -> bytes:
+    stat = number(1, 9) + text(6, proto)
+    event = number(1, 1) + text(2, name) + text(5, number(1, 8) + number(3, 1)) + text(5, stat)
+    names = text(5, number(1, 9) + text(2, number(1, 9) + text(2, b"Hlo Proto")))
+    names += text(5, number(1, 8) + text(2, number(1, 8) + text(2, b"program_id")))
+    return number(1, 1) + text(2, b"/host:metadata") + text(4, number(1, 1) + text(2, event)) + names
+
+
+def test_programs_are_found_in_their_plane_alone() -> None:
+    found = jax_wire.modules(space(text(2, b"/host:CPU"), metadata_plane(b"jit_step(3)", b"PROTO")))
+    assert found == [jax_wire.Module("jit_step(3)", b"PROTO")]
+
+
+@given(st.integers(min_value=1))
+def test_a_trace_that_is_cut_off_is_refused_or_shorter(cut: int) -> None:
+    whole = space(metadata_plane(b"jit_step(3)", bytes(500)))
+    part = whole[: cut % len(whole)]
+    try:
+        found = jax_wire.modules(part)
+    except ValueError:
+        return
+    assert len(found) <= 1
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
+    for read in (jax_wire.modules, jax_wire.events, jax_wire.name_and_id):
+        try:
+            read(content)
+        except ValueError:
+            continue
