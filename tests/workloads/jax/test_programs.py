@@ -1,0 +1,246 @@
+"""The JAX workloads as programs: their command line, and the lines of code that reports will name."""
+
+from __future__ import annotations
+
+import logging
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.workloads.jax.twins import options, tokens, workload
+
+jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.jax
+
+FOLDER = REPOSITORY / "perfscope" / "workloads" / "jax"
+NAMES = ("attention", "moe", "ssm", "transformer")
+OUTPUT = re.compile(r"step   0  loss \d\.\d{4}\nstep   1  loss \d\.\d{4}\n")
+
+
+def defect_lines(file: str) -> dict[int, str]:
+    lines = (FOLDER / file).read_text().splitlines()
+    return {number: line for number, line in enumerate(lines, start=1) if "# defect:" in line}
+
+
+def line_of(file: str, part: str) -> int:
+    (line,) = [number for number, text in defect_lines(file).items() if part in text]
+    return line
+
+
+def lowered(name: str, variant: str, *defects: str) -> str:
+    """One step of training as jax hands it to XLA, with the places of the source."""
+    from perfscope.workloads.jax.training import LanguageModel, start, step_of
+
+    model = LanguageModel(workload(name).Block, options(name, variant, defects=frozenset(defects)))
+    text: str = jax.jit(step_of(model)).lower(start(model), tokens(name)).as_text(debug_info=True)
+    return text
+
+
+def places(text: str) -> set[tuple[str, int]]:
+    """Files of the workloads, and lines in them, from which the program's ops come."""
+    found = re.findall(r'loc\("([^"]*/workloads/jax/[^"]*)":(\d+):', text)
+    return {(Path(file).name, int(line)) for file, line in found}
+
+
+@pytest.mark.parametrize("name", ["attention", "moe", "ssm"])
+def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--size", "tiny", "--steps", "2", "--layers", "1"])
+    monkeypatch.delitem(sys.modules, f"perfscope.workloads.jax.{name}", raising=False)
+    runpy.run_module(f"perfscope.workloads.jax.{name}", run_name="__main__")
+    assert OUTPUT.fullmatch(capsys.readouterr().out)
+
+
+def test_it_runs_as_a_script() -> None:
+    command = [sys.executable, str(FOLDER / "ssm.py"), "--size", "tiny", "--steps", "2"]
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert OUTPUT.fullmatch(done.stdout)
+
+
+def test_they_are_ordinary_programs() -> None:
+    code = (
+        f"import sys, {', '.join(f'perfscope.workloads.jax.{name}' for name in NAMES)};"
+        "print([m for m in sys.modules if m.startswith('perfscope.') and not m.startswith('perfscope.workloads')],"
+        " 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout.strip() == "[] False"
+
+
+def test_the_folder_is_never_taken_for_the_library() -> None:
+    # What `python perfscope/workloads/moe.py` puts on the path.
+    code = f"import sys; sys.path.insert(0, {str(FOLDER.parent)!r}); import jax"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: this folder holds example programs")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_and_presets(name: str) -> None:
+    from perfscope.workloads.jax.options import Options, parse
+
+    module = workload(name)
+
+    def asked(*arguments: str) -> Options:
+        return parse("", module.VARIANTS, module.SIZES, arguments)
+
+    assert asked() == Options(variant=module.VARIANTS[0], size=module.SIZES["cpu"])
+    large = asked("--size", "gpu")
+    assert (large.device, large.dtype, large.size) == ("gpu", "bfloat16", module.SIZES["gpu"])
+    assert asked("--size", "gpu", "--defect", "fp32").dtype == "float32"
+    assert asked("--size", "gpu", "--device", "cpu", "--dim", "64").size.dim == 64
+    assert asked("--defect", "float", "--defect", "retrace").defects == {"float", "retrace"}
+    with pytest.raises(SystemExit):
+        asked("--defect", "item")
+
+
+def test_a_device_that_is_not_there() -> None:
+    from perfscope.workloads.jax.data import device_of
+
+    assert device_of(options("ssm", "scan")).platform == "cpu"
+    with pytest.raises(RuntimeError, match="nonsense"):
+        device_of(options("ssm", "scan", device="nonsense"))
+
+
+class Loss(float):
+    """A loss that notes from where it is read."""
+
+    read_at: list[int]
+
+    def __float__(self) -> float:
+        self.read_at.append(sys._getframe(1).f_lineno)
+        return 1.0
+
+
+@pytest.mark.parametrize("defects", [(), ("float",)])
+def test_the_loss_is_read_in_every_step_on_its_line(defects: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfscope.workloads.jax import training
+
+    Loss.read_at = []
+    monkeypatch.setattr(training, "report", lambda losses: losses)
+    asked = options("ssm", "scan", steps=3, defects=frozenset(defects))
+    assert len(training.loop(lambda state, _: (state, Loss()), None, asked, jax.devices()[0])) == 3  # type: ignore[arg-type]
+    assert Loss.read_at == ([line_of("training.py", "float(loss)")] * 3 if defects else [])
+
+
+def test_every_step_retraces_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    from perfscope.workloads.jax.training import train
+
+    found = {}
+    for defects in ((), ("retrace",)):
+        caplog.clear()
+        with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
+            train(workload("ssm").Block, options("ssm", "scan", steps=3, defects=frozenset(defects)))
+        log = "\n".join(record.getMessage() for record in caplog.records)
+        found[defects] = [int(line) for line in re.findall(r"MISS at [^\n]*training\.py:(\d+):\d+ \(loop\)", log)]
+        assert ("Static(val=3)" in log) == bool(defects)
+    line = line_of("training.py", "static int")
+    assert found[("retrace",)] == [line] * 3
+    assert len(found[()]) == 1
+    assert line not in found[()]
+
+
+def test_naive_attention_keeps_scores_and_its_twins_do_not() -> None:
+    line = ("attention.py", line_of("attention.py", "scores"))
+    size = workload("attention").SIZES["tiny"]
+    scores = f"{size.batch}x{size.heads}x{size.seq}x{size.seq}xf32"
+    naive = lowered("attention", "naive")
+    assert line in places(naive)
+    assert scores in naive
+    for variant in ("blocked", "pallas"):
+        assert line not in places(lowered("attention", variant))
+    # At more than one block of keys, no array of the twin is as large as the scores.
+    shape = jax.ShapeDtypeStruct((1, 1, 256, 16), np.float32)
+    for variant, kept in (("naive", True), ("blocked", False), ("pallas", False)):
+        attend = workload("attention").ATTENTION[variant]
+        both_ways = jax.jit(jax.grad(lambda q, k, v, attend=attend: attend(q, k, v).sum(), argnums=(0, 1, 2)))
+        assert ("256x256xf32" in both_ways.lower(shape, shape, shape).as_text()) is kept
+
+
+def test_rows_are_moved_by_products_on_their_lines_or_not_at_all() -> None:
+    einsum = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "einsum" in text}
+    ragged = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "ragged_dot" in text}
+    assert len(einsum) == len(ragged) == 2
+    for variant, theirs, others in (("einsum", einsum, ragged), ("ragged", ragged, einsum)):
+        found = places(lowered("moe", variant))
+        assert theirs <= found
+        assert not others & found
+    assert not (einsum | ragged) & places(lowered("moe", "scatter"))
+
+
+def test_what_the_dispatch_of_each_variant_computes() -> None:
+    moe, size = workload("moe"), workload("moe").SIZES["cpu"]
+    T, E, D, K = size.batch * size.seq, size.heads, size.dim, moe.CHOICES
+    experts = {"up_EDG": (E, D, 4 * D), "down_EFD": (E, 2 * D, D)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in experts.items()}
+    inputs = [jax.ShapeDtypeStruct((T, width), dtype) for width, dtype in ((D, "f4"), (K, "f4"), (K, "i4"))]
+    flops = {
+        variant: jax.jit(dispatch).lower(shapes, *inputs).compile().cost_analysis()["flops"]
+        for variant, dispatch in moe.DISPATCH.items()
+    }
+    # Two per multiply-add; of each routed row D x 4D up and 2D x D down.
+    useful = 2 * T * K * (4 * D * D + 2 * D * D)
+    room = moe.CAPACITY * useful
+    assert flops["scatter"] == pytest.approx(room, rel=0.05)  # products, and a few flops an element
+    capacity = int(moe.CAPACITY * T * K / E)
+    moved = 2 * 2 * T * E * capacity * D
+    assert flops["einsum"] == pytest.approx(room + moved, rel=0.05)
+    assert flops["ragged"] >= E * useful  # on the CPU, every expert on every row
+
+
+def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
+    ssm, shape = workload("ssm"), jax.ShapeDtypeStruct((2, 96, 3, 4), np.float32)
+    loops = {name: jax.jit(recur).lower(shape, shape).as_text() for name, recur in ssm.RECURRENCE.items()}
+    assert loops["scan"].count("stablehlo.while") == 1
+    assert "dense<96>" in loops["scan"]
+    assert "stablehlo.while" not in loops["associative"]
+    line = ("ssm.py", line_of("ssm.py", "a_BDN * h_BDN"))
+    assert line in places(lowered("ssm", "scan"))
+    assert line not in places(lowered("ssm", "associative"))
+
+
+def test_checkpointing_recomputes_on_its_line() -> None:
+    from perfscope.workloads.jax.training import LanguageModel, start, step_of
+
+    products = {}
+    for defects in ((), ("checkpoint",)):
+        model = LanguageModel(workload("moe").Block, options("moe", "scatter", defects=frozenset(defects)))
+        stage = jax.jit(step_of(model)).lower(start(model), tokens("moe"))
+        text = stage.compile().as_text()
+        again = [line for line in text.splitlines() if "rematted_computation" in line]
+        products[defects] = [line for line in again if re.search(r'op_name="[^"]*dot_general"', line)]
+        at_line = ("training.py", line_of("training.py", "checkpoint")) in places(stage.as_text(debug_info=True))
+        assert at_line == bool(defects)
+    assert products[()] == []
+    assert len(products[("checkpoint",)]) >= 2  # the hidden layer of the experts, at least, is computed again
+
+
+def test_the_logits_at_full_precision_on_their_line() -> None:
+    plain, full = lowered("ssm", "scan"), lowered("ssm", "scan", "fp32")
+    line = ("training.py", line_of("training.py", "highest"))
+    assert "HIGHEST" not in plain
+    assert line not in places(plain)
+    highest = [text for text in full.splitlines() if "precision = [HIGHEST, HIGHEST]" in text]
+    assert len(highest) == 3  # forward, and the gradients of its two factors
+    assert line in places(full)
+
+
+@pytest.mark.parametrize("file", ["attention.py", "moe.py", "ssm.py", "training.py", "transformer.py"])
+def test_each_defect_is_one_line_that_says_what_it_is(file: str) -> None:
+    lines = defect_lines(file)
+    assert lines
+    assert all(line.split("#")[0].strip() for line in lines.values())
+
+
+def test_every_defect_has_its_place() -> None:
+    from perfscope.workloads.jax.options import DEFECTS
+
+    source = (FOLDER / "training.py").read_text()
+    assert [name for name in DEFECTS if source.count(f'"{name}" in ') == 0] == []
