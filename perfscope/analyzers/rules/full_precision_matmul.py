@@ -12,7 +12,8 @@ How it is found:
     source): exposed kernel time times one minus the ratio of the float32 peak to that of the closest
     faster precision, TF32 where there is one. Where shapes were recorded, no product is taken below the
     time its operands need through memory. An upper bound: it assumes the same share of the peak.
-    Without an accelerator, or on a device whose peaks are not known, the rule abstains.
+    Without an accelerator, on a device whose peaks are not known, or where XLA compiled the kernels
+    (their names do not tell), the rule abstains.
 
 Fix:
     With TF32 (10 bits of mantissa in the operands, float32 sums), one line before the model runs::
@@ -76,6 +77,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     groups = _groups(trace)
     cost, whole = sum(group.saved_ns for group in groups), whole_ns(trace)
     if cost < MIN_SHARE * whole or not cost:
+        if _untold(trace):
+            raise AbstainError("XLA compiled the kernels: their names do not tell in which precision they multiply")
         return
     groups.sort(key=lambda group: -group.saved_ns)
     kernels = sum(len(group.rows) for group in groups)
@@ -109,6 +112,13 @@ def check(trace: Trace) -> Iterable[Finding]:
         ),
         advice=_advice(device),
     )
+
+
+def _untold(trace: Trace) -> bool:
+    """Kernels of compiled programs whose names say nothing of a precision: any of them may multiply."""
+    rows = trace.rows["hlo_ops"]["kernel"]
+    names = np.unique(trace.rows["kernels"]["name"][rows[rows != MISSING]])
+    return any(matmul_precision(trace.text(int(code))) is None for code in names)
 
 
 def _groups(trace: Trace) -> list[_Group]:

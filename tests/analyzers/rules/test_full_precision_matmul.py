@@ -83,6 +83,15 @@ def test_a_device_without_tf32_is_advised_its_own_way():
     assert "no TF32" in cdna.advice
 
 
+def test_abstains_where_xla_compiled_the_kernels():
+    t = TraceBuilder()
+    t.kernel("gemm_fusion_dot_1", 0, 100)
+    t.row("hlo_ops", start_ns=0, end_ns=100_000, name=t.code("gemm_fusion_dot.1"), encloses=False, kernel=0)
+    judged = outcome(t.build())
+    assert judged.status == "abstained"
+    assert "XLA compiled the kernels" in (judged.reason or "")
+
+
 def test_abstains_without_an_accelerator_and_on_an_unknown_device():
     host = TraceBuilder()
     host.op("aten::mm", 0, 5)
