@@ -22,6 +22,7 @@ RULES: dict[str, str] = {
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
     "resharding_collective": "perfscope.analyzers.rules.resharding_collective",
+    "sequential_scan": "perfscope.analyzers.rules.sequential_scan",
     "small_kernels": "perfscope.analyzers.rules.small_kernels",
     "straggler": "perfscope.analyzers.rules.straggler",
     "unfused_attention": "perfscope.analyzers.rules.unfused_attention",

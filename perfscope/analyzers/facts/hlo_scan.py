@@ -1,0 +1,74 @@
+"""Loops of compiled XLA programs that run many times over very little work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.hlo_linearity import is_linear
+from perfscope.analyzers.facts.hlo_program import control_runs, costs
+from perfscope.analyzers.facts.hlo_remat import TYPICAL_DEVICE
+from perfscope.analyzers.hardware import find_device
+from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.module import Instruction
+from perfscope.analyzers.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A loop with a known trip count that launches kernels."""
+
+    cost: ModuleCost
+    instruction: Instruction
+    """The ``while``."""
+    trips: int
+    entered: int
+    """Times the loop begins in one run of the program."""
+    kernels: tuple[InstructionCost, ...]
+    """Launches of one iteration, the condition's included; nested loops left out."""
+    is_linear: bool
+    """The carry is updated linearly: the loop has an associative form."""
+    encloses: bool
+    """Another loop is inside: an iteration is not only these kernels."""
+
+    @property
+    def launches(self) -> int:
+        """In one run of the program."""
+        return self.entered * self.trips * len(self.kernels)
+
+    @property
+    def work_ns(self) -> float:
+        """What the kernels of one iteration take at the least on an H100: bytes over bandwidth, or FLOPs over peak."""
+        return sum(_least_ns(row) for row in self.kernels)
+
+
+def loops(trace: Trace) -> tuple[Loop, ...]:
+    """Loops of all programs whose trip count is known."""
+    found = []
+    for cost in trace.fact(costs):
+        launched: dict[str, list[InstructionCost]] = {}
+        for row in cost.launched:
+            launched.setdefault(row.computation, []).append(row)
+        for name, runs in control_runs(cost.module).items():
+            for one in cost.module.computations[name].instructions:
+                if one.opcode != "while" or one.trip_count is None or len(one.called) != 2:
+                    continue
+                body = cost.module.computations[one.called[1]]
+                found.append(
+                    Loop(
+                        cost=cost,
+                        instruction=one,
+                        trips=one.trip_count,
+                        entered=runs.times,
+                        kernels=tuple(row for called in one.called for row in launched.get(called, ())),
+                        is_linear=is_linear(cost.module, body),
+                        encloses=any(inner.opcode in ("while", "call", "conditional") for inner in body.instructions),
+                    )
+                )
+    return tuple(found)
+
+
+def _least_ns(row: InstructionCost) -> float:
+    device = find_device(TYPICAL_DEVICE)
+    assert device is not None
+    # float32's rate: these kernels are elementwise
+    return 1e9 * max(row.once.bytes / device.memory_bandwidth, row.once.flops / device.peak_flops["float32"])

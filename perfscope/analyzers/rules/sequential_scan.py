@@ -1,0 +1,110 @@
+"""A loop of many tiny steps waits for launches, though it could be computed in parallel.
+
+Why it costs:
+    `jax.lax.scan` becomes a loop: every iteration launches its kernels one after another, and the next
+    begins when they are done. Where an iteration works on a few kilobytes, a kernel takes about as long
+    as it takes to start it, and the device is all but idle: 256 steps of ten kernels are 2,560 launches
+    in a row, whatever the hardware. A recurrence that is linear in its carry (state space models, linear
+    attention, moving averages, discounted returns) can be computed as a parallel prefix in log(n) rounds.
+
+How it is found:
+    Loops of a program compiled for a GPU with a known trip count of at least `MIN_TRIPS`, whose
+    kernels, at an H100's bandwidth and float32 rate, would take less than the launches alone. The carry
+    must have an associative form: every floating-point element that feeds back is a linear function of
+    the elements before, followed through all fusions of the body; elements that only collect one slice
+    an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
+    A loop around another loop is judged by the inner one. The number of launches is exact, their time is
+    not known from a program. On a CPU, where an iteration starts in well under a microsecond, and on a
+    TPU, which launches nothing, programs are not judged.
+
+Fix:
+    ::
+
+        def combine(first, second):
+            a1, b1 = first
+            a2, b2 = second
+            return a1 * a2, a2 * b1 + b2
+
+        _, h_LBD = jax.lax.associative_scan(combine, (a_LBD, b_LBD))
+
+    or a scan over chunks, with the parallel form inside each chunk where the whole does not fit into
+    memory. `jax.lax.scan(..., unroll=8)` fuses eight steps into one iteration and keeps the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from perfscope.analyzers.facts.hlo_program import where_of
+from perfscope.analyzers.facts.hlo_scan import Loop, loops
+from perfscope.analyzers.finding import AbstainError, Finding, Where
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes, format_ns
+
+NEEDS = ("hlo",)
+
+MIN_TRIPS = 32
+"""Iterations. A parallel prefix does about twice the work in log2(n) rounds: below, there is little to win."""
+
+LAUNCH_NS = 2_000
+"""From the start of a kernel to the start of the next where both do nothing, outside a CUDA graph. Used as a
+yardstick for what is tiny; no cost is made of it."""
+
+MEDIUM_LAUNCHES = 1_000
+"""In one run of the program: two milliseconds of launches, as long as a small training step. No time is known,
+so nothing is called high."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line whose loops are launch-bound and have an associative form."""
+    platforms = {module.platform for module in trace.hlo if module.is_scheduled}
+    if "gpu" not in platforms:
+        raise AbstainError("no program compiled for a GPU: only there an iteration costs launches")
+    places: dict[Where, list[Loop]] = defaultdict(list)
+    for loop in trace.fact(loops):
+        if loop.cost.module.platform == "gpu" and _is_tiny(loop) and loop.is_linear:
+            where = where_of(loop.instruction)
+            place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
+            places[place].append(loop)
+    for place, found in places.items():
+        yield _finding(place, sorted(found, key=lambda loop: -loop.launches))
+
+
+def _is_tiny(loop: Loop) -> bool:
+    launches = LAUNCH_NS * len(loop.kernels)
+    return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < launches
+
+
+def _finding(where: Where, found: list[Loop]) -> Finding:
+    launches = sum(loop.launches for loop in found)
+    worst = found[0]
+    count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
+    return Finding(
+        subject="sequential scan",
+        title=f"{count} {launches:,} launches a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
+        f"kernels, with {format_ns(worst.work_ns)} of work a step on an H100); the carry is linear, so a parallel "
+        "prefix computes the same",
+        severity="medium" if launches >= MEDIUM_LAUNCHES else "low",
+        basis="structural",
+        where=where,
+        evidence=tuple(
+            {
+                "loop": loop.instruction.name,
+                "program": loop.cost.module.name,
+                "phase": "backward" if "transpose(" in loop.instruction.op_name else "forward",
+                "steps": loop.trips,
+                "entered": loop.entered,
+                "kernels_a_step": len(loop.kernels),
+                "launches": loop.launches,
+                "moved_a_step_bytes": sum(row.once.bytes for row in loop.kernels),
+                "modelled_work_a_step_ns": loop.work_ns,
+            }
+            for loop in found[:MAX_ROWS]
+        ),
+        advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
+        "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps with jax.lax.scan(..., unroll=8). "
+        f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",
+    )

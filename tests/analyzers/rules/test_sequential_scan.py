@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.hlo_scan import loops
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.rules import load_rule
+from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+
+RULE = load_rule("sequential_scan")
+
+META = 'metadata={op_name="jit(f)/while" source_file="/home/me/ssm.py" source_line=131}'
+LINEAR = "  ROOT %new = f32[N] add(%scaled, %x)\n"
+
+
+def scan(update: str = LINEAR, *, trips: int | None = 32, elements: int = 64, platform: str = GPU) -> HloModule:
+    """h = update(a * h, x) for each x of f32[trips, N]; the h are collected."""
+    known = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}, ' if trips is not None else ""
+    rows = trips or 8
+    carry = f"(s32[], f32[{elements}], f32[{rows},{elements}], f32[{rows},{elements}])"
+    text = f"""
+        %step (h: f32[N], xs: f32[T,N], i: s32[], a: f32[N]) -> f32[N] {{
+          %h = f32[N] parameter(0)
+          %xs = f32[T,N] parameter(1)
+          %i = s32[] parameter(2)
+          %zero = s32[] constant(0)
+          %row = f32[1,N] dynamic-slice(%xs, %i, %zero), dynamic_slice_sizes={{1,N}}
+          %x = f32[N] bitcast(%row)
+          %a = f32[N] exponential(%x)
+          %scaled = f32[N] multiply(%a, %h)
+          UPDATE
+        }}
+        %collect (ys: f32[T,N], i: s32[], h: f32[N]) -> f32[T,N] {{
+          %ys = f32[T,N] parameter(0)
+          %i = s32[] parameter(1)
+          %h = f32[N] parameter(2)
+          %t = f32[N] tanh(%h)
+          %row = f32[1,N] bitcast(%t)
+          %zero = s32[] constant(0)
+          ROOT %dus = f32[T,N] dynamic-update-slice(%ys, %row, %i, %zero)
+        }}
+        %count (i: s32[]) -> s32[] {{
+          %i = s32[] parameter(0)
+          %one = s32[] constant(1)
+          ROOT %next = s32[] add(%i, %one)
+        }}
+        %body (c: CARRY) -> CARRY {{
+          %c = CARRY parameter(0)
+          %i = s32[] get-tuple-element(%c), index=0
+          %h = f32[N] get-tuple-element(%c), index=1
+          %ys = f32[T,N] get-tuple-element(%c), index=2
+          %xs = f32[T,N] get-tuple-element(%c), index=3
+          %step.1 = f32[N] fusion(%h, %xs, %i), kind=kLoop, calls=%step, {platform}
+          %out = f32[T,N] fusion(%ys, %i, %step.1), kind=kLoop, calls=%collect
+          %next = s32[] fusion(%i), kind=kLoop, calls=%count
+          ROOT %t = CARRY tuple(%next, %step.1, %out, %xs)
+        }}
+        %cond (c: CARRY) -> pred[] {{
+          %c = CARRY parameter(0)
+          %i = s32[] get-tuple-element(%c), index=0
+          %n = s32[] constant({rows})
+          ROOT %lt = pred[] compare(%i, %n), direction=LT
+        }}
+        ENTRY %main (init: CARRY) -> CARRY {{
+          %init = CARRY parameter(0)
+          ROOT %w = CARRY while(%init), condition=%cond, body=%body, {known}{META}
+        }}
+    """
+    for spelled, meant in {
+        "UPDATE": update.strip(), "CARRY": carry, "[T,N]": f"[{rows},{elements}]", "{1,N}": f"{{1,{elements}}}",
+        "[1,N]": f"[1,{elements}]", "[N]": f"[{elements}]",
+    }.items():  # fmt: skip
+        text = text.replace(spelled, meant)
+    return hlo_module(text)
+
+
+def _judge(module: HloModule) -> Outcome:
+    return judge(RULE, hlo_trace(module))
+
+
+def test_a_linear_recurrence_of_tiny_steps_is_flagged():
+    outcome = _judge(scan(trips=256))
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "sequential scan", "structural")
+    assert (finding.where.label(), finding.cost_ns) == ("/home/me/ssm.py:131", None)
+    row = finding.evidence[0]
+    assert (row["steps"], row["kernels_a_step"], row["launches"]) == (256, 4, 1024)
+    assert finding.severity == "medium"
+    assert "associative_scan" in finding.advice
+
+
+def test_the_threshold_is_32_steps():
+    assert _judge(scan(trips=32)).status == "flagged"
+    assert _judge(scan(trips=31)).status == "clean"
+
+
+@pytest.mark.parametrize(
+    ("update", "linear"),
+    [
+        (LINEAR, True),
+        ("  ROOT %new = f32[N] subtract(%x, %scaled)\n", True),
+        ("  %n = f32[N] negate(%scaled)\n  ROOT %new = f32[N] divide(%n, %a)\n", True),
+        ("  %p = pred[N] compare(%x, %a), direction=LT\n  ROOT %new = f32[N] select(%p, %scaled, %h)\n", True),
+        ("  ROOT %new = f32[N] tanh(%scaled)\n", False),
+        ("  ROOT %new = f32[N] multiply(%scaled, %h)\n", False),
+        ("  ROOT %new = f32[N] divide(%x, %scaled)\n", False),
+        ("  %p = pred[N] compare(%h, %a), direction=LT\n  ROOT %new = f32[N] select(%p, %scaled, %h)\n", False),
+        ("  ROOT %new = f32[N] maximum(%scaled, %x)\n", False),
+        ("  ROOT %new = f32[N] add(%x, %x)\n", True),
+    ],
+)
+def test_only_a_linear_carry_has_an_associative_form(update: str, linear: bool):
+    (loop,) = hlo_trace(scan(update)).fact(loops)
+    assert loop.is_linear == linear
+    assert _judge(scan(update)).status == ("flagged" if linear else "clean")
+
+
+def test_a_step_with_enough_work_is_clean():
+    """Four launches of 2 us are 27 MB of traffic at 3,352 GB/s."""
+    assert _judge(scan(elements=10_000_000)).status == "clean"
+    assert _judge(scan(elements=100_000)).status == "flagged"
+
+
+def test_an_unknown_trip_count_is_not_guessed():
+    assert hlo_trace(scan(trips=None)).fact(loops) == ()
+
+
+def test_what_cannot_be_judged_abstains():
+    cpu = _judge(scan(platform='backend_config={"outer_dimension_partitions":["2"]}'))
+    assert (cpu.status, "GPU" in (cpu.reason or "")) == ("abstained", True)
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).status == "abstained"
+
+
+@pytest.mark.corpus
+def test_a_state_space_model_scanned_step_by_step(corpus: Path):
+    (finding,) = _judge(corpus_module(corpus / "aot" / "gpu_ssm_seq.hlo.txt.gz")).findings
+    assert [(row["phase"], row["steps"], row["launches"]) for row in finding.evidence] == [
+        ("forward", 256, 2560), ("backward", 256, 2304),
+    ]  # fmt: skip
+    assert finding.where.label() == "/home/user/workload/wl.py:131"
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("twin", ["gpu_ssm_assoc", "gpu_attn_blocked", "gpu_ckpt_full_scan", "gpu_md_fsdp"])
+def test_programs_without_such_a_loop_are_clean(corpus: Path, twin: str):
+    assert _judge(corpus_module(corpus / "aot" / f"{twin}.hlo.txt.gz")).status == "clean"
