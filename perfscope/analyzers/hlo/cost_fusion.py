@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from perfscope.analyzers.hlo.module import Computation, Instruction, Shape
 
@@ -41,15 +42,25 @@ class BodyTraffic:
 class _Demand:
     """Elements demanded of each value of a body, by array of the value."""
 
+    body: Computation
     arrays: Mapping[str, Sequence[Shape]]
     elements: dict[str, list[int]] = field(default_factory=dict)
     by_slice: dict[tuple[str, tuple[str, ...], str], int] = field(default_factory=dict)
+    starts: dict[str, list[int]] = field(default_factory=dict)
 
     def of(self, name: str) -> list[int]:
         found = self.elements.get(name)
         if found is None:
             found = self.elements[name] = [0] * len(self.arrays[name])
         return found
+
+    def start(self, name: str, part: int) -> int:
+        """Place of the first array of a part of a tuple among all arrays of the tuple."""
+        found = self.starts.get(name)
+        if found is None:
+            lengths = (len(arrays_of(one)) for one in self.body.by_name[name].shape.parts)
+            found = self.starts[name] = list(accumulate(lengths, initial=0))
+        return found[part] if part < len(found) else found[-1]
 
     def add(self, name: str, elements: int, array: int = 0) -> None:
         """Demand more of a value, at most all of it."""
@@ -79,7 +90,7 @@ def arrays_of(shape: Shape) -> tuple[Shape, ...]:
 def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTraffic:
     """Traffic of a fusion's body; ``nested``: that of the fusions inside it. Linear in the body's size."""
     arrays = {one.name: arrays_of(one.shape) for one in body.instructions}
-    demand = _Demand(arrays)
+    demand = _Demand(body, arrays)
     in_place: set[str] = set()
     computed: set[str] = set()
     written = []
@@ -148,11 +159,7 @@ def _pass_on(
 
 def _element_of(instruction: Instruction, demanded: list[int], demand: _Demand) -> None:
     operand = instruction.operands[0]
-    wanted = int(instruction.attributes.get("index", "0"))
-    # arrays of a tuple lie one after another: those of the part asked for begin after those of the parts before it
-    shapes, length = demand.arrays[operand], len(demanded)
-    parts = len(shapes) // length if length and len(shapes) % length == 0 else 0
-    begin = wanted * length if parts else wanted
+    begin = demand.start(operand, int(instruction.attributes.get("index", "0")))
     for array, elements in enumerate(demanded):
         demand.add(operand, elements, begin + array)
 

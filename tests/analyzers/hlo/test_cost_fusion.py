@@ -143,6 +143,14 @@ def test_tuples_and_elements_of_parameters():
     assert fusion(["(f32[10], f32[100])"], "f32[10]", body).bytes_read == 80
 
 
+def test_elements_of_a_tuple_in_a_tuple():
+    body = """
+  %pair = (f32[10], f32[100]) get-tuple-element(%p0), index=1
+  %b = f32[100] get-tuple-element(%pair), index=1
+  ROOT %part = f32[10] slice(%b), slice={[0:10]}"""
+    assert fusion(["(f32[7], (f32[10], f32[100]), f32[3])"], "f32[10]", body).bytes_read == 40
+
+
 def test_what_stays_in_fast_memory_on_tpu_is_no_traffic():
     layout = "{0:T(1024)}"
     found = cost(

@@ -9,6 +9,7 @@ import pytest
 from perfscope.analyzers.hlo import cost_fusion
 from perfscope.analyzers.hlo.cost import module_cost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.profiler.errors import DataError
 
 VECTOR = Shape(dtype="f32", dims=(8,))
 
@@ -21,14 +22,13 @@ def module(*computations: Computation) -> HloModule:
     return HloModule(name="m", entry=computations[0].name, computations={one.name: one for one in computations})
 
 
-def test_calls_nested_far_beyond_the_stack():
-    deep = 5 * sys.getrecursionlimit()
+def nested(deep: int, trips: int) -> HloModule:
     bodies = [
         computation(
             f"c{at}",
             Instruction(name="p", opcode="parameter", shape=VECTOR, parameter_number=0),
             Instruction(
-                name="r", opcode="while", shape=VECTOR, operands=("p",), called=(f"c{at + 1}",), trip_count=2,
+                name="r", opcode="while", shape=VECTOR, operands=("p",), called=(f"c{at + 1}",), trip_count=trips,
                 is_root=True,
             ),
         )
@@ -39,8 +39,20 @@ def test_calls_nested_far_beyond_the_stack():
         Instruction(name="p", opcode="parameter", shape=VECTOR, parameter_number=0),
         Instruction(name="r", opcode="add", shape=VECTOR, operands=("p", "p"), is_root=True),
     )
-    found = module_cost(module(*bodies, last))
-    assert found.total.flops == 8 * 2**deep
+    return module(*bodies, last)
+
+
+def test_calls_nested_far_beyond_the_stack():
+    deep = 5 * sys.getrecursionlimit()
+    found = module_cost(nested(deep, 1))
+    assert found.total.flops == 8
+    assert len(found.rows) == 2 * deep + 2
+
+
+def test_loops_that_would_never_end_are_refused():
+    assert module_cost(nested(60, 4)).total.flops == 8 * 4**60
+    with pytest.raises(DataError, match="never end"):
+        module_cost(nested(65, 4))
 
 
 def test_a_circle_is_refused():
