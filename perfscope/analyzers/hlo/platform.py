@@ -17,19 +17,26 @@ _CPU_CONFIG = frozenset({"outer_dimension_partitions", "fusion_config", "onednn_
 _TPU_CONFIG = frozenset({"flag_configs", "scoped_memory_configs", "used_scoped_memory_configs", "window_config"})
 """Fields of each backend's own ``backend_config`` message."""
 
+_GPU_NOTE = "fingerprint_before_lhs"
+"""Frontend attribute that the GPU compiler's scheduler leaves on a module."""
+
 _GPU_TARGETS = ("__cublas", "__cudnn", "__triton", "__gpu$", "cusolver", "cu_", "hipblas")
 _CPU_TARGETS = ("__onednn", "__xla_cpu", "TopK", "lapack_")
 _TPU_TARGETS = ("AssumeGatherIndicesInBound", "ConcatBitcast", "AsyncCollectiveStart", "AllocateBuffer")
 
 
-def platform_of(computations: Iterable[Computation], *, tiled: bool, scheduled: bool) -> Platform | None:
+def platform_of(
+    computations: Iterable[Computation], *, tiled: bool, scheduled: bool, notes: Iterable[str] = ()
+) -> Platform | None:
     """The platform; ``None`` where no mark is found or the module is not compiled yet.
 
     ``tiled``: some layout has tiles, which only TPU programs carry. Custom calls tell nothing before the
-    program is ``scheduled``: the user may have named them.
+    program is ``scheduled``: the user may have named them. ``notes``: names of the module's frontend attributes.
     """
     if tiled:
         return "tpu"
+    if _GPU_NOTE in notes:
+        return "gpu"
     for computation in computations:
         for instruction in computation.instructions:
             found = _mark(instruction, scheduled)

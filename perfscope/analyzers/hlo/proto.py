@@ -85,6 +85,7 @@ class _Conversion:
             by_id = {one.id: one.name for computation in proto.computations for one in computation.instructions}
             buffers = buffer_assignment_of(assignment, by_id)
         devices = proto.device_assignment
+        notes = [one.key for one in proto.frontend_attributes.map]
         return HloModule(
             name=proto.name,
             entry=entry_name,
@@ -92,7 +93,7 @@ class _Conversion:
             is_scheduled=scheduled,
             num_partitions=max(devices.computation_count, 1),
             num_replicas=max(devices.replica_count, 1),
-            platform=platform_of(computations, tiled=self._shapes.tiled, scheduled=scheduled),
+            platform=platform_of(computations, tiled=self._shapes.tiled, scheduled=scheduled, notes=notes),
             buffer_assignment=buffers,
             source=self._source,
         )

@@ -1,6 +1,6 @@
 """Attributes of ``HloInstructionProto`` as HLO text spells them, so that both sources say the same.
 
-What is not here is not in our trimmed proto either (shardings, literals, result accuracy, statistics).
+What is not here is not in our trimmed proto either (literals, named shardings, result accuracy, statistics).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from perfscope.analyzers.hlo.proto_shape import shape_text
+from perfscope.analyzers.hlo.proto_sharding import sharding_text
 
 _DIMENSIONAL = frozenset(
     {
@@ -66,6 +67,9 @@ def braced(numbers: Iterable[int]) -> str:
 def _structure(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
     """What ties an instruction to others: control edges, aliases, layouts of operands, the thread it runs on."""
     found = {}
+    sharding = sharding_text(proto.sharding) if proto.HasField("sharding") else None
+    if sharding is not None:
+        found["sharding"] = sharding
     if proto.control_predecessor_ids:
         before = (names.get(one) for one in proto.control_predecessor_ids)
         found["control-predecessors"] = "{" + ", ".join(f"%{name}" for name in before if name is not None) + "}"

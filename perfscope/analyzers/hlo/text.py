@@ -103,6 +103,7 @@ class _Reading:
             raise DataError(f"{self._source}: cut off: no ENTRY computation in {self.number:,} lines, {read}")
         scheduled = self._header.get("is_scheduled") == "true"
         tiled = self._reader is not None and self._reader.shapes.tiled
+        notes = [note.partition("=")[0] for note in pieces(self._header.get("frontend_attributes", "")[1:-1])]
         return HloModule(
             name=self._name,
             entry=self._entry,
@@ -110,7 +111,7 @@ class _Reading:
             is_scheduled=scheduled,
             num_partitions=self._count("num_partitions"),
             num_replicas=self._count("replica_count"),
-            platform=platform_of(self._computations, tiled=tiled, scheduled=scheduled),
+            platform=platform_of(self._computations, tiled=tiled, scheduled=scheduled, notes=notes),
             source=self._source,
         )
 

@@ -100,6 +100,17 @@ AxisRefProto
 AxisRefProto.SubAxis
   1 int64 pre_size
   2 int64 size
+NamedShardingProto
+OpSharding
+  1 enum type
+  3 *int64 tile_assignment_dimensions
+  4 *int64 tile_assignment_devices
+  5 *OpSharding tuple_shardings
+  6 bool replicate_on_last_tile_dim
+  8 *enum last_tile_dims
+  9 *int64 iota_reshape_dims
+  10 *int32 iota_transpose_perm
+  14 NamedShardingProto named_sharding
 ReplicaGroup
   1 *int64 replica_ids
 MeshAxesReplicaGroupListProto
@@ -151,6 +162,7 @@ HloInstructionProto
   36 *int64 operand_ids
   37 *int64 control_predecessor_ids
   38 *int64 called_computation_ids
+  40 OpSharding sharding
   43 bytes backend_config
   99 Payload backend_config_payload
   49 *ReplicaGroup replica_groups

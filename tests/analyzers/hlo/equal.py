@@ -7,9 +7,6 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 
-ONLY_IN_TEXT = frozenset({"sharding"})
-"""Attributes that our trimmed proto leaves out."""
-
 
 def differences(one: HloModule, other: HloModule, ignored: frozenset[str] = frozenset()) -> Iterator[str]:
     """What differs, with the instruction; computations may stand in another order, instructions may not."""
@@ -31,8 +28,5 @@ def differences(one: HloModule, other: HloModule, ignored: frozenset[str] = froz
 def _of_instruction(left: Instruction, right: Instruction, ignored: frozenset[str]) -> Iterator[str]:
     for field in dataclasses.fields(Instruction):
         a, b = getattr(left, field.name), getattr(right, field.name)
-        if field.name == "attributes":
-            a = {key: value for key, value in a.items() if key not in ONLY_IN_TEXT}
-            b = {key: value for key, value in b.items() if key not in ONLY_IN_TEXT}
         if a != b and field.name not in ignored:
             yield f"{left.name} ({left.opcode}) {field.name}: {a!r} {b!r}"
