@@ -14,6 +14,7 @@ from perfscope.profiler.errors import AskedWronglyError
 
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.rules.blocking_collective",
+    "dense_expert_compute": "perfscope.analyzers.rules.dense_expert_compute",
     "excess_remat": "perfscope.analyzers.rules.excess_remat",
     "exposed_communication": "perfscope.analyzers.rules.exposed_communication",
     "full_precision_matmul": "perfscope.analyzers.rules.full_precision_matmul",

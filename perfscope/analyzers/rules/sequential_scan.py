@@ -105,6 +105,6 @@ def _finding(where: Where, found: list[Loop]) -> Finding:
             for loop in found[:MAX_ROWS]
         ),
         advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
-        "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps with jax.lax.scan(..., unroll=8). "
+        "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps: jax.lax.scan(..., unroll=8). "
         f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",
     )

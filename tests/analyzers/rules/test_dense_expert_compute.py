@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.rules import load_rule
+from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+
+RULE = load_rule("dense_expert_compute")
+
+RAGGED = "jit(step)/jvp(experts)/ragged_dot_general"
+FACTORS = "lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}"
+
+
+def experts(path: str = RAGGED, *, groups: int = 4, other: int = 0, scheduled: bool = True) -> HloModule:
+    """Rows [256, g, 64], masked for every group, times matrices [g, 64, 32]; ``other``: more products of
+    [256, 64] and [64, 32]."""
+    meta = f'metadata={{op_name="{path}" source_file="/home/me/moe.py" source_line=111}}'
+    more = "".join(
+        f"  %o{index} = f32[256,32] dot(%rows2, %w2), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}\n"
+        for index in range(other)
+    )
+    return hlo_module(
+        f"ENTRY %main () -> f32[] {{\n  %rows = f32[256,{groups},64] parameter(0)\n"
+        f"  %w = f32[{groups},64,32] parameter(1)\n  %rows2 = f32[256,64] parameter(2)\n"
+        f"  %w2 = f32[64,32] parameter(3)\n{more}"
+        f"  ROOT %d = f32[256,32] dot(%rows, %w), {FACTORS}, {meta}, {GPU}\n}}",
+        scheduled=scheduled,
+    )
+
+
+def _judge(module: HloModule) -> Outcome:
+    return judge(RULE, hlo_trace(module))
+
+
+def test_all_experts_for_every_token_are_flagged():
+    outcome = _judge(experts())
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.basis, finding.cost_ns) == ("flagged", "structural", None)
+    assert finding.where.label() == "/home/me/moe.py:111"
+    row = finding.evidence[0]
+    assert (row["groups"], row["gflops"]) == (4, 2 * 256 * 4 * 64 * 32 / 1e9)
+    assert row["wasted_gflops"] == pytest.approx(0.75 * 2 * 256 * 4 * 64 * 32 / 1e9)
+    assert "with all 4 matrices" in finding.title
+
+
+def test_the_threshold_is_a_twentieth_of_the_arithmetic():
+    """Wasted 3 of (4 + n) products."""
+    assert _judge(experts(other=56)).status == "flagged"
+    assert _judge(experts(other=57)).status == "clean"
+
+
+def test_a_product_that_is_not_ragged_is_clean():
+    assert _judge(experts("jit(step)/jvp(experts)/dot_general")).status == "clean"
+
+
+def test_one_expert_wastes_nothing_but_the_shapes_do_not_tell():
+    outcome = _judge(experts(groups=1))
+    assert (outcome.status, "do not tell" in (outcome.reason or "")) == ("abstained", True)
+
+
+def test_a_grouped_kernel_is_clean():
+    text = f"""
+        ENTRY %main (x: f32[256,64], w: f32[4,64,32]) -> f32[256,32] {{
+          %x = f32[256,64] parameter(0)
+          %w = f32[4,64,32] parameter(1)
+          ROOT %k = f32[256,32] custom-call(%x, %w), custom_call_target="gmm", metadata={{op_name="{RAGGED}"}}, {GPU}
+        }}
+    """
+    assert _judge(hlo_module(text)).status == "clean"
+
+
+def test_what_cannot_be_judged_abstains():
+    assert _judge(experts(scheduled=False)).status == "abstained"
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).status == "abstained"
+
+
+@pytest.mark.corpus
+def test_a_real_mixture_of_8_experts_by_hand(corpus: Path):
+    findings = _judge(corpus_module(corpus / "aot" / "gpu_moe_ragged.hlo.txt.gz")).findings
+    assert {one.where.label() for one in findings} == {"/home/user/workload/wl.py:111", "/home/user/workload/wl.py:112"}
+    for finding in findings:
+        assert len(finding.evidence) == 3  # forward, and the gradients of rows and matrices
+        for row in finding.evidence:
+            assert (row["groups"], row["gflops"]) == (8, 8 * 2 * 1024 * 64 * 128 / 1e9)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("twin", ["gpu_moe_einsum", "gpu_attn_naive"])
+def test_programs_without_ragged_products_are_clean(corpus: Path, twin: str):
+    assert _judge(corpus_module(corpus / "aot" / f"{twin}.hlo.txt.gz")).status == "clean"
