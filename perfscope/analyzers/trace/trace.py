@@ -152,6 +152,11 @@ class Trace:
         return self.frame("memory")
 
     @property
+    def hlo_ops(self) -> pd.DataFrame:
+        """Instructions of compiled XLA programs, a row each time one ran."""
+        return self.frame("hlo_ops")
+
+    @property
     def steps(self) -> pd.DataFrame:
         """Steps."""
         return self.frame("steps")

@@ -39,6 +39,7 @@ def test_an_instruction_ends_at_its_mark_on_another_thread(tmp_path: Path) -> No
     assert not len(trace.rows["devices"])
     assert "1 instructions without an end mark" in trace.source.notes[-1]
     assert trace.recorded == {"host_ops"}
+    assert trace.hlo_ops["launch_end_ns"].tolist() == [12_000, 20_000, 22_000]
 
 
 def test_an_instruction_around_others_says_so(tmp_path: Path) -> None:

@@ -322,3 +322,22 @@ def test_no_host_name_is_kept(corpus: Path) -> None:
             trace = xplane.read(path)
             assert isinstance(trace, Trace)
             assert not {part.decode() for part in name if part} & set(trace.strings)
+
+
+def test_annotations_are_the_programs_own(corpus: Path) -> None:
+    """Of all spans of these profiles only those that the profiled programs named are annotations."""
+    for name, wanted in (
+        ("aot/attn_naive", r"train|sync"),
+        ("aot/md", "train"),
+        ("aot/sync0", r"CASE:\w+"),
+        ("aot/sync1", r"CASE:\w+"),
+        ("aot/int", r"perfscope\.sync"),
+        ("xplane/TraceLens__mi300_jax_conv_08", "(?!)"),
+        ("xplane/xprof__tpu_inference_2", "(?!)"),
+    ):
+        trace = xplane.read(corpus / f"{name}.xplane.pb.gz")
+        assert isinstance(trace, Trace)
+        slices = trace.rows["slices"]
+        found = {trace.text(code) for code in slices["name"][slices["kind"] == SliceKind.ANNOTATION].tolist()}
+        assert [text for text in found if not re.fullmatch(wanted, text)] == []
+        assert bool(found) == (wanted != "(?!)")

@@ -45,9 +45,9 @@ RENDEZVOUS = "Rendezvous"
 AWAIT = "::Await"
 
 RUNTIME = re.compile(
-    r"::|^(PjitFunction\(|DevicePut|ParseArguments|Wait for |np\.asarray\(jax\.Array\)|shard_args|batched_|"
-    r"[HD]2[HD] Dispatch|copy_to_host|RecordUsage|ScheduleWork|MapDmaBuffer|ThenExecuteCallback|jit_|xla|Xla|XLA|"
-    r"MemoryAlloc|MemoryDealloc|Handle inputs|Execute|Await|Thunk|Linearize|Delinearize|Compute|Resolve |Build )"
+    r"::|^(PjitFunction\(|DevicePut|ParseArguments$|Wait for |np\.asarray\(jax\.Array\)|shard_args$|batched_|"
+    r"[HD]2[HD] Dispatch|ArrayImpl\.|Memory(De)?[Aa]llocation$|RecordUsage$|ScheduleWork$|MapDmaBuffer$|"
+    r"ThenExecuteCallback$)"
 )
 """Spans of JAX's and XLA's own; other spans of a Python thread, outside all of these, are the user's annotations."""
 
