@@ -31,7 +31,7 @@ from perfscope.profiler.errors import DataError
 _HEADER = re.compile(r"\s*+(ENTRY\s++)?%?([^\s(={%]++)\s*+(?:\(.*)?\{\s*+$", re.DOTALL)
 _TABLES = frozenset({"FileNames", "FunctionNames", "FileLocations", "StackFrames"})
 _ROW = re.compile(r"(\d{1,9})\s++(.+)")
-_FIELD = re.compile(r"(\w+)=(\d{1,9})")
+_FIELD = re.compile(r"\b(\w++)=(\d{1,9})")
 
 
 def module_of(lines: Iterable[str], source: str) -> HloModule:

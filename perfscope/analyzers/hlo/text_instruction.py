@@ -23,9 +23,9 @@ from perfscope.analyzers.hlo.text_scan import OpenBracketError, closing, pieces,
 _START = re.compile(r"\s*+(ROOT\s++)?%?([^\s=%]++)\s*+=\s*+")
 _ARRAY = re.compile(r"[^\s({]+(?:\{(?:[^{}]++|\{[^{}]*+\})*+\})?")
 _OPCODE = re.compile(r"\s*+([a-zA-Z][\w\-]*+)\(")
-_COMMENT = re.compile(r"/\*.*?\*/")
+_COMMENT = re.compile(r"/\*[^*]*+\*/")
 _ATTRIBUTE = re.compile(r"([\w\-]+)\s*=\s*", re.ASCII)
-_METADATA = re.compile(r'(\w+)=(?:("(?:[^"\\]++|\\.)*+")|([^\s}"]++))')
+_METADATA = re.compile(r'\b(\w++)=(?:("(?:[^"\\]++|\\.)*+")|([^\s}"]++))')
 
 _CALLS = (
     "condition", "body", "calls", "to_apply", "select", "scatter", "true_computation", "false_computation",

@@ -36,8 +36,10 @@ def closing(text: str, opening: int) -> int:
 
 
 def open_brackets(text: str, depth: int = 0) -> int:
-    """Brackets open at the end of ``text``, if ``depth`` were open before it."""
+    """Brackets open at the end of ``text``, if ``depth`` were open before it; what follows an open quote is not."""
     for step in _STEP.finditer(text):
+        if step[0] == '"':
+            break
         depth += (step[0] in "([{") - (step[0] in ")]}")
     return depth
 

@@ -87,3 +87,26 @@ def test_replica_groups_as_jaxlib_spells_them(groups: dict[str, Any], expected: 
     data = module.SerializeToString()
     assert module_of_proto(data, "m").entry_computation().root.replica_groups == expected
     assert module_of(printed(data).splitlines(), "m").entry_computation().root.replica_groups == expected
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        "{replicated}",
+        "{manual}",
+        "{maximal device=3}",
+        "{devices=[4]<=[4]}",
+        "{devices=[2,2]<=[4] last_tile_dim_replicate}",
+        "{devices=[2,4]<=[4,2]T(1,0) last_tile_dim_replicate}",
+        "{devices=[4]3,1,2,0}",
+        "{devices=[2,2]<=[4] last_tile_dims={manual}}",
+        "{devices=[1,2,2]<=[4] last_tile_dims={manual, replicated}}",
+    ],
+)
+def test_shardings_as_jaxlib_spells_them(sharding: str) -> None:
+    parameter = f"  ROOT %p = f32[8]{{0}} parameter(0), sharding={sharding}"
+    source = f"HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {{\n{parameter}\n}}\n"
+    data = jaxlib_hlo.hlo_module_from_text(source).as_serialized_hlo_module_proto()
+    spelt = module_of(printed(data).splitlines(), "m").entry_computation().root.attributes
+    assert spelt["sharding"].startswith("{")
+    assert module_of_proto(data, "m").entry_computation().root.attributes == spelt

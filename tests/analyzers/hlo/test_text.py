@@ -255,3 +255,28 @@ def test_a_text_that_is_cut_off_says_where(text: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         parsed(text)
     assert str(caught.value) == f"m.txt: {said}"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "metadata={" + "a" * 300_000 + "}",
+        'metadata={op_name="' + "a" * 300_000,
+        "metadata={" + "a=" * 150_000 + "}",
+        "frontend_attributes={" + '\\"' * 150_000,
+        "replica_groups={" + "{0," * 100_000,
+        "replica_groups={" + "{0}," * 100_000 + "}",
+        "sharding={" + "/*" * 150_000 + "}",
+        "x" * 300_000,
+        ", " * 150_000,
+    ],
+)
+def test_long_hostile_lines_take_time_in_proportion(tail: str) -> None:
+    """A pattern that goes back over what it read would take hours here."""
+    for line in (f"  ROOT %r = f32[8]{{0}} copy(%p), {tail}", f"  ROOT %r = f32[8]{{0}} copy(%p{tail}, %q)"):
+        said = ""
+        try:
+            instruction(line)
+        except DataError as error:
+            said = str(error)
+        assert len(said) < 300
