@@ -20,7 +20,7 @@ from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
 from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, CopyKind, HostMemory, Rows
+from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, HostMemory, Rows
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _STREAM = re.compile(r"Stream #(\d+)")
@@ -161,7 +161,9 @@ class Devices:
         if work:
             reorder(work, np.lexsort((work["start_ns"], work["stream"], work["device"])))
             calls = host["calls"]
-            launches = np.argsort(calls["kind"] <= 3, kind="stable")  # of calls with one id, the one that launches
+            launches = np.argsort(
+                calls["kind"] <= CallKind.MEMSET, kind="stable"
+            )  # of calls with one id, the one that launches
             correlation = work.get("correlation", np.full(len(work["device"]), MISSING, np.int64))
             work["call"] = Lookup(calls["correlation"], launches)(correlation) if len(calls) else np.full_like(
                 correlation, MISSING
