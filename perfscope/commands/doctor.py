@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +45,26 @@ try:
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
 from perfscope.profiler.captures import CAPTURES, unavailable
-found["captures"] = {tool: unavailable(tool) for tool in CAPTURES}
+found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if not tool.startswith("jax_")}
+print("\\n" + json.dumps(found))
+"""
+
+
+_JAX_PROBE = """
+import json, os
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of a GPU for a moment
+found = {"captures": {}}
+try:
+    import jax
+    from perfscope.profiler import jax_compat
+    found["jax"], found["jaxlib"] = jax_compat.version()
+    found["apis"] = jax_compat.private_apis()
+    from perfscope.profiler.captures import CAPTURES, unavailable
+    found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if tool.startswith("jax_")}
+    found["devices"] = [f"{one.platform} ({one.device_kind})" for one in jax.local_devices()]
+except Exception as error:
+    found["problem"] = f"{type(error).__name__}: {error}"
+    found["absent"] = isinstance(error, ModuleNotFoundError)
 print("\\n" + json.dumps(found))
 """
 
@@ -63,14 +83,15 @@ class Check:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(*, as_json: bool) -> None:
     """Say what can be captured here, and what stands in the way of the rest."""
-    probe = _probe()
-    checks = [*_torch_checks(probe), *(check() for check in CHECKS)]
+    probe, jax_probe = _probe(), _probe(_JAX_PROBE, "jax")
+    checks = [*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)]
+    captures = probe["captures"] | jax_probe["captures"]
     if as_json:
-        report = {"schema": SCHEMA, "captures": probe["captures"], "checks": [asdict(check) for check in checks]}
+        report = {"schema": SCHEMA, "captures": captures, "checks": [asdict(check) for check in checks]}
         click.echo(json.dumps(report, indent=1))
         return
     click.echo("captures")
-    for tool, reason in probe["captures"].items():
+    for tool, reason in captures.items():
         click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
     click.echo("this machine")
     for check in checks:
@@ -85,15 +106,15 @@ def _shown(text: str) -> str:
     return shown(text)
 
 
-def _probe() -> dict[str, Any]:
-    """What torch says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
+def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
+    """What a framework says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
     # The package may run from a checkout: the probe finds it where we found it.
     package = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-c", program or _PROBE],
             capture_output=True,
             text=True,
             errors="replace",
@@ -103,11 +124,11 @@ def _probe() -> dict[str, Any]:
         )
         found: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
-        return {"problem": f"importing torch took more than {TORCH_SECONDS:.0f} s", "captures": {}}
+        return {"problem": f"importing {name} took more than {TORCH_SECONDS:.0f} s", "captures": {}}
     except OSError as error:
         raise DataError(f"{sys.executable}: cannot be started: {error.strerror or error}") from error
     except ValueError:
-        return {"problem": f"importing torch ended the process with code {done.returncode}", "captures": {}}
+        return {"problem": f"importing {name} ended the process with code {done.returncode}", "captures": {}}
     return found
 
 
@@ -133,6 +154,27 @@ def _torch_checks(probe: dict[str, Any]) -> list[Check]:
         checks.append(Check(name="devices", status="absent", text="none; CPU programs are captured and judged too"))
     else:
         checks.append(Check(name="devices", status="problem", text=f"torch is built for {platform} and sees no device"))
+    return checks
+
+
+def _jax_checks(probe: dict[str, Any]) -> list[Check]:
+    if probe.get("absent"):
+        return [Check(name="jax", status="absent", text="not installed for this Python")]
+    checks = []
+    if "jax" in probe:
+        version = f"{probe['jax']} (jaxlib {probe['jaxlib']})"
+        lacking = [name for name, held in probe["apis"].items() if not held]
+        checks.append(
+            Check(name="jax", status="problem", text=f"{version} lacks {', '.join(lacking)}")
+            if lacking
+            else Check(name="jax", status="ok", text=f"{version}, all that captures use is there")
+        )
+    if "problem" in probe:
+        checks.append(Check(name="jax devices" if checks else "jax", status="problem", text=probe["problem"]))
+    else:
+        counts = Counter(probe["devices"])
+        text = ", ".join(f"{count}x {name}" for name, count in counts.items())
+        checks.append(Check(name="jax devices", status="ok", text=text))
     return checks
 
 

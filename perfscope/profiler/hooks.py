@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from perfscope.profiler.ranges import RangeGuard
 from perfscope.profiler.steps import Source, StepFinder
 
 Undo = Callable[[], None]
@@ -21,6 +22,7 @@ class Hooks:
         """Nothing is hooked yet."""
         self._undo: dict[Source, list[Undo]] = {}
         self._always: list[Undo] = []
+        self._guard = RangeGuard()
         self._first_optimizer: Callable[[], Any] = lambda: None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that have stepped."""
@@ -33,12 +35,13 @@ class Hooks:
         ``ours()``: whether the profiler that starts is our own; ``make_way()``: called before one of
         the program's own starts.
         """
+        # Before the others: these stay when the hooks of the step sources, which stand on them, go.
+        self._always = [*self._guard.install(_replace), self._hook_profilers(ours, make_way)]
         self._undo = {
             Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
         }
-        self._always = [self._hook_profilers(ours, make_way)]
 
     def forget(self, source: Source) -> None:
         """Take the hooks of a source out."""
@@ -103,6 +106,7 @@ class Hooks:
 
         def prepare(original: Callable[..., Any]) -> Callable[..., Any]:
             def prepare_trace(profiler: Any, *arguments: Any, **named: Any) -> Any:
+                self._guard.started()
                 if not ours():
                     self.program_profilers.add(profiler)
                     make_way()

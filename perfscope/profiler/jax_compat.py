@@ -6,8 +6,10 @@ what is missing then. Checked on jax 0.6.0 and 0.10.2. Import it only in a proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable
@@ -20,6 +22,11 @@ Called = Callable[[Any], None]
 
 TRANSFORMATION = "perfscope"
 """Name under which the callback on compiled modules is registered."""
+
+
+def installed() -> bool:
+    """Whether jax can be imported here; it is not."""
+    return "jax" in sys.modules or importlib.util.find_spec("jax") is not None
 
 
 def version() -> tuple[str, str]:
@@ -89,8 +96,10 @@ def synchronise() -> None:
     import jax
 
     for array in jax.live_arrays():
-        if not array.is_deleted():
-            array.block_until_ready()
+        # What failed in it, or that it is gone meanwhile, the program learns when it reads the array itself.
+        with contextlib.suppress(RuntimeError):
+            if not array.is_deleted():
+                array.block_until_ready()
 
 
 # Profiler ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which pass runs when, each on steps of its own: timing, then detail, then structure; for jax timing alone."""
+"""Which pass runs when, each on steps of its own: timing, then structure, then detail; for jax timing alone."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ SETTLING_STEPS = 1
 left the caches cold, so the next step is not like the others."""
 
 
+RESTING_STEPS = 1
+"""Steps between two recordings of torch's profiler: what opened under the first must close before the
+second begins (see `ranges.py`), also the ranges of C++ around an optimizer that steps in the backward pass."""
+
+
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """The passes that a level asks for, in the order they run."""
     level: Level = options.level
@@ -67,7 +72,8 @@ def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pas
         device_syncs=deep,
     )
     structure = Pass(name="structure", tool="op_graph", count=1, suffix=GRAPH_SUFFIX)
-    return (timing, detail, structure)
+    # The structure pass uses no profiler of torch's and keeps apart the two that do (`RESTING_STEPS`).
+    return (timing, structure, detail)
 
 
 def first_step(options: CaptureOptions) -> int:

@@ -17,7 +17,7 @@ from perfscope.profiler.active import ActivePass, start_pass
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.options import Message
-from perfscope.profiler.plan import SETTLING_STEPS, Framework, Pass, first_step, passes
+from perfscope.profiler.plan import RESTING_STEPS, SETTLING_STEPS, Framework, Pass, first_step, passes
 from perfscope.profiler.run import PROCESS_FILE, Capture, Process, dump
 from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
@@ -66,6 +66,8 @@ class Session:
         self._running = False
         self._begin_ns = 0
         self._settling = 0
+        self._recorded: int | None = None
+        """Number of the last step under torch's profiler."""
         self._times: list[int] = []
         self._written = 0.0
 
@@ -152,6 +154,8 @@ class Session:
             self._number = number
             if self._active is None and self._queue and number >= self._first:
                 self._start(self._queue[0])
+                if self._active is None:
+                    self._settling = max(self._settling, int(self._rests()))
             if self._active is not None:
                 self._active.begin_step(number)
             elif monotonic() - self._written > WRITE_EVERY_S:
@@ -244,6 +248,8 @@ class Session:
         if due.tool == "torch_profiler" and (self._hooks.program_profilers or observe.profiler_records()):
             self._delay = "the program's own torch.profiler was recording; the program ended before"
             return
+        if due.tool == "torch_profiler" and self._rests():
+            return
         if due.tool == "jax_profiler" and jax_compat.trace_runs():
             self._delay = "the program's own jax.profiler was recording; the program ended before"
             return
@@ -264,6 +270,10 @@ class Session:
             self._active = started
             self._write()
 
+    def _rests(self) -> bool:
+        """Whether a recording of torch's profiler ended too short a while ago for another to begin."""
+        return self._recorded is not None and self._number <= self._recorded + RESTING_STEPS
+
     def _end_in_pass(self, active: ActivePass) -> None:
         if active.due.tool == "op_graph" and observe.modes_on_stack() > 1:
             # Modes leave in the order opposite to which they came; ours must wait for the program's.
@@ -281,6 +291,8 @@ class Session:
     def _finish_active(self) -> None:
         active, self._active = self._active, None
         if active is not None:
+            if active.due.tool == "torch_profiler":
+                self._recorded = self._number
             try:
                 self._done.append(active.finish(self._run))
             except Exception as error:

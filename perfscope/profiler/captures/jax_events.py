@@ -49,7 +49,7 @@ _REDEFINED = "but seen another function"
 
 def available() -> str | None:
     """Why compilation cannot be listened to, or ``None`` if it can."""
-    return None if "jax" in sys.modules else "jax is not imported"
+    return None if jax_compat.installed() else "jax is not installed"
 
 
 class EventLog:

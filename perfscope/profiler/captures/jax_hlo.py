@@ -8,7 +8,6 @@ compiled where jax offers it (0.10.2 and later); they come scheduled, without bu
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from perfscope.profiler import jax_compat
@@ -34,8 +33,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 def available() -> str | None:
     """Why no snapshot can be taken, or ``None`` if it can."""
-    if "jax" not in sys.modules:
-        return "jax is not imported"
+    if not jax_compat.installed():
+        return "jax is not installed"
     return None if jax_compat.has_session() else "this jax has no ProfilerSession that we know"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,8 +30,8 @@ NAME = "perfscope"
 
 def available() -> str | None:
     """Why jax's profiler cannot capture in this process, or ``None`` if it can."""
-    if "jax" not in sys.modules:
-        return "jax is not imported"
+    if not jax_compat.installed():
+        return "jax is not installed"
     if under_nsys():
         return "Nsight Systems profiles this process, and only one tool at a time can use CUPTI"
     return None

@@ -51,8 +51,8 @@ FUNCTIONS = ("block_until_ready", "device_get")
 
 def available() -> str | None:
     """Why syncs cannot be seen, or ``None`` if they can."""
-    if "jax" not in sys.modules:
-        return "jax is not imported"
+    if not jax_compat.installed():
+        return "jax is not installed"
     return None if jax_compat.array_class() is not None else "this jax keeps its arrays where we do not know"
 
 
@@ -188,17 +188,24 @@ def _put(holder: Any, name: str, original: Any, replacement: Any) -> Undo:
 
 
 def _leaves(value: Any) -> list[Any]:
-    if hasattr(value, "is_ready"):
+    arrays = jax_compat.array_class()
+    if isinstance(value, arrays):
         return [value]
     import jax
 
-    return [leaf for leaf in jax.tree_util.tree_leaves(value) if hasattr(leaf, "is_ready")]
+    return [leaf for leaf in jax.tree_util.tree_leaves(value) if isinstance(leaf, arrays)]
 
 
 def _ready(value: Any) -> bool | None:
-    """Whether the value was there already; ``None`` if that cannot be said (a deleted array)."""
+    """Whether the value was there already; ``None`` if that cannot be said.
+
+    A deleted or donated array must not be asked: jaxlib 0.10.2 crashes the process.
+    """
     try:
-        return all(leaf.is_ready() for leaf in _leaves(value))
+        leaves = _leaves(value)
+        if any(leaf.is_deleted() for leaf in leaves):
+            return None
+        return all(leaf.is_ready() for leaf in leaves)
     except Exception:
         return None
 
