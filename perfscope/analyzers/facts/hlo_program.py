@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.finding import Where
-from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
+from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.trace import Trace
 
@@ -143,4 +144,4 @@ def where_of(instruction: Instruction) -> Where:
 
 def costs(trace: Trace) -> tuple[ModuleCost, ...]:
     """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
-    return tuple(module_cost(module) for module in trace.hlo if module.is_scheduled)
+    return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)

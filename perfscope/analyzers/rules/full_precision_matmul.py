@@ -25,7 +25,11 @@ Fix:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x_BTD)
 
-    On devices without bfloat16 (V100, T4) use float16 with `torch.amp.GradScaler`.
+    On devices without bfloat16 (V100, T4) use float16 with `torch.amp.GradScaler`. In JAX::
+
+        jax.config.update("jax_default_matmul_precision", "high")   # or no setting at all
+
+    or `precision=jax.lax.Precision.HIGH` for the one product that needs it.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.facts.hlo_precision_findings import program_findings
 from perfscope.analyzers.facts.kernel_class import matmul_precision
 from perfscope.analyzers.facts.op_signature import input_tensors
 from perfscope.analyzers.facts.span_work import time_of
@@ -72,6 +77,9 @@ class _Group:
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for all float32 products: one setting changes them together."""
+    if "hlo" in trace.recorded:
+        yield from program_findings(trace)
+        return
     if not len(trace.rows["kernels"]):
         raise AbstainError("no kernels of an accelerator in the trace: the precision one would use is not known")
     groups = _groups(trace)
