@@ -83,7 +83,8 @@ def _convolution(instruction: Instruction, operands: Sequence[Shape]) -> Work | 
 def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
     """cuDNN's fused attention: two products forward, five backward, each ``2 * scores * head size``.
 
-    Scores masked by causality are not counted where queries and keys are as many; other masks count in full.
+    Scores masked by causality or a sliding window are not counted where queries and keys are as many; masks whose
+    values only the run knows (padding) count in full.
     """
     config = _mapping(instruction.backend_config, "cudnn_fmha_backend_config")
     scores = _ints(_mapping(config, "intermediate_tensor_shape"), "dimensions")
@@ -98,7 +99,9 @@ def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | No
     batch, heads, queries, keys = scores
     pairs = queries * keys
     if "CAUSAL" in str(config.get("mask_type", "")) and queries == keys:
-        pairs = queries * (queries + 1) // 2
+        # query i sees i keys and itself, of them at most the window's
+        window = min(_number(config.get("sliding_window_length")) or keys, keys)
+        pairs = window * (window + 1) // 2 + (queries - window) * window
     each = 2 * batch * heads * pairs * query.dims[contracting[0]]
     return product_work(each * (BACKWARD_PRODUCTS if backward else 2), query.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,23 @@ def test_products_of_a_tpu_program_are_counted_as_convolutions(corpus: Path):
     tpu = read(corpus / "aot" / "tpu_md_tp.hlo.txt.gz")
     assert not any(row.instruction.opcode == "dot" for row in tpu.rows)
     assert sum(tpu.total.products.values()) > 0.99 * tpu.total.flops
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    "name", ["attn_naive", "ckpt_dots_unroll", "ckpt_full_unroll", "ckpt_none_unroll", "remat_h100", "remat_h100_small"]
+)
+def test_a_program_without_loops_and_collectives_costs_what_xla_says(corpus: Path, name: str):
+    jax = pytest.importorskip("jax")
+    private, text = pytest.importorskip("jaxlib._jax"), pytest.importorskip("jaxlib._hlo")
+    path = corpus / "aot" / f"gpu_{name}.hlo.txt.gz"
+    module = text.hlo_module_from_text(gzip.decompress(path.read_bytes()).decode())
+    stated = private.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+    total = read(path).total
+    # XLA adds up in float32
+    assert total.flops == pytest.approx(stated["flops"], rel=1e-6)
+    assert total.transcendentals == pytest.approx(stated["transcendentals"], rel=1e-6)
+    assert total.bytes == pytest.approx(stated["bytes accessed"], rel=1e-6)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -74,6 +74,10 @@ def test_fused_attention():
     # causal: 64 + 63 + ... + 1 of 64 * 64 scores
     row = op_cost(inputs, call("__cudnn$fmhaSoftmax", shape, attention("CAUSAL", **FORWARD), operands))
     assert row.flops == 2 * (2 * 2 * 4 * (64 * 65 // 2) * 32)
+    # a window of 16: 1 + 2 + ... + 16 for the first queries, 16 for each of the other 48
+    windowed = attention("CAUSAL", sliding_window_length=16, **FORWARD)
+    row = op_cost(inputs, call("__cudnn$fmhaSoftmax", shape, windowed, operands))
+    assert row.flops == 2 * (2 * 2 * 4 * (136 + 48 * 16) * 32)
     row = op_cost(inputs, call("__cudnn$fmhaSoftmaxBackward", shape, attention("NO_MASK"), operands))
     assert row.flops == 5 * (2 * 2 * 4 * 64 * 64 * 32)
     assert op_cost(inputs, call("__cudnn$fmhaSoftmax", shape, {}, operands)).flops is None
