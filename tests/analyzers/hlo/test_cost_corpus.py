@@ -86,6 +86,11 @@ def test_products_of_a_tpu_program_are_counted_as_convolutions(corpus: Path):
     assert sum(tpu.total.products.values()) > 0.99 * tpu.total.flops
 
 
+def scalar_constants(path: Path) -> list[str]:
+    """Scalar constants of a program."""
+    return [row.instruction.name for row in read(path).rows if row.instruction.opcode == "constant"]
+
+
 @pytest.mark.jax
 @pytest.mark.parametrize(
     "name", ["attn_naive", "ckpt_dots_unroll", "ckpt_full_unroll", "ckpt_none_unroll", "remat_h100", "remat_h100_small"]
@@ -100,7 +105,9 @@ def test_a_program_without_loops_and_collectives_costs_what_xla_says(corpus: Pat
     # XLA adds up in float32
     assert total.flops == pytest.approx(stated["flops"], rel=1e-6)
     assert total.transcendentals == pytest.approx(stated["transcendentals"], rel=1e-6)
-    assert total.bytes == pytest.approx(stated["bytes accessed"], rel=1e-6)
+    # and it reads a scalar constant inside a fusion from memory, 4 B each
+    slack = 4 * len(scalar_constants(path)) + 1e-6 * total.bytes
+    assert total.bytes == pytest.approx(stated["bytes accessed"], abs=slack)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
