@@ -171,3 +171,16 @@ def test_evidence_is_capped_and_columns_that_hold_nothing_are_left_out() -> None
     row = summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))).findings[0]
     assert [list(cells) for cells in row.evidence] == [["kernel", "wait_ns", "line"]] * MOST_EVIDENCE
     assert row.evidence_left == 384 - MOST_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(2, ("rule-0", "rule-1")), (3, ("3 rules on XLA programs",)), (5, ("5 rules on XLA programs",))],
+)
+@pytest.mark.parametrize("whose", ["", "all sources: "])
+def test_rules_on_xla_programs_are_one_phrase_where_none_ran(count: int, shown: tuple[str, ...], whose: str) -> None:
+    reason = f"{whose}not recorded: the compiled XLA programs"
+    outcomes = [Outcome(rule=f"rule_{number}", status="abstained", reason=reason) for number in range(count)]
+    other = Outcome(rule="straggler", status="abstained", reason="one rank")
+    summary = summarize(analysis(outcomes=(*outcomes, other)))
+    assert summary.abstained == (("one rank", ("straggler",)), (reason, shown))

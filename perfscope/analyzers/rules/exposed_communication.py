@@ -76,8 +76,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _without_device(trace: Trace) -> list[Finding]:
     if len(trace.rows["collectives"]):
         raise AbstainError(
-            "the collectives ran on the host (gloo, or XLA's CPU backend): the recording does not show when the program "
-            "waited for them"
+            "the collectives ran on the host (gloo, or XLA's CPU backend): the recording does not show when the "
+            "program waited for them"
         )
     if "host_ops" not in trace.recorded:
         raise AbstainError("neither device work nor host ops were recorded")

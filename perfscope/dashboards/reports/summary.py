@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.trace import RECORDED
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
@@ -97,6 +98,13 @@ class Spread:
             return f"{middle} (one, {when})"
         spread = f"{self.how} {format_ns(self.low_ns)} to {format_ns(self.high_ns)}"
         return f"{middle} (median of {self.count:,} {when}, {spread})"
+
+
+NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
+"""Why the rules on XLA programs cannot look at a recording of PyTorch."""
+
+FOLDED_FROM = 3
+"""Rules on XLA programs from which they are one phrase; who asked for one or two of them wants their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +209,15 @@ def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
-    return tuple((reason, tuple(rules)) for reason, rules in reasons.items())
+    folded = [_fold_programs(reason, rules) for reason, rules in reasons.items()]
+    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(NO_PROGRAMS)))
+
+
+def _fold_programs(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Rules on XLA programs as one short phrase: where none ran they do not concern the reader."""
+    if reason.endswith(NO_PROGRAMS) and len(rules) >= FOLDED_FROM:
+        return reason, (f"{len(rules)} rules on XLA programs",)
+    return reason, tuple(rules)
 
 
 def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool) -> FindingRow:
