@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfscope.analyzers.hlo.backend_config import json_object, trip_count
 from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.platform import platform_of
@@ -20,7 +21,6 @@ from perfscope.analyzers.hlo.proto_wire import check_size, looks_like_module
 from perfscope.analyzers.hlo.replica_groups import GroupReader, Groups
 from perfscope.analyzers.hlo.source_frames import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
-from perfscope.analyzers.hlo.text_instruction import json_object, trip_count
 from perfscope.analyzers.protos import decode
 from perfscope.profiler.errors import DataError
 

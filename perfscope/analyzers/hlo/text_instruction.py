@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from perfscope.analyzers.hlo.backend_config import json_object, trip_count
 from perfscope.analyzers.hlo.module import Instruction, Shape
 from perfscope.analyzers.hlo.replica_groups import GroupReader
 from perfscope.analyzers.hlo.shape_text import ShapeReader
 from perfscope.analyzers.hlo.source_frames import FrameTable
-from perfscope.analyzers.hlo.text_scan import OpenBracketError, closing, pieces, unquoted
+from perfscope.analyzers.hlo.text_scan import closing, pieces, unquoted
 
 _START = re.compile(r"\s*+(ROOT\s++)?%?([^\s=%]++)\s*+=\s*+")
 _ARRAY = re.compile(r"[^\s({]+(?:\{(?:[^{}]++|\{[^{}]*+\})*+\})?")
@@ -109,26 +108,6 @@ class InstructionReader:
         return self._configs[text]
 
 
-def json_object(text: str | bytes) -> Mapping[str, Any]:
-    """A backend's configuration as parsed JSON; empty where it is none, or no object (MLIR text, raw protos)."""
-    if not text:
-        return {}
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def trip_count(config: Mapping[str, Any]) -> int | None:
-    """``known_trip_count`` of a while's configuration; ``None`` where it is not known."""
-    known = config.get("known_trip_count")
-    count = known.get("n") if isinstance(known, dict) else None
-    if isinstance(count, str) and count.isdecimal() and len(count) < 20:
-        return int(count)
-    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
-
-
 def _operands(inside: str) -> tuple[str, ...]:
     if "/*" in inside:
         inside = _COMMENT.sub("", inside)
@@ -159,6 +138,3 @@ def _names(text: str) -> list[str]:
 
 def _metadata(text: str) -> dict[str, str]:
     return {key: unquoted(quoted) if quoted else plain for key, quoted, plain in _METADATA.findall(text)}
-
-
-__all__ = ["InstructionReader", "OpenBracketError", "json_object", "trip_count"]
