@@ -57,12 +57,17 @@ MAX_ROWS = 20
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line and kind of collective that blocks."""
-    judged = [module for module in trace.hlo if _can_judge(module)]
-    found = [one for one in trace.fact(collectives) if _can_judge(one.module)]
-    if not judged and any(module.platform == "cpu" for module in trace.hlo):
-        raise AbstainError("compiled for the CPU, where every collective is synchronous")
-    if not judged:
+    if not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: they have no schedule yet")
+    every = [one for one in trace.fact(collectives) if one.module.is_scheduled]
+    found = [one for one in every if _can_judge(one.module)]
+    if every and not found:
+        on_cpu = any(module.platform == "cpu" for module in trace.hlo)
+        raise AbstainError(
+            "compiled for the CPU, where every collective is synchronous"
+            if on_cpu
+            else "what the programs were compiled for cannot be told"
+        )
     whole = sum(one.bytes_a_run for one in found)
     places: dict[tuple[Where, str], list[Collective]] = {}
     for one in found:
@@ -74,7 +79,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _can_judge(module: HloModule) -> bool:
-    return module.is_scheduled and module.platform != "cpu"
+    return module.is_scheduled and module.platform in ("gpu", "tpu")
 
 
 def _where(one: Collective) -> Where:
