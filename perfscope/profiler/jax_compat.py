@@ -58,7 +58,7 @@ def private_apis() -> dict[str, bool]:
     """What we use beyond the public interface, by purpose, and whether this jax has it."""
     return {
         "trace as bytes (ProfilerSession)": has_session(),
-        "calls of jitted functions (post hook)": _post_hook() is not None,
+        "calls of jitted functions (post hook)": _post_hook(),
         "calls that miss the fast path": _miss_path() is not None,
         "reason of each retrace (explain_cache_misses)": _explain_flag() is not None,
         "modules as they are compiled (hlo_module_transformation)": _transformation("register") is not None,
@@ -172,18 +172,16 @@ def trace_runs() -> bool:
 # Calls of jitted functions ------------------------------------------------------------------------------------
 
 
-def _post_hook() -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    """Reads and sets the function that jitted calls end with (that of ``jax_debug_nans``)."""
-    state = _find("jax._src.api", "_post_hook_state")
-    if state is not None and hasattr(state, "set_global"):
-        return state.get_global, state.set_global
+def _post_hook() -> bool:
+    """Whether jitted calls end with a function that can be set (that of ``jax_debug_nans``)."""
+    if hasattr(_find("jax._src.api", "_post_hook_state"), "set_global"):
+        return True
+    return hasattr(_global_jit_state(), "post_hook")
+
+
+def _global_jit_state() -> Any:
     jit = _find("jax._src.lib", "jax_jit")
-    if jit is None or not hasattr(jit, "global_state"):
-        return None
-    held = jit.global_state()
-    if not hasattr(held, "post_hook"):
-        return None
-    return (lambda: held.post_hook), (lambda hook: setattr(held, "post_hook", hook))
+    return jit.global_state() if hasattr(jit, "global_state") else None
 
 
 def on_fast_call(called: Called) -> Undo | None:
@@ -191,22 +189,76 @@ def on_fast_call(called: Called) -> Undo | None:
 
     jax calls it behind the dispatch, on the calling thread, and never for calls inside a function that is traced.
     """
-    hook = _post_hook()
-    if hook is None:
+    if not _post_hook():
         return None
-    read, write = hook
-    before = read()
+    listening = True
 
-    def after_call(function: Any, arguments: Any, named: Any, output: Any) -> None:
-        if before is not None:
-            before(function, arguments, named, output)
-        called(function)
+    def with_ours(theirs: Any) -> Any:
+        def after_call(function: Any, arguments: Any, named: Any, output: Any) -> None:
+            if theirs is not None:
+                theirs(function, arguments, named, output)
+            if listening:
+                called(function)
 
-    write(after_call)
+        return after_call
+
+    # Both forms set the hook again whenever ``jax_debug_nans`` changes, which jax itself does while it
+    # differentiates a scan: what is set then must hold ours too.
+    state = _find("jax._src.api", "_post_hook_state")
+    undo = _hook_old_state(with_ours) if state is None else _hook_state(state, with_ours)
+
+    def stop() -> None:
+        nonlocal listening
+        listening = False  # other threads may keep it
+        undo()
+
+    return stop
+
+
+def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
+    api = sys.modules["jax._src.api"]
+
+    class Stand:
+        """Stands in for the state where jax sets it."""
+
+        def __init__(self) -> None:
+            self.theirs = state.get_global()
+            self.theirs_here = state.get_local()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(state, name)
+
+        def set_global(self, hook: Any) -> None:
+            self.theirs = hook
+            state.set_global(with_ours(hook))
+
+        def set_local(self, hook: Any) -> None:
+            self.theirs_here = hook
+            state.set_local(with_ours(hook))  # nothing, too, hides what is set for all threads
+
+    stand = Stand()
+    stand.set_global(stand.theirs)
+    setattr(api, "_post_hook_state", stand)  # noqa: B010 (mypy knows no such attribute)
 
     def undo() -> None:
-        if read() is after_call:
-            write(before)
+        if getattr(api, "_post_hook_state", None) is stand:
+            setattr(api, "_post_hook_state", state)  # noqa: B010
+        state.set_global(stand.theirs)
+        if state.get_local() is not None:
+            state.set_local(stand.theirs_here)
+
+    return undo
+
+
+def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
+    held = _global_jit_state()
+    before = held.post_hook
+    ours = with_ours(before)
+    held.post_hook = ours
+
+    def undo() -> None:
+        if held.post_hook is ours:
+            held.post_hook = before
 
     return undo
 
@@ -365,6 +417,7 @@ def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
     return undo
 
 
+@functools.cache
 def array_class() -> Any:
     """The class of arrays; ``None`` where it is not where we know it."""
     return _find("jax._src.array", "ArrayImpl")

@@ -142,6 +142,7 @@ class Session:
         if self._active is not None:
             self._active.abort()
             self._active = None
+            self._recorded = self._number
         self._done.clear()
         self._times.clear()
         self._running = False

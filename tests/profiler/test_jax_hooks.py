@@ -115,6 +115,21 @@ def test_calls_while_tracing_are_no_steps_and_a_new_jit_each_time_is_the_same_fu
     assert recorder.events == []
 
 
+def test_calls_are_still_seen_after_jax_has_set_the_hook_itself(hooks: JaxHooks, recorder: Recorded) -> None:
+    """Differentiating a scan switches jax_debug_nans off for a moment, and with it the hook for good."""
+    import jax
+    import jax.numpy as jnp
+
+    def loss(x: Any) -> Any:
+        return jax.lax.scan(lambda h, row: (jnp.tanh(h + row), h.sum()), x[0], x)[1].sum()
+
+    step = jax.jit(lambda x: x - jax.grad(loss)(x))
+    x = jnp.ones((4, 3))
+    for _ in range(4):
+        x = step(x)
+    assert recorder.events == [("settled", "calls of <lambda>", 2), 2, 3, 4]
+
+
 def test_a_function_compiled_ahead_of_time_is_one_too(hooks: JaxHooks, recorder: Recorded) -> None:
     import jax
     import jax.numpy as jnp

@@ -156,7 +156,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
 def test_the_plan_is_said_on_a_terminal_and_with_q_nothing_is(tmp_path: Path) -> None:
     shown, code = at_a_terminal(tmp_path, LOOP + "work(10)\n", b"", quiet=False)
     assert code == 0
-    assert "on CPU, steps from optimizer.step, timing on steps 2-4, detail on step 5, structure on step 6" in shown
+    assert "on CPU, steps from optimizer.step, timing on steps 2-4, structure on step 5, detail on step 6" in shown
     assert at_a_terminal(tmp_path, LOOP + "work(10)\n", b"") == ("", 0)
 
 

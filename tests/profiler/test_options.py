@@ -35,7 +35,7 @@ def test_steps_are_half_open() -> None:
         ({"warmup": 0}, 1, [("timing", 3), ("detail", 1), ("structure", 1)]),
         ({"level": "light", "warmup": 5}, 5, [("timing", 3)]),
         ({"level": "deep"}, 2, [("timing", 5), ("detail", 3), ("structure", 1)]),
-        ({"steps": (20, 22)}, 20, [("timing", 2), ("detail", 1), ("structure", 1)]),
+        ({"steps": (20, 22)}, 20, [("timing", 2), ("structure", 1), ("detail", 1)]),
         ({"whole": True}, 2, [("timing", 1)]),
     ],
 )
