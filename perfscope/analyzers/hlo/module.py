@@ -73,11 +73,13 @@ class Instruction:
     """``kLoop``, ``kInput``, ``kOutput``, ``kCustom``."""
     custom_call_target: str | None = None
     parameter_number: int | None = None
+    value: int | None = None
+    """Of a constant that is a single 32-bit integer: what loops count with. Other literals are not kept."""
     replica_groups: tuple[tuple[int, ...], ...] | None = None
     """Groups of partition or replica ids, written out whatever the spelling; None: all devices, or no collective."""
     channel_id: int | None = None
     trip_count: int | None = None
-    """Of a ``while`` whose trip count is known."""
+    """Of a ``while`` whose trip count is written, or plain from its counter."""
     backend_config: Mapping[str, Any] = field(default_factory=dict)
     """Parsed JSON; empty where there is none or it is no JSON object."""
     attributes: Mapping[str, str] = field(default_factory=dict)

@@ -167,6 +167,7 @@ class _Conversion:
             fusion_kind=what.fusion_kind or None,
             custom_call_target=what.custom_call_target or None,
             parameter_number=proto.parameter_number if opcode == "parameter" else None,
+            value=_integer(proto) if opcode == "constant" else None,
             replica_groups=self._replica_groups(what),
             channel_id=what.channel_id or None,
             trip_count=trip_count(config) if opcode == "while" else None,
@@ -234,3 +235,11 @@ def _frame_table(index: Any) -> FrameTable:
         locations={key: (one.file_name_id, one.line) for key, one in enumerate(index.file_locations, 1)},
         frames={key: (one.file_location_id, one.parent_frame_id) for key, one in enumerate(index.stack_frames, 1)},
     )
+
+
+def _integer(proto: Any) -> int | None:
+    """The value of a constant that is a single 32-bit integer."""
+    if proto.shape.dimensions or proto.shape.tuple_shapes:
+        return None
+    values = proto.literal.s32s or proto.literal.u32s
+    return int(values[0]) if len(values) == 1 else None

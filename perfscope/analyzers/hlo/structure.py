@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.hlo.limits import MAX_CALL_DEPTH
 from perfscope.analyzers.hlo.module import Computation, Instruction
+from perfscope.analyzers.hlo.trip_counts import with_trip_counts
 
 
 def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:
@@ -27,7 +28,10 @@ def computation_of(name: str, instructions: Sequence[Instruction]) -> Computatio
 
 
 def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
-    """Computations by name; ``ValueError`` if a called one is missing, or calls go in a circle or too deep."""
+    """Computations by name, loops with their trip counts.
+
+    ``ValueError`` if a called one is missing, or calls go in a circle or too deep.
+    """
     by_name: dict[str, Computation] = {}
     for computation in computations:
         if computation.name in by_name:
@@ -42,7 +46,7 @@ def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
         if missing is not None:
             raise ValueError(f"computation {name[:80]!r} calls {missing[:80]!r}, which is not in the module")
     _bound_depth(calls)
-    return by_name
+    return with_trip_counts(by_name)
 
 
 def _bound_depth(calls: Mapping[str, Sequence[str]]) -> None:

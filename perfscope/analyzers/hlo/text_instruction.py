@@ -26,6 +26,8 @@ _COMMENT = re.compile(r"/\*[^*]*+\*/")
 _ATTRIBUTE = re.compile(r"([\w\-]+)\s*=\s*", re.ASCII)
 _METADATA = re.compile(r'\b(\w++)=(?:("(?:[^"\\]++|\\.)*+")|([^\s}"]++))')
 
+_INTEGER = re.compile(r"-?[0-9]{1,10}")
+
 _CALLS = (
     "condition", "body", "calls", "to_apply", "select", "scatter", "true_computation", "false_computation",
     "branch_computations", "called_computations",
@@ -63,6 +65,7 @@ class InstructionReader:
         channel = written.pop("channel_id", None)
         target = written.pop("custom_call_target", None)
         called = tuple(name for key in _CALLS if key in written for name in _names(written.pop(key)))
+        counter = opcode[1] == "constant" and shape.dtype in ("s32", "u32") and not shape.dims
         return Instruction(
             name=start[2],
             opcode=opcode[1],
@@ -77,6 +80,7 @@ class InstructionReader:
             fusion_kind=written.pop("kind", None),
             custom_call_target=None if target is None else unquoted(target),
             parameter_number=int(inside) if opcode[1] == "parameter" else None,
+            value=_integer(line[opcode.end() : end]) if counter else None,
             replica_groups=None if groups is None else self.groups.text(groups),
             channel_id=None if channel is None else int(channel),
             trip_count=trip_count(config) if opcode[1] == "while" else None,
@@ -106,6 +110,10 @@ class InstructionReader:
         if text not in self._configs:
             self._configs[text] = json_object(unquoted(text))
         return self._configs[text]
+
+
+def _integer(literal: str) -> int | None:
+    return int(literal) if _INTEGER.fullmatch(literal) else None
 
 
 def _operands(inside: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What we read of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``: numbers and names are XLA's.
 
-Literals are left out on purpose: no fact needs their values, and they are most of some files.
+Of literals only 32-bit integers are read, for the trip counts of loops: the others are most of some files.
 """
 
 from __future__ import annotations
@@ -133,11 +133,15 @@ OutputOperandAliasing
   1 *int64 output_shape_index
   2 int64 operand_index
   3 *int64 operand_shape_index
+LiteralProto
+  4 *int32 s32s
+  6 *uint32 u32s
 HloInstructionProto
   1 string name
   2 string opcode
   3 ShapeProto shape
   7 OpMetadata metadata
+  8 LiteralProto literal
   9 int64 parameter_number
   11 string fusion_kind
   13 int64 tuple_index
