@@ -49,11 +49,21 @@ class Recomputed:
         return self.result.bytes * self.row.runs
 
     @property
-    def is_cheap(self) -> bool:
-        """Computing it again takes less time than writing it to memory and reading it back would.
+    def region(self) -> str:
+        """Path of the ``jax.checkpoint`` it is in: all that one call recomputes shares it."""
+        return self.row.instruction.op_name.partition("rematted_computation")[0]
 
+    @property
+    def is_cheap(self) -> bool:
+        """Computing it again costs less than keeping its result.
+
+        On an accelerator: it takes less time than writing the result to memory and reading it back would.
         Products with a short inner dimension are: scores of attention, which blocked attention recomputes.
+        On a CPU, whose caches hold much of it, JAX's own policy decides (``dots_with_no_batch_dims_saveable``):
+        products with batch dimensions are recomputed, the others kept.
         """
+        if self.cost.module.platform == "cpu":
+            return self.row.instruction.attributes.get("lhs_batch_dims", "{}") != "{}"
         device = find_device(TYPICAL_DEVICE)
         assert device is not None
         (kind, *_) = self.row.once.products

@@ -22,8 +22,8 @@ quarter of a step's matrix work at most; below a twentieth there is little to wi
 MEDIUM_FLOPS_SHARE = 0.1
 """No time is known, so nothing is called high."""
 
-PLACE_SHARE = 0.01
-"""Of a program's arithmetic: a line with less gets no finding of its own."""
+REGION_SHARE = 0.01
+"""Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
 
 SAME_MEMORY = 0.05
 """Peaks this close count as equal: modelled ones are no better, assigned ones differ by alignment."""
@@ -56,15 +56,15 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
     members = [one for one in trace.fact(recomputed_products) if one.cost is cost and not one.is_cheap]
     if not members or sum(one.flops for one in members) < MIN_FLOPS_SHARE * cost.total.flops:
         return
-    places: dict[Where, list[Recomputed]] = defaultdict(list)
+    regions: dict[str, list[Recomputed]] = defaultdict(list)
     for one in members:
-        where = where_of(one.row.instruction)
-        places[
-            Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
-        ].append(one)
-    for where, found in places.items():
+        regions[one.region].append(one)
+    for found in regions.values():
+        found.sort(key=lambda one: -one.flops)
+        where = where_of(found[0].row.instruction)
+        where = Where(file=where.file, line=where.line, module=where.module if where.file is None else None)
         share = _share(sum(one.flops for one in found), cost)
-        if share < PLACE_SHARE:
+        if share < REGION_SHARE:
             continue
         kept = sum(one.kept_bytes for one in found)
         yield Finding(
@@ -76,7 +76,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
             basis="structural",
             cost_bytes=None,
             where=where,
-            evidence=tuple(_row(one) for one in sorted(found, key=lambda one: -one.flops)[:MAX_ROWS]),
+            evidence=tuple(_row(one) for one in found[:MAX_ROWS]),
             advice=ADVICE + _headroom(cost),
         )
 
@@ -84,6 +84,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
 def _row(one: Recomputed) -> dict[str, Cell]:
     return {
         "product": one.row.instruction.name,
+        "at": where_of(one.row.instruction).label(),
         "program": one.cost.module.name,
         "from": one.row.instruction.op_name[-120:],
         "result": f"{one.result.dtype}{list(one.result.dims)}",

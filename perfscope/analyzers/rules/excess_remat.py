@@ -20,7 +20,8 @@ How it is found:
     `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that
     XLA itself cloned to free memory, told by the name they had before (never by `.remat` in the name),
     the first of each left out. Products that take less time than writing and reading back their result
-    would (short inner dimension, as in blocked attention) are cheap and not counted. Cost is the share of
+    would (short inner dimension, as in blocked attention) are cheap and not counted; on a CPU those with
+    batch dimensions, as JAX's own policy has it. Cost is the share of
     the program's arithmetic. Where several programs of one function are there, one that recomputes more
     than another and needs as much memory is named: its policy is dominated.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def test_a_product_cheaper_than_its_result_through_memory_is_clean():
     assert again.flops == 2 * 1024 * 64 * 1024
     assert again.is_cheap
     assert _judge(module).status == "clean"
+
+
+@pytest.mark.parametrize(("batch", "status"), [("", "flagged"), (", lhs_batch_dims={0}, rhs_batch_dims={0}", "clean")])
+def test_on_a_cpu_jaxs_own_policy_says_what_is_cheap(batch: str, status: str):
+    again = product("again", AGAIN).replace("rhs_contracting_dims={0}", f"rhs_contracting_dims={{0}}{batch}")
+    module = replace(program(FIRST, again), platform="cpu")
+    assert _judge(module).status == status
+
+
+def test_all_that_one_checkpoint_recomputes_is_one_finding():
+    (finding,) = _judge(program(FIRST, product("x", AGAIN), product("y", AGAIN))).findings
+    assert "2 matrix products" in finding.title
+    other = product("z", AGAIN.replace("checkpoint", "mlp/checkpoint"))
+    assert len(_judge(program(FIRST, product("x", AGAIN), other)).findings) == 2
 
 
 def test_clones_are_told_by_the_name_they_had_and_the_first_is_left_out():
