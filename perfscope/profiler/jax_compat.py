@@ -238,6 +238,8 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
 
     stand = Stand()
     stand.set_global(stand.theirs)
+    if state.value is not state.get_global():  # this thread has one of its own, or has had
+        stand.set_local(stand.theirs_here)
     setattr(api, "_post_hook_state", stand)  # noqa: B010 (mypy knows no such attribute)
 
     def undo() -> None:

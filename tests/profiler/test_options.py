@@ -31,10 +31,10 @@ def test_steps_are_half_open() -> None:
 @pytest.mark.parametrize(
     ("options", "first", "plan"),
     [
-        ({}, 2, [("timing", 3), ("detail", 1), ("structure", 1)]),
-        ({"warmup": 0}, 1, [("timing", 3), ("detail", 1), ("structure", 1)]),
+        ({}, 2, [("timing", 3), ("structure", 1), ("detail", 1)]),
+        ({"warmup": 0}, 1, [("timing", 3), ("structure", 1), ("detail", 1)]),
         ({"level": "light", "warmup": 5}, 5, [("timing", 3)]),
-        ({"level": "deep"}, 2, [("timing", 5), ("detail", 3), ("structure", 1)]),
+        ({"level": "deep"}, 2, [("timing", 5), ("structure", 1), ("detail", 3)]),
         ({"steps": (20, 22)}, 20, [("timing", 2), ("structure", 1), ("detail", 1)]),
         ({"whole": True}, 2, [("timing", 1)]),
     ],

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
+from tests.profiler.programs import captured, write
+
 pytestmark = pytest.mark.torch
 
 GUARDED = """
@@ -63,13 +66,12 @@ print("done", len(open_ranges))
 
 
 def test_only_a_range_of_another_recording_is_left_open() -> None:
-    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", GUARDED], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "True", "False"]
 
 
 def test_a_program_with_ranges_over_several_passes_lives(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(OVERLAPPING)
-    command = [sys.executable, "-m", "perfscope", "run", "--no-report", "train.py"]
+    program = write(tmp_path, OVERLAPPING)
     for _ in range(3):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = captured(program, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done 3\n"), done.stderr

@@ -52,8 +52,8 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
     states = {name: (one.state, one.steps) for name, one in passes(process).items()}
     assert states == {
         "timing": ("recorded", (2, 5)),
-        "detail": ("recorded", (5, 6)),
-        "structure": ("recorded", (6, 7)),
+        "structure": ("recorded", (5, 6)),
+        "detail": ("recorded", (6, 7)),
     }
     assert len(process.untraced_step_ns) == 6, "steps 8 to 13: step 7 settles after the last pass"
     assert min(process.untraced_step_ns) > 0
@@ -99,8 +99,8 @@ def test_deep_records_more_steps_with_shapes(tmp_path: Path) -> None:
     assert captured("--level", "deep", "--warmup", "1", program, cwd=tmp_path).returncode == 0
     assert {name: one.steps for name, one in passes(only(tmp_path)).items()} == {
         "timing": (1, 6),
-        "detail": (6, 9),
-        "structure": (9, 10),
+        "structure": (6, 7),
+        "detail": (7, 10),
     }
     assert trace(tmp_path)["record_shapes"] == 1
 
