@@ -24,7 +24,6 @@ pytestmark = pytest.mark.jax
 PROGRAM = """
 import json, pathlib
 import jax, jax.numpy as jnp
-from jax._src.lib import _profiler
 
 def loss(weights, inputs):
     def layer(carry, weight):
@@ -35,16 +34,18 @@ def loss(weights, inputs):
 
 shapes = jax.ShapeDtypeStruct((3, 64, 64), "float32"), jax.ShapeDtypeStruct((32, 64), "float32")
 compiled = jax.jit(jax.grad(loss)).lower(*shapes).compile()
-options = jax.profiler.ProfileOptions()
-options.host_tracer_level = options.python_tracer_level = 0
 (module,) = compiled.runtime_executable().hlo_modules()
 memory = compiled.memory_analysis()
 sizes = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
 here = pathlib.Path(__file__).parent
 (here / "module.txt").write_text(compiled.as_text())
 (here / "module.pb").write_bytes(module.as_serialized_hlo_module_proto())
-(here / "snapshot.pb").write_bytes(_profiler.ProfilerSession(options).stop())
 (here / "sizes.json").write_text(json.dumps(sizes))
+if hasattr(jax.profiler, "ProfileOptions"):  # jax 0.7 and newer
+    from jax._src.lib import _profiler
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level = options.python_tracer_level = 0
+    (here / "snapshot.pb").write_bytes(_profiler.ProfilerSession(options).stop())
 """
 
 
@@ -69,7 +70,9 @@ def test_text_and_proto_agree(folder: Path, text: HloModule) -> None:
 
 
 def test_what_the_program_says_of_itself(folder: Path, text: HloModule) -> None:
-    assert text.platform == "cpu"
+    written = (folder / "module.txt").read_text()
+    marked = "outer_dimension_partitions" in written or "fusion_config" in written  # older XLA leaves no mark
+    assert text.platform == ("cpu" if marked else None)
     assert {one.trip_count for _, one in text.instructions() if one.opcode == "while"} == {3}
     named = [one for _, one in text.instructions() if one.op_name and one.opcode != "parameter"]
     scopes = [scope_of(one.op_name) for one in named]
@@ -79,6 +82,8 @@ def test_what_the_program_says_of_itself(folder: Path, text: HloModule) -> None:
 
 
 def test_buffers_of_the_snapshot_cover_what_the_executable_reports(folder: Path) -> None:
+    if not (folder / "snapshot.pb").exists():
+        pytest.skip("this jax takes no snapshot without tracing")
     space = message("xspace.XSpace").FromString((folder / "snapshot.pb").read_bytes())
     modules = [
         module_of_proto(stat.bytes_value, entry.value.name)
