@@ -98,6 +98,7 @@ def _scope(name: str) -> Scope:
     path: list[str] = []
     backward = recompute = False
     before = ""
+    primitive = segments[-1]
     for place, segment in enumerate(segments):
         is_last = place == len(segments) - 1
         peeled, wrappers = _peeled(segment)
@@ -105,14 +106,17 @@ def _scope(name: str) -> Scope:
         recompute |= segment == "rematted_computation"
         # the outermost jit is the program itself, and older versions name its body "main"
         program = wrappers and wrappers[-1] in _FUNCTIONS and (place == 0 or peeled == "main")
-        structure = segment in _STRUCTURE or _BRANCH.fullmatch(segment) or (before == "while" and segment == "body")
-        if not is_last and not program and not structure and peeled:
+        # older versions wrap the control flow itself: jvp(while)/body
+        structure = peeled in _STRUCTURE or _BRANCH.fullmatch(peeled) or (before == "while" and segment == "body")
+        if is_last and peeled and not program:
+            primitive = peeled
+        elif not is_last and not program and not structure and peeled:
             path.extend(_split(peeled, "/"))
-        before = segment
+        before = peeled
     return Scope(
         path=tuple(path),
         phase="recompute" if recompute else "backward" if backward else "forward",
-        primitive=segments[-1],
+        primitive=primitive,
     )
 
 
