@@ -7,14 +7,19 @@ instructions; real kernels reach 60 to 90% of it. Modelled; only ``measured_ns``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
+from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.hlo_time import HloTime, hlo_time
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_phase import Phase
 from perfscope.analyzers.hlo.cost_types import Cost, Product
+from perfscope.analyzers.trace import Trace
 
 Bound = Literal["compute", "memory", "link", "unknown"]
 
@@ -157,6 +162,37 @@ def roofline(
     return tuple(
         roof_of(row, device, times.get((row.computation, row.instruction.name))) for row in cost.launched if row.runs
     )
+
+
+def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[Roof, ...], ...]:
+    """Roofs of every program in ``trace.hlo``, in the same order, with the times the trace shows.
+
+    ``device`` is named by the caller: a trace of XLA's CPU backend has none that a peak is known for.
+    """
+    return tuple(
+        roofline(cost, device, _run_times(trace.fact(hlo_time), index, cost))
+        for index, cost in enumerate(trace.fact(hlo_costs))
+    )
+
+
+def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], float]:
+    """Mean time of one run of each instruction of a program, by computation and instruction.
+
+    An instruction may be several pieces of work each time (kernels of one library call). How often the program ran
+    is what most instructions agree on: pieces over runs in one execution. In a loop of unknown length a piece counts
+    as a run.
+    """
+    found = {}
+    for row in cost.launched:
+        time = times.by_key.get((index, row.instruction.name))
+        if time is not None and time.computation == row.computation and row.runs:
+            found[row.computation, row.instruction.name] = (time, row.runs if row.runs_exact else None)
+    agreed = Counter(Fraction(time.calls, runs) for time, runs in found.values() if runs is not None)
+    executions = min(agreed, key=lambda ratio: (-agreed[ratio], ratio), default=Fraction(1))
+    return {
+        key: float(time.mean_ns if runs is None else time.total_ns / (executions * runs))
+        for key, (time, runs) in found.items()
+    }
 
 
 def roof_sum_ns(roofs: Iterable[Roof]) -> float:

@@ -7,12 +7,14 @@ import pytest
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_roofline import (
     compute_ns,
+    measured_roofline,
     peak_flops,
     roof_of,
     roof_sum_ns,
     roofline,
     utilization,
 )
+from perfscope.analyzers.facts.hlo_time import HloTime, InstructionTime, hlo_time
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.hlo.cost_types import Product
 from perfscope.analyzers.trace import Source, Trace
@@ -164,3 +166,41 @@ def test_the_programs_of_a_trace_are_counted_once_each():
     found = trace.fact(hlo_costs)
     assert [one.total.flops for one in found] == [5 * 2 * 512**3] * 2
     assert trace.fact(hlo_costs) is found
+
+
+def measured(**times: tuple[str, int, int]) -> HloTime:
+    """Times by instruction: computation, pieces of work, their sum in ns."""
+    rows = {
+        (0, name): InstructionTime(
+            module="m", program_id=None, instruction=name, module_index=0, computation=computation, calls=calls,
+            total_ns=total, launch_ns=total, encloses=False,
+        )
+        for name, (computation, calls, total) in times.items()
+    }  # fmt: skip
+    return HloTime(instructions=tuple(rows.values()), by_key=rows, total_ns=0, unmatched_ns=0)
+
+
+def run_times(text: str, times: HloTime | None) -> dict[str, float | None]:
+    source = Source(path="x", format="xplane", rank=None, events_read=0, events_unplaced=0)
+    trace = Trace(source=source, strings=[], rows={}, recorded=frozenset({"hlo"}), hlo=(cost(text).module,))
+    if times is not None:
+        trace._facts[hlo_time] = times
+    return {roof.row.instruction.name: roof.measured_ns for roof in measured_roofline(trace, H100)[0]}
+
+
+def test_times_of_a_trace_become_times_of_one_run():
+    assert run_times(STEP, None) == {"y": None, "again": None}
+    # the program ran three times, its loop four times each
+    found = run_times(STEP, measured(y=("body", 12, 12_000), again=("main", 3, 9_000)))
+    assert found == {"y": pytest.approx(1_000), "again": pytest.approx(3_000)}
+    # the last product is two kernels each time: 6 pieces and 12/4 disagree, the smaller number of executions counts
+    found = run_times(STEP, measured(y=("body", 12, 12_000), again=("main", 6, 9_000)))
+    assert found["again"] == pytest.approx(3_000)
+    # an instruction of that name in another computation is another one
+    assert run_times(STEP, measured(y=("main", 12, 12_000)))["y"] is None
+
+
+def test_in_a_loop_of_unknown_length_a_piece_of_work_is_a_run():
+    unknown = STEP.replace(', backend_config={"known_trip_count":{"n":"4"}}', "")
+    found = run_times(unknown, measured(y=("body", 12, 12_000), again=("main", 3, 9_000)))
+    assert found == {"y": pytest.approx(1_000), "again": pytest.approx(3_000)}
