@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,13 @@ def test_flipped_bytes_are_read_or_refused_in_one_line(tmp_path: Path, data: st.
         hlo_text.read(path).check()
     except DataError:
         refused(path)
+
+
+def test_the_command_refuses_with_one_line_and_exit_code_4(tmp_path: Path) -> None:
+    path = tmp_path / "module.txt"
+    path.write_text(TEXT[:-20])
+    done = subprocess.run([sys.executable, "-m", "perfscope", "analyze", str(path)], capture_output=True, text=True)
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "cut off in computation 'main'" in done.stderr
