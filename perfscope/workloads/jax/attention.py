@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.workloads.jax.flash import flash_attention
 from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, uniform
 from perfscope.workloads.jax.online import blocked_attention
 from perfscope.workloads.jax.options import parse
@@ -41,7 +40,15 @@ def naive_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -> 
     return jax.nn.softmax(scores_BHLM).astype(q_BHLK.dtype) @ v_BHMK
 
 
-ATTENTION = {"naive": naive_attention, "blocked": blocked_attention, "pallas": flash_attention}
+def pallas_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -> jax.Array:
+    """The same in one kernel, which keeps the scores on chip: o_BHLK."""
+    # Loaded here: the other variants run where Pallas does not load (jax 0.6 without absl-py).
+    from perfscope.workloads.jax.flash import flash_attention
+
+    return flash_attention(q_BHLK, k_BHMK, v_BHMK)
+
+
+ATTENTION = {"naive": naive_attention, "blocked": blocked_attention, "pallas": pallas_attention}
 
 
 class Block:

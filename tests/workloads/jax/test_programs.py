@@ -137,12 +137,12 @@ def test_every_step_retraces_on_its_line(caplog: pytest.LogCaptureFixture) -> No
     for defects in ((), ("retrace",)):
         caplog.clear()
         with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
-            train(workload("ssm").Block, options("ssm", "scan", steps=3, defects=frozenset(defects)))
+            train(workload("ssm").Block, options("ssm", "scan", steps=2, defects=frozenset(defects)))
         log = "\n".join(record.getMessage() for record in caplog.records)
         found[defects] = [int(line) for line in re.findall(r"MISS at [^\n]*training\.py:(\d+):\d+ \(loop\)", log)]
-        assert ("Static(val=3)" in log) == bool(defects)
+        assert ("Static(val=2)" in log) == bool(defects)
     line = line_of("training.py", "static int")
-    assert found[("retrace",)] == [line] * 3
+    assert found[("retrace",)] == [line] * 2
     assert len(found[()]) == 1
     assert line not in found[()]
 
@@ -209,17 +209,16 @@ def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
 def test_checkpointing_recomputes_on_its_line() -> None:
     from perfscope.workloads.jax.training import LanguageModel, start, step_of
 
-    products = {}
-    for defects in ((), ("checkpoint",)):
-        model = LanguageModel(workload("moe").Block, options("moe", "scatter", defects=frozenset(defects)))
-        stage = jax.jit(step_of(model)).lower(start(model), tokens("moe"))
-        text = stage.compile().as_text()
-        again = [line for line in text.splitlines() if "rematted_computation" in line]
-        products[defects] = [line for line in again if re.search(r'op_name="[^"]*dot_general"', line)]
-        at_line = ("training.py", line_of("training.py", "checkpoint")) in places(stage.as_text(debug_info=True))
-        assert at_line == bool(defects)
-    assert products[()] == []
-    assert len(products[("checkpoint",)]) >= 2  # the hidden layer of the experts, at least, is computed again
+    line = ("training.py", line_of("training.py", "checkpoint"))
+    plain = lowered("moe", "scatter")
+    assert "rematted_computation" not in plain
+    assert line not in places(plain)
+    model = LanguageModel(workload("moe").Block, options("moe", "scatter", defects=frozenset({"checkpoint"})))
+    stage = jax.jit(step_of(model)).lower(start(model), tokens("moe"))
+    assert line in places(stage.as_text(debug_info=True))
+    # XLA has not merged it with the first forward: the hidden layer of the experts, at least, is computed again.
+    again = re.findall(r'rematted_computation[^"]*/dot_general"', stage.compile().as_text())
+    assert len(again) >= 2
 
 
 def test_the_logits_at_full_precision_on_their_line() -> None:

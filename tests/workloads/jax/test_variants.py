@@ -122,8 +122,11 @@ def trained(*defects: str, steps: int = 2) -> list[float]:
 
 
 def test_a_defect_changes_no_number_and_a_seed_gives_the_same_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = trained()
-    assert capsys.readouterr().out == f"step   0  loss {plain[0]:.4f}\nstep   1  loss {plain[1]:.4f}\n"
+    long = trained(steps=12)
+    assert long[-1] < long[0] - 0.1
+    plain = long[:2]
+    printed = [f"step   0  loss {plain[0]:.4f}", f"step   1  loss {plain[1]:.4f}"]
+    assert capsys.readouterr().out.splitlines()[:2] == printed
     assert trained("float", "fp32") == plain
     assert capsys.readouterr().out.startswith(f"mean loss {sum(plain) / 2:.4f}\n")
     # Recomputed values are fused with others, and so rounded at other places; the bias correction of AdamW is a
@@ -143,9 +146,8 @@ def test_the_seed_decides_the_weights() -> None:
     assert not all((left == right).all() for left, right in zip(ours, other_seed, strict=True))
 
 
-@pytest.mark.parametrize(("name", "variant"), [("moe", "scatter"), ("ssm", "scan")])
-def test_it_learns(name: str, variant: str) -> None:
+def test_experts_learn() -> None:
     from perfscope.workloads.jax.training import train
 
-    losses = train(workload(name).Block, options(name, variant, steps=12))
+    losses = train(workload("moe").Block, options("moe", "scatter", steps=12))
     assert losses[-1] < losses[0] - 0.1
