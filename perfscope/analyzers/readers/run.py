@@ -107,6 +107,8 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
     if main is not None:
         notes += _slowdown(main, process)
+    if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
+        notes.append("times of steps are the host's: jax dispatches a step and goes on, its work may run later")
     several = len(run.processes) > 1 or (process.world_size or 1) > 1
     source = Source(
         path=str(path),
