@@ -178,9 +178,9 @@ def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[Roof, ...], .
 def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], float]:
     """Mean time of one run of each instruction of a program, by computation and instruction.
 
-    An instruction may be several pieces of work each time (kernels of one library call). How often the program ran
-    is what most instructions agree on: pieces over runs in one execution. In a loop of unknown length a piece counts
-    as a run.
+    An instruction may be several pieces of work each time (kernels of one library call). How many is its pieces over
+    its runs, the executions of the program being what most instructions agree on; a whole number, as a trace may
+    begin or end inside an execution. In a loop of unknown length a piece counts as a run.
     """
     found = {}
     for row in cost.launched:
@@ -190,7 +190,7 @@ def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, 
     agreed = Counter(Fraction(time.calls, runs) for time, runs in found.values() if runs is not None)
     executions = min(agreed, key=lambda ratio: (-agreed[ratio], ratio), default=Fraction(1))
     return {
-        key: float(time.mean_ns if runs is None else time.total_ns / (executions * runs))
+        key: time.mean_ns * (1 if runs is None else max(1, round(time.calls / (executions * runs))))
         for key, (time, runs) in found.items()
     }
 

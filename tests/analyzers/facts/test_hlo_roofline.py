@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
@@ -17,6 +19,7 @@ from perfscope.analyzers.facts.hlo_roofline import (
 from perfscope.analyzers.facts.hlo_time import HloTime, InstructionTime, hlo_time
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.hlo.cost_types import Product
+from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.trace import Source, Trace
 from tests.analyzers.hlo.cost_text import ADD, cost, op_cost
 
@@ -196,6 +199,9 @@ def test_times_of_a_trace_become_times_of_one_run():
     # the last product is two kernels each time: 6 pieces and 12/4 disagree, the smaller number of executions counts
     found = run_times(STEP, measured(y=("body", 12, 12_000), again=("main", 6, 9_000)))
     assert found["again"] == pytest.approx(3_000)
+    # the trace ends inside the last execution: 11 turns of the loop are 11 runs
+    found = run_times(STEP, measured(y=("body", 11, 11_000), again=("main", 3, 9_000)))
+    assert found["y"] == pytest.approx(1_000)
     # an instruction of that name in another computation is another one
     assert run_times(STEP, measured(y=("main", 12, 12_000)))["y"] is None
 
@@ -204,3 +210,19 @@ def test_in_a_loop_of_unknown_length_a_piece_of_work_is_a_run():
     unknown = STEP.replace(', backend_config={"known_trip_count":{"n":"4"}}', "")
     found = run_times(unknown, measured(y=("body", 12, 12_000), again=("main", 3, 9_000)))
     assert found == {"y": pytest.approx(1_000), "again": pytest.approx(3_000)}
+
+
+@pytest.mark.corpus
+def test_a_real_tpu_stays_below_its_roof(corpus: Path):
+    trace = xplane.read(corpus / "xplane" / "xprof__tpu_inference_2.xplane.pb.gz")
+    v6e = device(trace.text(int(trace.rows["devices"]["name"][0])))
+    assert v6e.name == "TPU v6e"
+    shares = {
+        roof.row.instruction.name: roof.share_of_roof
+        for roofs in measured_roofline(trace, v6e)
+        for roof in roofs
+        if roof.row.instruction.opcode == "fusion" and roof.measured_ns
+    }
+    # three fusions read 5 GiB and write 5 GiB each: 6.6 ms at 1,638 GB/s
+    assert len(shares) == 3
+    assert all(0.7 < share <= 1 for share in shares.values())
