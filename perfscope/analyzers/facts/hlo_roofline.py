@@ -49,7 +49,8 @@ class Roof:
     """None: arithmetic or peak not known."""
     memory_ns: float
     link_ns: float | None
-    """None: it sends to other devices and the device's links are not known."""
+    """None: it sends to other devices and the device's links are not known, or it moves data to or from the host,
+    whose link is not."""
     measured_ns: float | None = None
     """Mean of its runs in a trace; None where none was found."""
 
@@ -130,6 +131,8 @@ def roof_of(row: InstructionCost, device: Device, measured_ns: float | None = No
     link: float | None = 0.0
     if cost.wire_bytes:
         link = cost.wire_bytes * NS / device.link_bandwidth if device.link_bandwidth else None
+    if cost.host_bytes:
+        link = None
     return Roof(
         row=row,
         bound=_bound(arithmetic, memory, link),

@@ -129,9 +129,9 @@ def module_cost(module: HloModule) -> ModuleCost:
 
 def _arithmetic(cost: Cost) -> Cost:
     """A cost without its traffic."""
-    if not (cost.bytes_read or cost.bytes_written or cost.wire_bytes):
+    if not (cost.bytes or cost.wire_bytes or cost.host_bytes):
         return cost
-    return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0)
+    return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0, host_bytes=0)
 
 
 def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[InstructionCost, ...]:

@@ -116,7 +116,7 @@ class OnceCosts:
             if target not in MOVES:
                 instruction = dataclasses.replace(instruction, shape=without_scratch(instruction))
         moved = op_traffic(instruction, operands, platform)
-        return Traffic(read=moved.read, written=moved.written, wire=wire) if wire else moved
+        return dataclasses.replace(moved, wire=wire) if wire else moved
 
     def _wire(
         self, computation: Computation, instruction: Instruction, operands: Sequence[Shape], *, inside: bool
@@ -132,7 +132,11 @@ def _with_traffic(cost: Cost, traffic: Traffic) -> Cost:
     if traffic is NOTHING:
         return cost
     return dataclasses.replace(
-        cost, bytes_read=traffic.read, bytes_written=traffic.written, wire_bytes=cost.wire_bytes + traffic.wire
+        cost,
+        bytes_read=traffic.read,
+        bytes_written=traffic.written,
+        wire_bytes=cost.wire_bytes + traffic.wire,
+        host_bytes=traffic.host,
     )
 
 

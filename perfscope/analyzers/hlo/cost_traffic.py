@@ -36,6 +36,11 @@ def memory_bytes(shape: Shape, platform: Platform | None) -> int:
     return sum(array.bytes for array in arrays_of(shape) if in_device_memory(array, platform))
 
 
+def host_bytes(shapes: Iterable[Shape]) -> int:
+    """Bytes of values that lie in the host's memory."""
+    return sum(array.bytes for shape in shapes for array in arrays_of(shape) if array.memory_space == _HOST)
+
+
 def elements_bytes(elements: int, array: Shape, platform: Platform | None) -> int:
     """Bytes that some elements of an array take in device memory."""
     return -(-elements * ITEM_BITS[array.dtype] // 8) if in_device_memory(array, platform) else 0
@@ -78,13 +83,21 @@ def op_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Pl
         )
         return Traffic(read=touched + _sum(operands[sets:], platform), written=touched)
     distinct = dict(zip(instruction.operands, operands, strict=False))
-    return Traffic(read=_sum(distinct.values(), platform), written=memory_bytes(instruction.shape, platform))
+    return Traffic(
+        read=_sum(distinct.values(), platform),
+        written=memory_bytes(instruction.shape, platform),
+        host=host_bytes((*distinct.values(), instruction.shape)),
+    )
 
 
 def copy_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Platform | None) -> Traffic:
     """A ``copy-start``: its result is (destination, source, context)."""
     target = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
-    return Traffic(read=_sum(operands[:1], platform), written=memory_bytes(target, platform))
+    return Traffic(
+        read=_sum(operands[:1], platform),
+        written=memory_bytes(target, platform),
+        host=host_bytes((*operands[:1], target)),
+    )
 
 
 def _sum(shapes: Iterable[Shape], platform: Platform | None) -> int:

@@ -60,6 +60,8 @@ class Traffic:
     """To device memory."""
     wire: int = 0
     """Sent to other devices by each device that takes part."""
+    host: int = 0
+    """Read from or written to the host's memory."""
 
 
 NOTHING = Traffic()
@@ -75,6 +77,7 @@ class Cost:
     bytes_read: int = 0
     bytes_written: int = 0
     wire_bytes: int = 0
+    host_bytes: int = 0
     unknown: int = 0
     """Instructions that were run and whose arithmetic is unknown (0 in ``flops``)."""
     exact: bool = True
@@ -99,6 +102,7 @@ class Cost:
             bytes_read=self.bytes_read + other.bytes_read,
             bytes_written=self.bytes_written + other.bytes_written,
             wire_bytes=self.wire_bytes + other.wire_bytes,
+            host_bytes=self.host_bytes + other.host_bytes,
             unknown=self.unknown + other.unknown,
             exact=self.exact and other.exact,
         )
@@ -112,6 +116,7 @@ class Cost:
             bytes_read=self.bytes_read * count,
             bytes_written=self.bytes_written * count,
             wire_bytes=self.wire_bytes * count,
+            host_bytes=self.host_bytes * count,
             unknown=self.unknown * count,
             exact=self.exact and exact,
         )
@@ -127,6 +132,7 @@ def cost_of(work: Work | None, traffic: Traffic) -> Cost:
         bytes_read=traffic.read,
         bytes_written=traffic.written,
         wire_bytes=traffic.wire,
+        host_bytes=traffic.host,
         unknown=work is None,
         exact=known.exact,
     )

@@ -60,6 +60,12 @@ def test_a_collective_is_bound_by_the_links():
     assert (no_links.bound, no_links.link_ns) == ("unknown", None)
 
 
+def test_a_copy_from_the_host_has_no_bound():
+    row = op_cost(["f32[1048576]{0:S(5)}"], "(f32[1048576], f32[1048576]{0:S(5)}, u32[]) copy-start(%p0)")
+    roof = roof_of(row, H100, measured_ns=1e6)
+    assert (roof.bound, roof.link_ns, roof.headroom_ns) == ("unknown", None, None)
+
+
 def test_unknown_arithmetic_leaves_the_bound_unknown_and_the_memory_time_as_a_floor():
     row = op_cost(["f32[1048576]"], 'f32[1048576] custom-call(%p0), custom_call_target="mine"')
     roof = roof_of(row, H100, measured_ns=1e6)

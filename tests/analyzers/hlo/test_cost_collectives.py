@@ -103,7 +103,8 @@ def test_copy_start_reads_its_operand_and_writes_its_destination():
     row = op_cost(["f32[1024]"], "(f32[1024], f32[1024], u32[]) copy-start(%p0)")
     assert (row.once.bytes_read, row.once.bytes_written) == (4096, 4096)
     to_host = op_cost(["f32[1024]"], "(f32[1024]{0:S(5)}, f32[1024], u32[]) copy-start(%p0)")
-    assert (to_host.once.bytes_read, to_host.once.bytes_written) == (4096, 0)
+    assert (to_host.once.bytes_read, to_host.once.bytes_written, to_host.once.host_bytes) == (4096, 0, 4096)
+    assert row.once.host_bytes == 0
 
 
 def test_a_collective_that_runs_beside_tpu_fusions_counts_where_it_starts():

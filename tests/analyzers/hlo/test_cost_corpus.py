@@ -121,7 +121,7 @@ def test_every_program_adds_up(path: Path):
     except DataError as error:
         pytest.skip(str(error))
     total = found.total
-    for part in ("flops", "transcendentals", "bytes_read", "bytes_written", "wire_bytes", "unknown"):
+    for part in ("flops", "transcendentals", "bytes_read", "bytes_written", "wire_bytes", "host_bytes", "unknown"):
         launched = sum(getattr(row.total, part) for row in found.launched)
         phases = sum(getattr(phase, part) for phase in found.phases.values())
         assert launched == phases == getattr(total, part), part

@@ -104,7 +104,7 @@ def test_marks_cost_nothing(target: str):
 
 def test_moves_to_the_host_are_copies():
     row = op_cost(["f32[8]"], call("MoveToHost", "f32[8]{0:S(5)}", {}, "%p0|"))
-    assert (row.flops, row.once.bytes_read, row.once.bytes_written) == (0, 32, 0)
+    assert (row.flops, row.once.bytes_read, row.once.bytes_written, row.once.host_bytes) == (0, 32, 0, 32)
 
 
 @pytest.mark.parametrize(
