@@ -1,8 +1,10 @@
 """Ragged products (one matrix a group of rows) that XLA computed as if every row met every matrix.
 
 Without a grouped kernel XLA rewrites ``ragged_dot`` of rows [m, k] and matrices [g, k, n] into one dense
-product of the rows, copied and masked for every group: ``g`` times the arithmetic. The number of groups is
-told from the shapes at the forward product: the matrices' leading dimension is also one of the masked rows'.
+product of the rows, copied and masked for every group: ``g`` times the arithmetic. Such a factor is known
+by its mask, ``select(offset[g] <= i and i < offset[g + 1], rows, 0)``, whatever the product is called (JAX's
+own rewriting calls it ``dot_general``). Where a product's path says ``ragged_dot`` and the mask is not in
+sight, the shapes tell the groups: the matrices' leading dimension is also one of the masked rows'.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ RAGGED = ("ragged_dot", "ragged_dot_general")
 """Primitives of JAX."""
 
 _VIEWS = frozenset({"bitcast", "copy", "transpose", "convert", "reshape"})
+
+_MOST_STEPS = 100
+"""From a factor to what makes it; two fusions that share a body could lead in a circle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +46,20 @@ class DenseRagged:
 
 
 def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
-    """Dense products of all programs whose path says ``ragged_dot``, in program order."""
+    """Dense products of all programs that stand for ragged ones, in program order."""
     found = []
     for cost in trace.fact(costs):
-        rows = [row for row in cost.rows if _is_product(row)]
-        if not rows:
-            continue
+        products = [row for row in cost.rows if _is_product(row)]
         callers = {
             one.called[0]: (computation, one)
             for computation, one in cost.module.instructions()
             if one.opcode == "fusion" and one.called
         }
+        masked = {id(row): _masked(cost, row, callers) for row in products}
+        rows = [row for row in products if masked[id(row)] or primitive(row.instruction.op_name) in RAGGED]
         told: dict[tuple[str | None, int | None], int] = {}
         for row in rows:
-            groups = _groups(cost, row, callers)
+            groups = masked[id(row)] or _groups(cost, row, callers)
             if groups is not None:
                 told[_line(row)] = max(groups, told.get(_line(row), 0))
         found += [DenseRagged(cost=cost, row=row, groups=told.get(_line(row))) for row in rows]
@@ -66,7 +71,7 @@ def _is_product(row: InstructionCost) -> bool:
         row.instruction.opcode in ("dot", "convolution", "custom-call")
         and bool(row.once.products)
         and row.runs > 0
-        and primitive(row.instruction.op_name) in RAGGED
+        and row.place != "control"
     )
 
 
@@ -85,6 +90,59 @@ def _groups(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Com
         if len(matrices) == len(rows) == 3 and matrices[0] in rows and matrices[0] > 1:
             return matrices[0]
     return None
+
+
+def _masked(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int | None:
+    """Groups of the mask on one of the two factors."""
+    for name in row.instruction.operands[:2]:
+        computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
+        if one.opcode == "select" and computation.by_name[one.operands[1]].opcode == "broadcast":
+            groups = _groups_of_mask(computation, computation.by_name[one.operands[0]], one.shape.dims)
+            if groups is not None:
+                return groups
+    return None
+
+
+def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int, ...]) -> int | None:
+    """Length of the offsets that a mask compares positions with, if it is a mask of that kind."""
+    if mask.opcode != "and":
+        return None
+    lengths = set()
+    for name in mask.operands:
+        compare = computation.by_name[name]
+        sides = [computation.by_name[side] for side in compare.operands]
+        offsets = [
+            side for side in sides if side.opcode == "broadcast" and "," not in side.attributes.get("dimensions", ",")
+        ]
+        if (
+            compare.opcode != "compare"
+            or len(sides) != 2
+            or not any(side.opcode == "iota" for side in sides)
+            or not offsets
+        ):
+            return None
+        lengths.add(computation.by_name[offsets[0].operands[0]].shape.elements)
+    (length,) = lengths if len(lengths) == 1 else (0,)
+    return length if length > 1 and length in dims else None
+
+
+def _behind(
+    cost: ModuleCost, computation: Computation, name: str, callers: dict[str, tuple[Computation, Instruction]]
+) -> tuple[Computation, Instruction]:
+    """What makes a factor: through views, out of the fusion it is a parameter of, into the fusion that made it."""
+    one = computation.by_name[name]
+    for _ in range(_MOST_STEPS):
+        if one.opcode in _VIEWS and one.operands:
+            one = computation.by_name[one.operands[0]]
+        elif one.parameter_number is not None and computation.name in callers:
+            computation, caller = callers[computation.name]
+            one = computation.by_name[caller.operands[one.parameter_number]]
+        elif one.opcode == "fusion" and one.called and not one.shape.parts:
+            computation = cost.module.computations[one.called[0]]
+            one = computation.root
+        else:
+            break
+    return computation, one
 
 
 def _origin(

@@ -7,12 +7,12 @@ Why it costs:
     8 times the arithmetic, and copies of 8 times the size.
 
 How it is found:
-    In the compiled program: products (`dot`, or a library call) whose path ends in `ragged_dot`. The
-    number of experts is the leading dimension of the one factor that the other factor carries too; at the
-    same line the backward products count with the same number. Wasted is the part of the arithmetic on
-    masked rows, all but one of as many. A ragged product that became a kernel of its own (Pallas, a
-    grouped library call) is left alone. Where the shapes do not tell the number of experts the rule
-    abstains.
+    In the compiled program: products one of whose factors is copied for every expert and masked by where
+    each expert's rows begin and end; and products whose path ends in `ragged_dot`, where the number of
+    experts is the leading dimension of the one factor that the other carries too. At the same line the
+    backward products count with the same number. Wasted is the part of the arithmetic on masked rows, all
+    but one of as many. A ragged product that became a kernel of its own (Pallas, a grouped library call) is
+    left alone. Where the shapes do not tell the number of experts the rule abstains.
 
 Fix:
     On TPU `jax.experimental.pallas.ops.tpu.megablox.gmm`, on Hopper and Blackwell the kernels

@@ -8,14 +8,14 @@ Why it costs:
     attention, moving averages, discounted returns) can be computed as a parallel prefix in log(n) rounds.
 
 How it is found:
-    Loops of a program compiled for a GPU with a known trip count of at least `MIN_TRIPS`, whose
+    Loops of a compiled program with a known trip count of at least `MIN_TRIPS`, whose
     kernels, at an H100's bandwidth and float32 rate, would take less than the launches alone. The carry
     must have an associative form: every floating-point element that feeds back is a linear function of
     the elements before, followed through all fusions of the body; elements that only collect one slice
     an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
     A loop around another loop is judged by the inner one. The number of launches is exact, their time is
-    not known from a program. On a CPU, where an iteration starts in well under a microsecond, and on a
-    TPU, which launches nothing, programs are not judged.
+    not known from a program. Compiled for a CPU, where a step starts in well under a microsecond, the loop
+    is named too, as what it would be on a GPU, and its severity is low. A TPU launches nothing: not judged.
 
 Fix:
     ::
@@ -57,15 +57,17 @@ so nothing is called high."""
 
 MAX_ROWS = 20
 
+_JUDGED = frozenset({"gpu", "cpu"})
+
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line whose loops are launch-bound and have an associative form."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
-    if "gpu" not in platforms:
+    if not platforms & _JUDGED:
         raise AbstainError("no program compiled for a GPU: only there an iteration costs launches")
     places: dict[Where, list[Loop]] = defaultdict(list)
     for loop in trace.fact(loops):
-        if loop.cost.module.platform == "gpu" and _is_tiny(loop) and loop.is_linear:
+        if loop.cost.module.platform in _JUDGED and _is_tiny(loop) and loop.is_linear:
             where = where_of(loop.instruction)
             place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
             places[place].append(loop)
@@ -81,13 +83,15 @@ def _is_tiny(loop: Loop) -> bool:
 def _finding(where: Where, found: list[Loop]) -> Finding:
     launches = sum(loop.launches for loop in found)
     worst = found[0]
+    on_cpu = all(loop.cost.module.platform == "cpu" for loop in found)
     count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
     return Finding(
         subject="sequential scan",
         title=f"{count} {launches:,} launches a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
         f"kernels, with {format_ns(worst.work_ns)} of work a step on an H100); the carry is linear, so a parallel "
-        "prefix computes the same",
-        severity="medium" if launches >= MEDIUM_LAUNCHES else "low",
+        "prefix computes the same"
+        + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else ""),
+        severity="medium" if launches >= MEDIUM_LAUNCHES and not on_cpu else "low",
         basis="structural",
         where=where,
         evidence=tuple(

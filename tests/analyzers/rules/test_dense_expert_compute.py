@@ -64,6 +64,55 @@ def test_one_expert_wastes_nothing_but_the_shapes_do_not_tell():
     assert (outcome.status, "do not tell" in (outcome.reason or "")) == ("abstained", True)
 
 
+MASKED = f"""
+    %mask (x: f32[256,64], lo: s32[4], hi: s32[4]) -> f32[256,256] {{
+      %x = f32[256,64] parameter(0)
+      %lo = s32[4] parameter(1)
+      %hi = s32[4] parameter(2)
+      %at = s32[4,256,64] iota(), iota_dimension=1
+      %from = s32[4,256,64] broadcast(%lo), dimensions={{0}}
+      %to = s32[4,256,64] broadcast(%hi), dimensions={{0}}
+      %after = pred[4,256,64] compare(%from, %at), direction=LE
+      %before = pred[4,256,64] compare(%at, %to), direction=LT
+      %both = pred[4,256,64] and(%after, %before)
+      %rows = f32[4,256,64] broadcast(%x), dimensions={{1,2}}
+      %zero = f32[] constant(0)
+      %zeros = f32[4,256,64] broadcast(%zero), dimensions={{}}
+      %kept = f32[4,256,64] select(%both, %rows, %zeros)
+      %turned = f32[256,4,64] transpose(%kept), dimensions={{1,0,2}}
+      ROOT %flat = f32[256,256] bitcast(%turned)
+    }}
+    ENTRY %main () -> f32[256,32] {{
+      %x = f32[256,64] parameter(0)
+      %lo = s32[4] parameter(1)
+      %hi = s32[4] parameter(2)
+      %w = f32[256,32] parameter(3)
+      %m = f32[256,256] fusion(%x, %lo, %hi), kind=kLoop, calls=%mask, {GPU}
+      ROOT %d = f32[256,32] dot(%m, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, NAMED
+    }}
+"""
+
+
+def test_a_masked_copy_for_every_expert_is_known_by_its_mask():
+    named = 'metadata={op_name="jit(step)/dot_general" source_file="/home/me/moe.py" source_line=54}'
+    (finding,) = _judge(hlo_module(MASKED.replace("NAMED", named))).findings
+    assert (finding.evidence[0]["groups"], finding.where.label()) == (4, "/home/me/moe.py:54")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "instead"),
+    [
+        ("%both = pred[4,256,64] and(%after, %before)", "%both = pred[4,256,64] or(%after, %before)"),
+        ("compare(%at, %to)", "compare(%to, %from)"),
+        ("broadcast(%x), dimensions={1,2}", "parameter(3)"),
+    ],
+)
+def test_other_masks_are_clean(spelled: str, instead: str):
+    """Masks of padding and of causality compare positions with positions, or mask what was never copied."""
+    assert spelled in MASKED
+    assert _judge(hlo_module(MASKED.replace(spelled, instead).replace(", NAMED", ""))).status == "clean"
+
+
 def test_a_grouped_kernel_is_clean():
     text = f"""
         ENTRY %main (x: f32[256,64], w: f32[4,64,32]) -> f32[256,32] {{

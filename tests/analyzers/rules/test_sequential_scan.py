@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,13 +127,19 @@ def test_a_step_with_enough_work_is_clean():
     assert _judge(scan(elements=100_000)).status == "flagged"
 
 
+def test_on_a_cpu_it_says_what_it_would_be_on_a_gpu():
+    (finding,) = _judge(replace(scan(trips=256), platform="cpu")).findings
+    assert finding.severity == "low"
+    assert "compiled for a CPU here" in finding.title
+
+
 def test_an_unknown_trip_count_is_not_guessed():
     assert hlo_trace(scan(trips=None)).fact(loops) == ()
 
 
 def test_what_cannot_be_judged_abstains():
-    cpu = _judge(scan(platform='backend_config={"outer_dimension_partitions":["2"]}'))
-    assert (cpu.status, "GPU" in (cpu.reason or "")) == ("abstained", True)
+    tpu = judge(RULE, hlo_trace(replace(scan(), platform="tpu")))
+    assert (tpu.status, "GPU" in (tpu.reason or "")) == ("abstained", True)
     assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).status == "abstained"
 
 
