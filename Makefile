@@ -34,7 +34,7 @@ clean:
 	rm -rf $(VENV) build dist perfscope.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed-demo: EXTRAS := torch
-$(VENV)/.installed-test: EXTRAS := torch,test
+$(VENV)/.installed-test: EXTRAS := torch,jax,test
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
