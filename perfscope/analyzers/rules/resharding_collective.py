@@ -75,6 +75,8 @@ _EXPERTS = re.compile(r"moe|expert|dispatch|combine", re.IGNORECASE)
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line of the program at which values are resharded."""
     found = trace.fact(collectives)
+    if not found and not any(module.is_scheduled for module in trace.hlo):
+        raise AbstainError("no compiled program among the XLA programs: the partitioner may still add collectives")
     if found and not any(one.op.op_name or one.start.op_name for one in found):
         raise AbstainError("the program's collectives carry no paths (op_name): nobody can tell who asked for them")
     whole = sum(one.bytes_a_run for one in found)

@@ -85,6 +85,9 @@ def test_without_paths_or_programs_it_abstains():
 def test_a_program_of_one_device_is_clean():
     text = "ENTRY %main (a: f32[8]) -> f32[8] {\n  ROOT %a = f32[8]{0} parameter(0)\n}"
     assert judge(RULE, hlo_trace(hlo_module(text))).status == "clean"
+    early = judge(RULE, hlo_trace(hlo_module(text, scheduled=False)))
+    assert early.status == "abstained"
+    assert "may still add collectives" in (early.reason or "")
 
 
 @pytest.mark.corpus
