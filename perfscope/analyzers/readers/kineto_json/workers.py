@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -58,7 +59,8 @@ def decode_all(
 
 def processes(size: int) -> int:
     """How many processes to use for ``size`` bytes here; forking is left out beside other threads."""
-    if not hasattr(os, "fork") or threading.active_count() > 1 or multiprocessing.current_process().daemon:
+    alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
+    if not hasattr(os, "fork") or not alone or "jax" in sys.modules:  # jax runs threads that must not be forked over
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, MOST, size // SHARE))
