@@ -99,7 +99,7 @@ def calls() -> dict[str, float]:
     import jax.numpy as jnp
 
     import perfscope
-    from perfscope.profiler import jax_compat
+    from perfscope.profiler import jax_compat_calls
     from perfscope.profiler.captures import jax_sync
     from perfscope.profiler.captures.jax_sites import Sites
 
@@ -111,7 +111,7 @@ def calls() -> dict[str, float]:
     syncs.start()
     row["read_intercepted_us"] = each_us(value.block_until_ready)
     syncs.stop()
-    undo = jax_compat.on_fast_call(lambda called: None)
+    undo = jax_compat_calls.on_fast_call(lambda called: None)
     assert undo is not None
     row["call_hooked_us"] = each_us(lambda: function(value))
     undo()

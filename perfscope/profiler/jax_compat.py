@@ -1,4 +1,4 @@
-"""Everything of jax that is not public, in one place, each found by looking for it.
+"""Everything of jax that is not public, in one place (here and ``jax_compat_calls``), each found by looking for it.
 
 A function here answers ``None`` (or does nothing) where this jax has no such thing; who calls says
 what is missing then. Checked on jax 0.6.0 and 0.10.2. Import it only in a process that has imported jax.
@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 Undo = Callable[[], None]
-Called = Callable[[Any], None]
-"""Told of a call of a jitted function: the function."""
 
 TRANSFORMATION = "perfscope"
 """Name under which the callback on compiled modules is registered."""
@@ -33,7 +31,7 @@ def version() -> tuple[str, str]:
     """Versions of jax and jaxlib."""
     import jax
 
-    return str(jax.__version__), str(_find("jaxlib.version", "__version__"))
+    return str(jax.__version__), str(find("jaxlib.version", "__version__"))
 
 
 def package_folders() -> tuple[str, ...]:
@@ -46,7 +44,7 @@ def package_folders() -> tuple[str, ...]:
     return tuple(folders)
 
 
-def _find(module: str, name: str) -> Any:
+def find(module: str, name: str) -> Any:
     """An attribute of a module of jax's own, ``None`` where either is not there."""
     try:
         return getattr(importlib.import_module(module), name, None)
@@ -56,10 +54,12 @@ def _find(module: str, name: str) -> Any:
 
 def private_apis() -> dict[str, bool]:
     """What we use beyond the public interface, by purpose, and whether this jax has it."""
+    from perfscope.profiler.jax_compat_calls import has_post_hook, miss_path
+
     return {
         "trace as bytes (ProfilerSession)": has_session(),
-        "calls of jitted functions (post hook)": _post_hook(),
-        "calls that miss the fast path": _miss_path() is not None,
+        "calls of jitted functions (post hook)": has_post_hook(),
+        "calls that miss the fast path": miss_path() is not None,
         "reason of each retrace (explain_cache_misses)": _explain_flag() is not None,
         "modules as they are compiled (hlo_module_transformation)": _transformation("register") is not None,
         "arrays (ArrayImpl)": array_class() is not None,
@@ -68,7 +68,7 @@ def private_apis() -> dict[str, bool]:
 
 def backends() -> tuple[str, ...]:
     """Platforms whose backend is up; never starts one."""
-    held = _find("jax._src.xla_bridge", "_backends")
+    held = find("jax._src.xla_bridge", "_backends")
     return tuple(sorted(str(name) for name in held)) if held else ()
 
 
@@ -83,7 +83,7 @@ def devices() -> list[Any]:
 
 def process() -> tuple[int, int] | None:
     """Number of this process and how many there are, where ``jax.distributed`` was initialised."""
-    state = _find("jax._src.distributed", "global_state")
+    state = find("jax._src.distributed", "global_state")
     if state is None or getattr(state, "client", None) is None:
         return None
     return int(state.process_id or 0), int(state.num_processes or 1)
@@ -106,7 +106,7 @@ def synchronise() -> None:
 
 
 def _profiler() -> Any:
-    found = _find("jax._src.lib", "_profiler") or getattr(_find("jax._src.lib", "xla_client"), "profiler", None)
+    found = find("jax._src.lib", "_profiler") or getattr(find("jax._src.lib", "xla_client"), "profiler", None)
     return found if hasattr(found, "ProfilerSession") and hasattr(found, "ProfileOptions") else None
 
 
@@ -118,7 +118,7 @@ def has_session() -> bool:
 def options(*, host_tracer_level: int) -> Any:
     """Options of a trace: no Python tracer, the compiled programs embedded; ``None`` where there are none."""
     profiler = _profiler()
-    kind = _find("jax.profiler", "ProfileOptions") or getattr(profiler, "ProfileOptions", None)
+    kind = find("jax.profiler", "ProfileOptions") or getattr(profiler, "ProfileOptions", None)
     if kind is None:
         return None
     made = kind()
@@ -136,13 +136,14 @@ def session(*, host_tracer_level: int) -> Any:
 
 def is_tracing() -> bool:
     """Whether the calling thread is inside a function that jax traces."""
-    clean = _trace_state_clean()
+    clean = trace_state_clean()
     return clean is not None and not clean()
 
 
 @functools.cache
-def _trace_state_clean() -> Callable[[], bool] | None:
-    found: Callable[[], bool] | None = _find("jax._src.core", "trace_state_clean")
+def trace_state_clean() -> Callable[[], bool] | None:
+    """jax's question whether the calling thread traces nothing; ``None`` where it is not where we know it."""
+    found: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
     return found
 
 
@@ -169,139 +170,6 @@ def trace_runs() -> bool:
     return getattr(state, "profile_session", None) is not None or getattr(module, "_profiler_server", None) is not None
 
 
-# Calls of jitted functions ------------------------------------------------------------------------------------
-
-
-def _post_hook() -> bool:
-    """Whether jitted calls end with a function that can be set (that of ``jax_debug_nans``)."""
-    if hasattr(_find("jax._src.api", "_post_hook_state"), "set_global"):
-        return True
-    return hasattr(_global_jit_state(), "post_hook")
-
-
-def _global_jit_state() -> Any:
-    jit = _find("jax._src.lib", "jax_jit")
-    return jit.global_state() if hasattr(jit, "global_state") else None
-
-
-def on_fast_call(called: Called) -> Undo | None:
-    """Tell of every jitted call that its compiled program served at once; a hook that was there goes on.
-
-    jax calls it behind the dispatch, on the calling thread, and never for calls inside a function that is traced.
-    """
-    if not _post_hook():
-        return None
-    listening = True
-
-    def with_ours(theirs: Any) -> Any:
-        def after_call(function: Any, arguments: Any, named: Any, output: Any) -> None:
-            if theirs is not None:
-                theirs(function, arguments, named, output)
-            if listening:
-                called(function)
-
-        return after_call
-
-    # Both forms set the hook again whenever ``jax_debug_nans`` changes, which jax itself does while it
-    # differentiates a scan: what is set then must hold ours too.
-    state = _find("jax._src.api", "_post_hook_state")
-    undo = _hook_old_state(with_ours) if state is None else _hook_state(state, with_ours)
-
-    def stop() -> None:
-        nonlocal listening
-        listening = False  # other threads may keep it
-        undo()
-
-    return stop
-
-
-def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
-    api = sys.modules["jax._src.api"]
-
-    class Stand:
-        """Stands in for the state where jax sets it."""
-
-        def __init__(self) -> None:
-            self.theirs = state.get_global()
-            self.theirs_here = state.get_local()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(state, name)
-
-        def set_global(self, hook: Any) -> None:
-            self.theirs = hook
-            state.set_global(with_ours(hook))
-
-        def set_local(self, hook: Any) -> None:
-            self.theirs_here = hook
-            state.set_local(with_ours(hook))  # nothing, too, hides what is set for all threads
-
-    stand = Stand()
-    stand.set_global(stand.theirs)
-    if state.value is not state.get_global():  # this thread has one of its own, or has had
-        stand.set_local(stand.theirs_here)
-    setattr(api, "_post_hook_state", stand)  # noqa: B010 (mypy knows no such attribute)
-
-    def undo() -> None:
-        if getattr(api, "_post_hook_state", None) is stand:
-            setattr(api, "_post_hook_state", state)  # noqa: B010
-        state.set_global(stand.theirs)
-        if state.get_local() is not None:
-            state.set_local(stand.theirs_here)
-
-    return undo
-
-
-def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
-    held = _global_jit_state()
-    before = held.post_hook
-    ours = with_ours(before)
-    held.post_hook = ours
-
-    def undo() -> None:
-        if held.post_hook is ours:
-            held.post_hook = before
-
-    return undo
-
-
-def _miss_path() -> tuple[Any, str, int] | None:
-    """Module, name and the position of the function among the arguments of what serves all other calls."""
-    for name, at in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
-        if _find("jax._src.pjit", name) is not None:
-            return sys.modules["jax._src.pjit"], name, at
-    return None
-
-
-def on_slow_call(called: Called) -> Undo | None:
-    """Tell of the other jitted calls: the first, those that retrace, and those that never take the fast path."""
-    place = _miss_path()
-    clean = _trace_state_clean()
-    if place is None or clean is None:
-        return None
-    module, name, at = place
-    original = getattr(module, name)
-
-    @functools.wraps(original)
-    def run(*arguments: Any, **named: Any) -> Any:
-        answer = original(*arguments, **named)
-        if clean():  # else it is called by a function that is being traced
-            called(arguments[at])
-        return answer
-
-    for of in ("traceback_util", "source_info_util"):
-        exclude = _find(f"jax._src.{of}", "register_exclusion")
-        if exclude is not None:
-            exclude(__file__)  # jax names the user's frames, in errors and in programs; this is not one
-    setattr(module, name, run)
-
-    def undo() -> None:
-        if getattr(module, name) is run:
-            setattr(module, name, original)
-
-    return undo
-
-
 # Compilation ---------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +182,7 @@ def on_events(event: Callable[..., None], duration: Callable[..., None]) -> Undo
 
     def undo() -> None:
         for kind, listener in (("event", event), ("event_duration", duration)):
-            remove = _find("jax._src.monitoring", f"unregister_{kind}_listener") or _find(
+            remove = find("jax._src.monitoring", f"unregister_{kind}_listener") or find(
                 "jax._src.monitoring", f"_unregister_{kind}_listener_by_callback"
             )
             if remove is not None:
@@ -327,7 +195,7 @@ def on_events(event: Callable[..., None], duration: Callable[..., None]) -> Undo
 
 
 def _explain_flag() -> Any:
-    return _find("jax._src.config", "explain_cache_misses")
+    return find("jax._src.config", "explain_cache_misses")
 
 
 _EXPLAINERS = ("jax._src.interpreters.partial_eval", "jax._src.pjit")
@@ -373,7 +241,7 @@ def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
 
 def _guard_explanation(module: str) -> Undo:
     """Explaining is a debugging aid of jax's, off by default: a slip in it must not become the program's error."""
-    original = _find(module, "diff_tracing_cache_keys")
+    original = find(module, "diff_tracing_cache_keys")
     if original is None:
         return lambda: None
 
@@ -396,15 +264,15 @@ def _guard_explanation(module: str) -> Undo:
 
 
 def _transformation(verb: str) -> Any:
-    if _find("jax._src.lib", "_xla") is None:
+    if find("jax._src.lib", "_xla") is None:
         return None
-    return _find("jax.extend.xla", f"{verb}_hlo_module_transformation")
+    return find("jax.extend.xla", f"{verb}_hlo_module_transformation")
 
 
 def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
     """Give each scheduled module (serialized HloModuleProto) away as it is compiled; ``None`` before jaxlib 0.10.2."""
     register, clear = _transformation("register"), _transformation("clear")
-    stages = _find("jax.extend.xla", "PipelineStage")
+    stages = find("jax.extend.xla", "PipelineStage")
     if register is None or clear is None or stages is None:
         return None
 
@@ -422,4 +290,4 @@ def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
 @functools.cache
 def array_class() -> Any:
     """The class of arrays; ``None`` where it is not where we know it."""
-    return _find("jax._src.array", "ArrayImpl")
+    return find("jax._src.array", "ArrayImpl")

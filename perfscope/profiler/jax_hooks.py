@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from perfscope.profiler import jax_compat
+from perfscope.profiler import jax_compat, jax_compat_calls
 from perfscope.profiler.jax_compat import Undo
 from perfscope.profiler.steps import Source, StepFinder
 
@@ -130,7 +130,7 @@ class JaxHooks:
         """
         self._calls = CalledFunctions(finder)
         listener = self._calls if whole is None else _once(whole)
-        undos = (jax_compat.on_fast_call(listener), jax_compat.on_slow_call(listener))
+        undos = (jax_compat_calls.on_fast_call(listener), jax_compat_calls.on_slow_call(listener))
         self._undo = {
             Source.JITTED: [undo for undo in undos if undo is not None],
             Source.STEP_TRACE: [_hook_step_annotation(finder)] if whole is None else [],

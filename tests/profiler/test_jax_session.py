@@ -311,3 +311,16 @@ def test_with_both_frameworks_the_one_that_makes_the_steps_is_traced(tmp_path: P
     process = only(tmp_path)
     assert (process.step_source, passes(process)["timing"].tool) == ("optimizer.step", "torch_profiler")
     assert passes(process)["events"].state == "recorded", "what jax does is listened to all the same"
+
+
+def test_a_run_hands_its_logs_to_the_rules(tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        LOOP + "work(9, rows=lambda turn: 8 if turn < 7 else 4, after=lambda turn, loss: loss.item())\n",
+    )
+    assert captured(program, cwd=tmp_path).returncode == 0
+    (trace,) = load(run_folder(tmp_path))
+    assert {"hlo", "compile_events", "host_reads", "steps"} <= trace.recorded
+    assert [event.step for event in trace.compile_events if event.kind == "retrace"][-1] == 7
+    assert {read.call for read in trace.host_reads} == {"item"}
+    assert any("dispatches a step" in note for note in trace.source.notes)

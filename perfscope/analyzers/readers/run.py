@@ -8,6 +8,8 @@
   rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
   rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
+  rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
+  rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
 ```
 """
@@ -16,12 +18,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, xplane
+from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler import store
@@ -82,12 +86,17 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
     timed: dict[str, Trace] = {}
     op_graph: OpGraph | None = None
     programs: Path | None = None
+    logs: dict[str, Any] = {}
     for capture in process.captures:
         if capture.artifact is None:
             continue
         try:
             if capture.tool == "jax_profiler":
                 timed[capture.pass_name] = xplane.read_file(path / capture.artifact)
+            elif capture.tool == "jax_events":
+                logs["compile_events"] = read_events(path / capture.artifact)
+            elif capture.tool == "jax_sync":
+                logs["host_reads"] = read_syncs(path / capture.artifact)
             elif capture.tool == "jax_hlo":
                 programs = path / capture.artifact
             elif capture.pass_name in _TIMED:
@@ -131,6 +140,7 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
     recorded = frozenset() if main is None else main.recorded
     if hlo:
         recorded |= {"hlo"}
+    recorded |= logs.keys()
     return Trace(
         source=source,
         strings=[] if main is None else main.strings,
@@ -140,6 +150,7 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         op_graph=op_graph,
         step_times_ns=process.untraced_step_ns,
         hlo=hlo,
+        **logs,
     )
 
 

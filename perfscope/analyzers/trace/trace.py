@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.jax_log import CompileEvent, HostRead
     from perfscope.analyzers.op_graph import OpGraph
 
 RECORDED: dict[str, str] = {
@@ -32,6 +33,8 @@ RECORDED: dict[str, str] = {
     "sync_records": "synchronisations as the driver saw them",
     "steps": "step boundaries",
     "hlo": "the compiled XLA programs",
+    "compile_events": "compilations and retraces of jax (`perfscope run`)",
+    "host_reads": "reads of jax arrays by the host (`perfscope run`)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -76,12 +79,15 @@ class Trace:
         op_graph: OpGraph | None = None,
         step_times_ns: tuple[int, ...] = (),
         hlo: tuple[HloModule, ...] = (),
+        compile_events: tuple[CompileEvent, ...] = (),
+        host_reads: tuple[HostRead, ...] = (),
     ) -> None:
         """Hold the parts. Tables left out are empty.
 
         ``detail``: a second recording of the same program with shapes and Python stacks, used for
         call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``hlo``: the
-        XLA programs that ran, or that were handed in alone.
+        XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
+        of a JAX program logged, in the order they ended.
         """
         unknown = recorded - set(RECORDED)
         if unknown:
@@ -96,6 +102,8 @@ class Trace:
         self.op_graph = op_graph
         self.step_times_ns = step_times_ns
         self.hlo = hlo
+        self.compile_events = compile_events
+        self.host_reads = host_reads
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
