@@ -17,7 +17,6 @@ from perfscope.analyzers.hlo.cost_once import (
     CONTAINERS,
     CONTROL,
     FREE,
-    OPERATORS,
     OnceCosts,
     callees_first,
     dearness,
@@ -157,11 +156,11 @@ def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[Inst
                     branches=branches,
                 )
             )
-            if not instruction.called or instruction.opcode.removesuffix("-start") in OPERATORS:
-                continue
+            if instruction.opcode not in CONTAINERS:
+                continue  # what it calls is an operator that it applies to elements
             dearest = max(range(len(branches)), key=lambda at: dearness(branches[at])) if branches else None
             loop = instruction.opcode == "while"
-            for at, called in enumerate(instruction.called):
+            for at, called in enumerate(instruction.called if control else instruction.called[:1]):
                 more = times * (trips(instruction) if loop else 1) if dearest in (None, at) else 0
                 before, known = runs.get(called, (0, True))
                 runs[called] = (before + more, known and exact and not (loop and instruction.trip_count is None))

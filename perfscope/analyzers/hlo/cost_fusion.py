@@ -25,8 +25,6 @@ _WHOLE = frozenset(
 )  # fmt: skip
 """Opcodes that need all of their operands for any of their result."""
 
-_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTraffic:
@@ -95,7 +93,7 @@ def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTr
     computed: set[str] = set()
     written = []
     for name, array in _results(body):
-        updates = _updates_in_place(body, name, in_place, computed)
+        updates = _updates_in_place(body, name, arrays, in_place, computed)
         whole = arrays[name][array].elements if array < len(arrays[name]) else 0
         written.append(whole if updates is None else min(whole, updates))
     demand.add_all(body.root.name)
@@ -127,7 +125,7 @@ def _pass_on(
         at = 0
         for operand in operands:
             for array in range(len(demand.arrays[operand])):
-                demand.add(operand, demanded[at], array)
+                demand.add(operand, demanded[at] if at < len(demanded) else 0, array)
                 at += 1
     elif opcode == "get-tuple-element":
         _element_of(instruction, demanded, demand)
@@ -138,12 +136,12 @@ def _pass_on(
     elif opcode == "gather":
         demand.add_slice(operands[0], wanted, operands[1:], instruction.attributes.get("slice_sizes", ""))
         _all_of(operands[1:], demand)
-    elif opcode in _UPDATES:
+    elif _updates(instruction, demand.arrays):
         _update(instruction, demanded, demand, in_place)
     elif opcode in ("broadcast", "concatenate", "pad"):
         for operand in operands:
             demand.add(operand, wanted)
-    elif opcode == "fusion" and (inner := nested.get(instruction.called[0])) is not None:
+    elif opcode == "fusion" and instruction.called and (inner := nested.get(instruction.called[0])) is not None:
         for operand, elements in zip(operands, inner.read, strict=False):
             for array, count in enumerate(elements):
                 demand.add(operand, count, array)
@@ -159,9 +157,21 @@ def _pass_on(
 
 def _element_of(instruction: Instruction, demanded: list[int], demand: _Demand) -> None:
     operand = instruction.operands[0]
-    begin = demand.start(operand, int(instruction.attributes.get("index", "0")))
+    index = instruction.attributes.get("index", "")
+    if not index.isdecimal() or len(index) > 9:
+        demand.add_all(operand)
+        return
+    begin = demand.start(operand, int(index))
     for array, elements in enumerate(demanded):
         demand.add(operand, elements, begin + array)
+
+
+def _updates(instruction: Instruction, arrays: Mapping[str, Sequence[Shape]]) -> bool:
+    """True for an update of a buffer by an array, with all the operands it needs."""
+    operands = instruction.operands
+    if instruction.opcode == "dynamic-update-slice":
+        return len(operands) > 1 and bool(arrays[operands[1]])
+    return instruction.opcode == "scatter" and len(operands) > 2 and all(arrays[one] for one in operands)
 
 
 def _update(instruction: Instruction, demanded: list[int], demand: _Demand, in_place: set[str]) -> None:
@@ -197,7 +207,9 @@ def _results(body: Computation) -> list[tuple[str, int]]:
     return found
 
 
-def _updates_in_place(body: Computation, name: str, in_place: set[str], computed: set[str]) -> int | None:
+def _updates_in_place(
+    body: Computation, name: str, arrays: Mapping[str, Sequence[Shape]], in_place: set[str], computed: set[str]
+) -> int | None:
     """Elements of the updates that make a result of a parameter; ``None`` if it is not made that way.
 
     Marks the updates as ``in_place``, and those of a value that is ``computed``. Those marked for another result
@@ -205,11 +217,11 @@ def _updates_in_place(body: Computation, name: str, in_place: set[str], computed
     """
     chain: list[Instruction] = []
     at = body.by_name[name]
-    while at.name not in in_place and (at.opcode in _UPDATES or at.opcode in ("bitcast", "get-tuple-element")):
-        if at.name in computed:
-            break
-        if at.opcode in _UPDATES:
+    while at.name not in in_place and at.name not in computed and at.operands:
+        if _updates(at, arrays):
             chain.append(at)
+        elif at.opcode not in ("bitcast", "get-tuple-element"):
+            break
         at = body.by_name[at.operands[0]]
     if at.name in in_place or (at.opcode == "parameter" and chain):
         in_place.update(one.name for one in chain)

@@ -18,10 +18,6 @@ ASYNC = frozenset({"async-start", "call-start", "custom-call-start", "fusion-sta
 """Starts of what another computation describes."""
 CONTAINERS = CONTROL | ASYNC | {"fusion"}
 """Opcodes whose arithmetic is that of the instructions in the computations they call."""
-OPERATORS = frozenset(
-    {"map", "reduce", "reduce-window", "scatter", "select-and-scatter", "sort", "all-reduce", "reduce-scatter"}
-)
-"""Opcodes that apply a computation to elements."""
 
 FREE = Cost()
 

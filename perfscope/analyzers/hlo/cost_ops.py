@@ -102,7 +102,7 @@ def _scatter(instruction: Instruction, operands: Sequence[Shape], applied: Appli
     """The operator once an element of the updates."""
     work = applied(0)
     sets = len(operands) // 2  # n operands, the indices, n updates
-    if work is None or not sets:
+    if work is None or len(operands) < 3:
         return None
     return work.times(operands[sets + 1].elements)
 

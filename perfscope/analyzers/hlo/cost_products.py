@@ -15,7 +15,7 @@ _ORDER = ("default", "high", "highest")
 
 def dims_of(text: str) -> tuple[int, ...]:
     """``{0,2}`` -> ``(0, 2)``; none for text that holds no numbers."""
-    return tuple(int(number) for number in re.findall(r"\d+", text))
+    return tuple(int(number) for number in re.findall(r"\d{1,18}", text))
 
 
 def precision_of(instruction: Instruction) -> str:
@@ -29,7 +29,7 @@ def precision_of(instruction: Instruction) -> str:
 
 def wider(lhs: Shape, rhs: Shape) -> str:
     """The element type of the two operands that takes more bits."""
-    return lhs.dtype if ITEM_BITS[lhs.dtype] >= ITEM_BITS[rhs.dtype] else rhs.dtype
+    return lhs.dtype if ITEM_BITS.get(lhs.dtype, 0) >= ITEM_BITS.get(rhs.dtype, 0) else rhs.dtype
 
 
 def _multiply_add(dtype: str) -> int:
@@ -38,7 +38,7 @@ def _multiply_add(dtype: str) -> int:
 
 def dot_flops(result: Shape, lhs: Shape, contracting: Sequence[int], dtype: str) -> int | None:
     """``2 * elements of the result * product of the contracted sizes``; batch dimensions are in the result."""
-    if any(axis >= len(lhs.dims) for axis in contracting):
+    if dtype == "tuple" or any(axis >= len(lhs.dims) for axis in contracting):
         return None
     return _multiply_add(dtype) * result.elements * math.prod(lhs.dims[axis] for axis in contracting)
 

@@ -43,7 +43,7 @@ def host_bytes(shapes: Iterable[Shape]) -> int:
 
 def elements_bytes(elements: int, array: Shape, platform: Platform | None) -> int:
     """Bytes that some elements of an array take in device memory."""
-    return -(-elements * ITEM_BITS[array.dtype] // 8) if in_device_memory(array, platform) else 0
+    return -(-elements * ITEM_BITS.get(array.dtype, 0) // 8) if in_device_memory(array, platform) else 0
 
 
 def fusion_traffic(
