@@ -13,6 +13,8 @@ from perfscope.analyzers.hlo.module import Computation, Instruction
 
 _SAME = frozenset({"bitcast", "copy"})
 """Opcodes whose value is that of their operand."""
+_MOST_COPIES = 16
+"""Copies of a counter in a row that are looked behind; compilers make one or two."""
 
 
 def with_trip_counts(computations: Mapping[str, Computation]) -> dict[str, Computation]:
@@ -57,7 +59,9 @@ def _trip_count(computations: Mapping[str, Computation], around: Computation, lo
 def _plain(computation: Computation, name: str) -> Instruction:
     """The instruction a value comes from, behind copies of it."""
     found = computation.by_name[name]
-    while found.opcode in _SAME and found.operands:
+    for _ in range(_MOST_COPIES):
+        if found.opcode not in _SAME or not found.operands:
+            break
         found = computation.by_name[found.operands[0]]
     return found
 
