@@ -294,6 +294,7 @@ def test_light_sees_no_syncs_and_an_import_alone_leaves_nothing(tmp_path: Path) 
 
 @pytest.mark.torch
 def test_with_both_frameworks_the_one_that_makes_the_steps_is_traced(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     program = write(
         tmp_path,
         "import torch\nimport perfscope\n" + LOOP + "work(10, after=lambda turn, loss: perfscope.step())\n",
