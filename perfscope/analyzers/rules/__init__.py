@@ -22,6 +22,7 @@ RULES: dict[str, str] = {
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
+    "recompilation": "perfscope.analyzers.rules.recompilation",
     "resharding_collective": "perfscope.analyzers.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.rules.sequential_scan",
     "small_kernels": "perfscope.analyzers.rules.small_kernels",
