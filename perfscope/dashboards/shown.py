@@ -80,8 +80,8 @@ def _harmless(character: str) -> str:
     if character in "\n\t":
         return character
     category = unicodedata.category(character)
-    if category in ("Zl", "Zp"):
-        return "\n"
+    if category in ("Zl", "Zp"):  # a name of theirs must not begin a line of ours
+        return " "
     if category in ("Cc", "Cf"):
         return ""
     return "\N{REPLACEMENT CHARACTER}" if category in ("Cs", "Co", "Cn") else character

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, xplane
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
+from perfscope.analyzers.units import format_ns
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Process, Run
@@ -36,6 +39,11 @@ FORMAT = "run"
 
 TOLD_SLOWDOWN = 1.1
 """Traced over untraced step time from which a reader must know; launches differ by less without any cause."""
+
+WAITING_SHARE = 0.5
+"""Of the steps that were watched: a program that reads every second step is throttled by it."""
+WATCHED_STEPS = 64
+"""Steps in which reads are watched (`profiler/captures/jax_sync.py`)."""
 
 _TIMED = ("timing", "detail")
 """Passes whose times may be shown, the least disturbed first."""
@@ -116,8 +124,16 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
     if main is not None:
         notes += _slowdown(main, process)
+    step_times = process.untraced_step_ns
     if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
         notes.append("times of steps are the host's: jax dispatches a step and goes on, its work may run later")
+        if step_times and not _waits_in_steps(logs.get("host_reads", ()), process):
+            # what it takes to queue a step is no step time: shown as a note, never as the step's duration
+            notes.append(
+                f"no step waits for its results: {format_ns(float(np.median(step_times)))} a step without a profiler "
+                "is the time to queue it, and is not shown as step time; read a result in each step to have it timed"
+            )
+            step_times = ()
     several = len(run.processes) > 1 or (process.world_size or 1) > 1
     source = Source(
         path=str(path),
@@ -148,10 +164,16 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         recorded=recorded | (frozenset({"op_graph"}) if op_graph is not None else frozenset()),
         detail=detail,
         op_graph=op_graph,
-        step_times_ns=process.untraced_step_ns,
+        step_times_ns=step_times,
         hlo=hlo,
         **logs,
     )
+
+
+def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
+    """Whether the program reads results in its steps, so that a step on the host lasts as long as its work."""
+    steps = {read.step for read in reads if read.main_thread and read.step is not None}
+    return len(steps) >= WAITING_SHARE * min(process.steps_seen, WATCHED_STEPS)
 
 
 def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:

@@ -20,6 +20,8 @@ function begins. `line_is` in the evidence tells.
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
+Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
+`block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all.
 
 Fix: keep the value on the device. Use `torch.where` or a mask in place of a branch, accumulate metrics in
 a tensor and read them every N steps, `torch.nonzero_static` or a fixed capacity in place of `nonzero`,
@@ -41,6 +43,7 @@ from perfscope.analyzers.facts.call_sites import CallSite, call_site, op_of
 from perfscope.analyzers.facts.device_calls import NO_OP
 from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.gaps import GapCause, gaps
+from perfscope.analyzers.facts.jax_reads import read_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
@@ -157,7 +160,12 @@ def check(trace: Trace) -> Iterable[Finding]:
         return _measured(trace)
     if trace.op_graph is not None:
         return _structural(trace, trace.op_graph)
-    raise AbstainError("no accelerator work and no op graph in the recording; `perfscope run` records the op graph")
+    if "host_reads" in trace.recorded:
+        return read_findings(trace)
+    raise AbstainError(
+        "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
+        "of a PyTorch program, the host's reads of a JAX program)"
+    )
 
 
 def _measured(trace: Trace) -> list[Finding]:

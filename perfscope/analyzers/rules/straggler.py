@@ -29,7 +29,7 @@ from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.facts.step_windows import whole_ns
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace import RECORDED, Trace
 from perfscope.analyzers.units import format_ns, format_share
 
 NEEDS = ()
@@ -49,6 +49,8 @@ ROWS = 20
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding if the devices wait long for one another, with a row a collective."""
     skew = trace.fact(collective_skew)
+    if not skew.meetings and "hlo" not in trace.recorded:
+        raise AbstainError(f"not recorded: {RECORDED['hlo']}")
     if not skew.meetings:
         raise AbstainError(
             "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"

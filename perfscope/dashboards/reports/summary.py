@@ -103,6 +103,9 @@ class Spread:
 NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
 """Why the rules on XLA programs cannot look at a recording of PyTorch."""
 
+PROGRAM_FORMATS = frozenset({"hlo_proto", "hlo_text"})
+"""Formats that hold a compiled program and no recording of its run."""
+
 FOLDED_FROM = 3
 """Rules on XLA programs from which they are one phrase; who asked for one or two of them wants their names."""
 
@@ -173,7 +176,8 @@ def _headline(analysis: Analysis) -> str:
     sources = analysis.sources
     if not sources:
         return "nothing was read"
-    events = f"{sum(source.events_read for source in sources):,} events"
+    unit = "instructions" if _programs_alone(analysis) else "events"
+    events = f"{sum(source.events_read for source in sources):,} {unit}"
     formats = ", ".join(sorted({shown(source.format) for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
@@ -183,7 +187,14 @@ def _headline(analysis: Analysis) -> str:
     return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
 
 
+def _programs_alone(analysis: Analysis) -> bool:
+    """Compiled programs and no recording: they have neither events nor steps nor devices."""
+    return bool(analysis.sources) and all(source.format in PROGRAM_FORMATS for source in analysis.sources)
+
+
 def _facts(analysis: Analysis) -> list[str]:
+    if _programs_alone(analysis):
+        return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
     traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced])
