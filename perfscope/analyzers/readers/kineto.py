@@ -10,6 +10,11 @@
    {"ph": "i", "name": "[memory]", ...}, {"ph": "s"|"f", flows}, {"ph": "M", names} ], "traceName": ...}
 ```
 
+Read and not kept, because the tables hold the same already: flow arrows (correlation and sequence ids
+say it), names of processes and threads (they may hold host names), and what is drawn a second time for
+viewers (``gpu_user_annotation``, the profiler's own frame). They count as read; what is not known counts
+as unplaced, by reason.
+
 Times are us: relative to ``baseTimeNanoseconds`` since 2024, epoch before. Older files call the
 categories ``Operator``, ``Kernel``, ``Runtime``, ``Memcpy`` and the stream ``"stream 7"``.
 """

@@ -184,6 +184,14 @@ def test_epoch_microseconds_keep_their_digits(tmp_path: Path) -> None:
     assert trace.rows["kernels"]["start_ns"].tolist() == [1698954910154219000 + n for n in range(0, 1000, 7)]
 
 
+def test_what_has_no_time_is_counted_once_when_a_chunk_is_decoded_again(tmp_path: Path) -> None:
+    """A small time beside epoch microseconds: the chunk is decoded twice, its events are taken once."""
+    found = [span("cpu_op", "small", 1, 2), span("cpu_op", "negative", 1, -2), span("user_annotation", "late", 2e15, 1)]
+    trace = read(tmp_path, json.dumps({"traceEvents": found}))
+    assert trace.source.unplaced == {"negative or overflown duration": 1}
+    assert len(trace.rows["slices"]) == 2
+
+
 @given(st.integers(0, int(EXACT_BELOW_US) * 1000 - 1))
 def test_floats_with_three_decimals_are_exact_below_the_limit(ns: int) -> None:
     written = f"{ns // 1000}.{ns % 1000:03d}"
@@ -198,7 +206,7 @@ def test_text_is_exact(us: Decimal) -> None:
 
 
 def test_text_that_is_no_time() -> None:
-    assert [text_to_ns(bad) for bad in ("", "nan", "inf", "null", "1e300", "12:30", '"5"')] == [None] * 7
+    assert [text_to_ns(bad) for bad in ("", "nan", "inf", "null", "1e300", "1e999999", "12:30", '"5"')] == [None] * 8
     assert text_to_ns("1.6e3") == 1_600_000
 
 

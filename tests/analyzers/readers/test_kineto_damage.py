@@ -54,6 +54,12 @@ def test_bad_files_get_one_line(tmp_path: Path, content: bytes, said: str) -> No
     assert refused(tmp_path, content) == said
 
 
+@pytest.mark.parametrize("base", [-1, 2**61, 2**63, 10**30])
+def test_a_base_that_is_no_time_is_refused(tmp_path: Path, base: int) -> None:
+    said = refused(tmp_path, text(events(), baseTimeNanoseconds=base).encode())
+    assert said.startswith("baseTimeNanoseconds is ")
+
+
 def test_hundredfold_nesting_is_read_or_refused(tmp_path: Path) -> None:
     for depth in (100, 100_000):
         deep = b"[" * depth + b"]" * depth

@@ -23,6 +23,9 @@ _CUT_TEXT = re.compile(r"\}\s*,\s*\{")
 _WHITE = re.compile(rb"\s*")
 _WHITE_TEXT = re.compile(r"\s*")
 
+LARGEST_BASE_NS = 2**61
+"""The year 2043; with it the largest time and duration of an event still fit an int64 (see `numbers.py`)."""
+
 _TAIL_WINDOW = 1 << 16
 """Bytes from the end in which the end of the events is looked for first."""
 _LARGEST_TAIL = 1 << 25
@@ -171,4 +174,6 @@ def _head(before: bytes, after: bytes, path: str) -> Head:
         except (ValueError, RecursionError):
             if field.name == "base_ns":
                 raise DataError(f"{path}: baseTimeNanoseconds is not a number") from None
+    if not 0 <= head.base_ns < LARGEST_BASE_NS:
+        raise DataError(f"{path}: baseTimeNanoseconds is {head.base_ns}, which is no time")
     return head

@@ -7,7 +7,7 @@ step of 0.25 us: those are converted from their decimal text instead.
 
 from __future__ import annotations
 
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ def text_to_ns(text: bytes | str) -> int | None:
         return int(whole) * 1000 + int((fraction + "000")[:3])
     try:
         value = (Decimal(written) * 1000).to_integral_value(ROUND_HALF_EVEN)
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or an exponent beyond any number
         return None
     if not value.is_finite() or abs(value) >= LARGEST_NS:
         return None

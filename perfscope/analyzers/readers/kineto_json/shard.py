@@ -68,39 +68,21 @@ class Shard:
             elif kind not in _SILENT:
                 groups[kind].append(event)
         times: dict[Any, tuple[Array, Array, list[Any]]] = {}
+        unplaced: Tally[str] = Tally()
         for key, members in groups.items():
             if key in (Instant, Counter):
                 continue
-            timed = self._times(members)
+            timed = _times(members, unplaced)
             if timed is None:
                 return False
             times[key] = timed
         self.events += len(events)
+        self.unplaced += unplaced
         for category, (start, end, members) in times.items():
             self._spans(category, start, end, members)
         self._memory(groups.get(Instant, ()))
         self._counters(groups.get(Counter, ()))
         return True
-
-    def _times(self, members: list[Any]) -> tuple[Array, Array, list[Any]] | None:
-        if type(members[0]) is Span:
-            start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
-            if start is None or length is None:
-                return None
-        else:
-            exact = [(text_to_ns(bytes(m.ts)), text_to_ns(bytes(m.dur)), m) for m in members]
-            good = [(s, d, m) for s, d, m in exact if s is not None and d is not None]
-            if len(good) < len(exact):
-                self.unplaced["time is not a number"] += len(exact) - len(good)
-            start = np.array([s for s, _, _ in good], np.int64)
-            length = np.array([d for _, d, _ in good], np.int64)
-            members = [m for _, _, m in good]
-        wrong = (length < 0) | (length >= LARGEST_NS // 2)
-        if wrong.any():
-            self.unplaced["negative or overflown duration"] += int(wrong.sum())
-            members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
-            start, length = start[~wrong], length[~wrong]
-        return start, start + length, members
 
     def _spans(self, category: str | None, start: Array, end: Array, members: list[Any]) -> None:
         if not members:
@@ -217,6 +199,28 @@ class Shard:
     def _raw(self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any]) -> Array:
         known = _RawCodes(self.strings)
         return _from(map(known.__getitem__, map(bytes, map(raw, members))), np.int32, len(members))
+
+
+def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list[Any]] | None:
+    """Starts, ends and the events they belong to; None if a time needs its text. What has no time is counted."""
+    if type(members[0]) is Span:
+        start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
+        if start is None or length is None:
+            return None
+    else:
+        exact = [(text_to_ns(bytes(m.ts)), text_to_ns(bytes(m.dur)), m) for m in members]
+        good = [(s, d, m) for s, d, m in exact if s is not None and d is not None]
+        if len(good) < len(exact):
+            unplaced["time is not a number"] += len(exact) - len(good)
+        start = np.array([s for s, _, _ in good], np.int64)
+        length = np.array([d for _, d, _ in good], np.int64)
+        members = [m for _, _, m in good]
+    wrong = (length < 0) | (length >= LARGEST_NS // 2)
+    if wrong.any():
+        unplaced["negative or overflown duration"] += int(wrong.sum())
+        members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
+        start, length = start[~wrong], length[~wrong]
+    return start, start + length, members
 
 
 class _RawCodes(dict[bytes, int]):
