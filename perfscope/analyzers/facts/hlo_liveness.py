@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.structure import callees_first
 
 _Buffer = tuple[str, int]
 """Instruction and part of its tuple."""
@@ -26,7 +27,7 @@ def peak_bytes(module: HloModule) -> int:
     if module.buffer_assignment is not None:
         return sum(one.size for one in module.buffer_assignment.allocations if not one.is_thread_local)
     peaks: dict[str, int] = {}
-    for name in _callees_first(module):
+    for name in callees_first(module, lambda one: one.opcode in _RUNS):
         peaks[name] = _peak(module, module.computations[name], peaks, whole=name == module.entry)
     return peaks[module.entry]
 
@@ -108,18 +109,3 @@ def _behind(body: Computation, one: Instruction) -> Instruction:
     while one.opcode in ("bitcast", "copy", "convert") and one.operands:
         one = body.by_name[one.operands[0]]
     return one
-
-
-def _callees_first(module: HloModule) -> list[str]:
-    done: dict[str, None] = {}
-    waiting = [(module.entry, False)]
-    while waiting:
-        name, left = waiting.pop()
-        if left:
-            done[name] = None
-        elif name not in done:
-            waiting.append((name, True))
-            for one in module.computations[name].instructions:
-                if one.opcode in _RUNS:
-                    waiting.extend((called, False) for called in one.called if called not in done)
-    return list(done)

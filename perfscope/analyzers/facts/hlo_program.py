@@ -15,6 +15,7 @@ from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.finding import Where
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.trace import Trace
 
 CONTROL = frozenset({"while", "conditional", "call", "async-start"})
@@ -50,7 +51,9 @@ def control_runs(module: HloModule) -> Mapping[str, Runs]:
     A loop's condition counts as often as its body; all branches of a conditional count, as if each were
     taken (an upper bound).
     """
-    found = {name: Runs(times=0, exact=True) for name in _callers_first(module)}
+    found = {
+        name: Runs(times=0, exact=True) for name in reversed(callees_first(module, lambda one: one.opcode in CONTROL))
+    }
     found[module.entry] = Runs(times=1, exact=True)
     for name in tuple(found):
         runs = found[name]
@@ -64,21 +67,6 @@ def control_runs(module: HloModule) -> Mapping[str, Runs]:
                 before = found[called]
                 found[called] = Runs(times=before.times + times, exact=before.exact and exact)
     return found
-
-
-def _callers_first(module: HloModule) -> list[str]:
-    """Control computations, each after all that run it. Readers refuse modules whose calls go in a circle."""
-    done: dict[str, None] = {}
-    waiting = [(module.entry, False)]
-    while waiting:
-        name, left = waiting.pop()
-        if left:
-            done[name] = None
-        elif name not in done:
-            waiting.append((name, True))
-            calls = (one.called for one in module.computations[name].instructions if one.opcode in CONTROL)
-            waiting.extend((called, False) for names in calls for called in names if called not in done)
-    return list(done)[::-1]
 
 
 def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs]]:

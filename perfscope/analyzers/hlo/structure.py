@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfscope.analyzers.hlo.limits import MAX_CALL_DEPTH
-from perfscope.analyzers.hlo.module import Computation, Instruction
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.trip_counts import with_trip_counts
 
 
@@ -47,6 +47,24 @@ def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
             raise ValueError(f"computation {name[:80]!r} calls {missing[:80]!r}, which is not in the module")
     _bound_depth(calls)
     return with_trip_counts(by_name)
+
+
+def callees_first(module: HloModule, follows: Callable[[Instruction], bool]) -> list[str]:
+    """Computations that the entry reaches through instructions that ``follows`` takes, each after all it calls.
+
+    Readers refuse modules whose calls go in a circle.
+    """
+    done: dict[str, None] = {}
+    waiting = [(module.entry, False)]
+    while waiting:
+        name, left = waiting.pop()
+        if left:
+            done[name] = None
+        elif name not in done:
+            waiting.append((name, True))
+            calls = (one.called for one in module.computations[name].instructions if follows(one))
+            waiting.extend((called, False) for names in calls for called in names if called not in done)
+    return list(done)
 
 
 def _bound_depth(calls: Mapping[str, Sequence[str]]) -> None:
