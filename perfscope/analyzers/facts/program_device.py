@@ -39,5 +39,5 @@ def program_device(trace: Trace) -> ProgramDevice | None:
         return None if one is None else ProgramDevice(device=one, recorded=True)
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
     platform = platforms.pop() if len(platforms) == 1 else None
-    assumed = find_device(ASSUMED.get(platform or "", "")) if platform in ASSUMED else None
+    assumed = find_device(ASSUMED[platform]) if platform in ASSUMED else None
     return None if assumed is None else ProgramDevice(device=assumed, recorded=False)
