@@ -14,6 +14,7 @@ from perfscope.analyzers.trace.tables import TABLES, CallKind
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.analyzers.compile_log import CompileLog
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
     from perfscope.analyzers.op_graph import OpGraph
@@ -35,6 +36,7 @@ RECORDED: dict[str, str] = {
     "hlo": "the compiled XLA programs",
     "compile_events": "compilations and retraces of jax (`perfscope run`)",
     "host_reads": "reads of jax arrays by the host (`perfscope run`)",
+    "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -81,13 +83,14 @@ class Trace:
         hlo: tuple[HloModule, ...] = (),
         compile_events: tuple[CompileEvent, ...] = (),
         host_reads: tuple[HostRead, ...] = (),
+        compile_log: CompileLog | None = None,
     ) -> None:
         """Hold the parts. Tables left out are empty.
 
         ``detail``: a second recording of the same program with shapes and Python stacks, used for
         call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``hlo``: the
         XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
-        of a JAX program logged, in the order they ended.
+        of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
         """
         unknown = recorded - set(RECORDED)
         if unknown:
@@ -104,6 +107,7 @@ class Trace:
         self.hlo = hlo
         self.compile_events = compile_events
         self.host_reads = host_reads
+        self.compile_log = compile_log
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
