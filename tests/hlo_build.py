@@ -9,6 +9,7 @@ from textwrap import dedent
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.text import module_of
 from perfscope.analyzers.trace import Source, Trace
+from tests.build import TraceBuilder
 
 GPU = 'backend_config={"operation_queue_id":"0"}'
 """What marks a program as compiled for a GPU."""
@@ -35,3 +36,33 @@ def corpus_module(path: Path) -> HloModule:
     """A module of the corpus: gzipped HLO text."""
     with gzip.open(path, "rt") as lines:
         return module_of(lines, path.name)
+
+
+def recorded_trace(
+    *modules: HloModule,
+    ops: list[tuple[str, float, float]],
+    steps: list[tuple[float, float]] | None = None,
+    device: str = "NVIDIA H100 80GB HBM3",
+    runs: list[int] | None = None,
+    ordinals: list[int] | None = None,
+    around: tuple[str, ...] = (),
+) -> Trace:
+    """A recording of the first module's instructions on a device: (instruction, start, end) in microseconds.
+
+    ``runs`` and ``ordinals``: of each row; left out: not known, and all on one device. ``around``: instructions that
+    enclose others.
+    """
+    builder = TraceBuilder(recorded=frozenset({"hlo", "device_work"} | ({"steps"} if steps else set())))
+    for ordinal in sorted(set(ordinals or [0])):
+        builder.device(ordinal, name=device)
+    for i, (name, start, end) in enumerate(ops):
+        encloses = name in around
+        if not encloses:
+            builder.kernel(name, start, end, device=0 if ordinals is None else ordinals[i])
+        builder.row("hlo_ops", start_ns=round(start * 1000), end_ns=round(end * 1000), name=builder.code(name),
+                    module=builder.code(modules[0].name), run_id=-1 if runs is None else runs[i],
+                    ordinal=0 if ordinals is None else ordinals[i], encloses=encloses)  # fmt: skip
+    for number, (start, end) in enumerate(steps or []):
+        builder.step(number, start, end)
+    built = builder.build()
+    return Trace(source=built.source, strings=built.strings, rows=built.rows, recorded=built.recorded, hlo=modules)

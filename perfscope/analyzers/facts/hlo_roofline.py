@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_time import HloTime, hlo_time
+from perfscope.analyzers.facts.hlo_time import HloTime, InstructionTime, hlo_time
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_phase import Phase
@@ -182,20 +182,35 @@ def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, 
     """Mean time of one run of each instruction of a program, by computation and instruction.
 
     An instruction may be several pieces of work each time (kernels of one library call). How many is its pieces over
-    its runs, the executions of the program being what most instructions agree on; a whole number, as a trace may
-    begin or end inside an execution. In a loop of unknown length a piece counts as a run.
+    its runs; a whole number, as a trace may begin or end inside an execution. In a loop of unknown length a piece
+    counts as a run.
     """
+    executions = agreed_executions(times, index, cost) or Fraction(1)
+    return {
+        key: time.mean_ns * (1 if runs is None else max(1, round(time.calls / (executions * runs))))
+        for key, (time, runs) in _timed(times, index, cost).items()
+    }
+
+
+def agreed_executions(times: HloTime, index: int, cost: ModuleCost) -> Fraction | None:
+    """How often a program ran, all devices together: what most of its instructions agree on, pieces over runs.
+
+    ``index``: of the module in ``Trace.hlo``. ``None`` if no instruction outside loops of unknown length was measured.
+    """
+    agreed = Counter(
+        Fraction(time.calls, runs) for time, runs in _timed(times, index, cost).values() if runs is not None
+    )
+    return min(agreed, key=lambda ratio: (-agreed[ratio], ratio), default=None)
+
+
+def _timed(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], tuple[InstructionTime, int | None]]:
+    """What was measured of each instruction, with its runs in one run of the program; None: not known."""
     found = {}
     for row in cost.launched:
         time = times.by_key.get((index, row.instruction.name))
         if time is not None and time.computation == row.computation and row.runs:
             found[row.computation, row.instruction.name] = (time, row.runs if row.runs_exact else None)
-    agreed = Counter(Fraction(time.calls, runs) for time, runs in found.values() if runs is not None)
-    executions = min(agreed, key=lambda ratio: (-agreed[ratio], ratio), default=Fraction(1))
-    return {
-        key: time.mean_ns * (1 if runs is None else max(1, round(time.calls / (executions * runs))))
-        for key, (time, runs) in found.items()
-    }
+    return found
 
 
 def roof_sum_ns(roofs: Iterable[Roof]) -> float:

@@ -1,8 +1,9 @@
-"""Which device compiled XLA programs are judged for: the one that ran them, else a stated assumption."""
+"""Which device compiled XLA programs are judged for: the one that ran them, a named one, or a stated assumption."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.trace import Trace
@@ -18,26 +19,43 @@ class ProgramDevice:
 
     device: Device
     recorded: bool
-    """False: nothing named a device, times on it are those of an assumption and must say so."""
+    """False: the recording names no device, times on this one are those of an assumption and must say so."""
+    given: bool = False
+    """The user named it (``Trace.judged_device``)."""
 
     def label(self) -> str:
-        """``'NVIDIA H100 80GB HBM3'`` or ``'NVIDIA H100 80GB HBM3 (assumed)'``."""
-        return self.device.name if self.recorded else f"{self.device.name} (assumed)"
+        """``'H100 SXM'``, recorded or named by the user, or ``'H100 SXM (assumed)'``."""
+        return self.device.name if self.recorded or self.given else f"{self.device.name} (assumed)"
 
 
 def program_device(trace: Trace) -> ProgramDevice | None:
-    """The device of the recording, else what is assumed for the programs' platform.
+    """The device of the recording, else the one the user named, else what is assumed for the programs' platform.
 
     ``None`` for programs compiled for a CPU, for several platforms at once, and where a device was recorded whose
-    peaks are not known: no peak of another device may stand in for it.
+    peaks are not known, or several: no peak of another device may stand in for it. A device that the user named
+    counts for programs compiled for its kind of device only. Programs that compute nothing belong to every platform.
     """
-    devices = trace.rows["devices"]
-    if len(devices):
-        names = {trace.text(int(code)) for code in devices["name"]}
-        found = {find_device(name) for name in names}
-        one = found.pop() if len(found) == 1 else None
+    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
+    if names:
+        found = [find_device(name) for name in names]
+        one = found[0] if all(other is found[0] for other in found) else None
         return None if one is None else ProgramDevice(device=one, recorded=True)
-    platforms = {module.platform for module in trace.hlo if module.is_scheduled}
-    platform = platforms.pop() if len(platforms) == 1 else None
-    assumed = find_device(ASSUMED[platform]) if platform in ASSUMED else None
+    platform = program_platform(trace)
+    if platform is None or platform not in ASSUMED:
+        return None
+    named = find_device(trace.judged_device) if trace.judged_device is not None else None
+    if named is not None and platform_of(named) == platform:
+        return ProgramDevice(device=named, recorded=False, given=True)
+    assumed = find_device(ASSUMED[platform])
     return None if assumed is None else ProgramDevice(device=assumed, recorded=False)
+
+
+def program_platform(trace: Trace) -> str | None:
+    """What all compiled programs of the trace were compiled for; ``None`` if for several, or if nothing says."""
+    platforms = {module.platform for module in trace.hlo if module.is_scheduled} - {None}
+    return platforms.pop() if len(platforms) == 1 else None
+
+
+def platform_of(device: Device) -> Literal["gpu", "tpu"]:
+    """The XLA platform that compiles for a device."""
+    return "tpu" if device.vendor == "Google" else "gpu"

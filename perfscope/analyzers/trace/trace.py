@@ -61,6 +61,8 @@ class Source:
     """What a reader of the report must know, one sentence each."""
     world_size: int | None = None
     backend: str | None = None
+    programs: int | None = None
+    """Compiled programs, where the source is nothing else; several of them were handed in together."""
 
 
 class Trace:
@@ -108,6 +110,8 @@ class Trace:
         self.compile_events = compile_events
         self.host_reads = host_reads
         self.compile_log = compile_log
+        self.judged_device: str | None = None
+        """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
