@@ -75,6 +75,8 @@ class Instruction:
     parameter_number: int | None = None
     value: int | None = None
     """Of a constant that is a single 32-bit integer: what loops count with. Other literals are not kept."""
+    is_zero: bool = False
+    """A constant that is a single floating-point number, 0: what masks leave."""
     replica_groups: tuple[tuple[int, ...], ...] | None = None
     """Groups of partition or replica ids, written out whatever the spelling; None: all devices, or no collective."""
     channel_id: int | None = None

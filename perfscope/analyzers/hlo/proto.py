@@ -168,6 +168,7 @@ class _Conversion:
             custom_call_target=what.custom_call_target or None,
             parameter_number=proto.parameter_number if opcode == "parameter" else None,
             value=_integer(proto) if opcode == "constant" else None,
+            is_zero=opcode == "constant" and _is_zero(proto),
             replica_groups=self._replica_groups(what),
             channel_id=what.channel_id or None,
             trip_count=trip_count(config) if opcode == "while" else None,
@@ -243,3 +244,15 @@ def _integer(proto: Any) -> int | None:
         return None
     values = proto.literal.s32s or proto.literal.u32s
     return int(values[0]) if len(values) == 1 else None
+
+
+def _is_zero(proto: Any) -> bool:
+    """Whether a constant is a single floating-point zero of either sign."""
+    if proto.shape.dimensions or proto.shape.tuple_shapes:
+        return False
+    literal = proto.literal
+    numbers = literal.f32s or literal.f64s
+    if len(numbers) == 1:
+        return bool(numbers[0] == 0)
+    packed: bytes = literal.bf16s or literal.f16s
+    return packed in (b"\0\0", b"\0\x80")  # of either sign, little-endian

@@ -81,6 +81,7 @@ class InstructionReader:
             custom_call_target=None if target is None else unquoted(target),
             parameter_number=int(inside) if opcode[1] == "parameter" else None,
             value=_integer(line[opcode.end() : end]) if counter else None,
+            is_zero=opcode[1] == "constant" and _is_zero(shape, line[opcode.end() : end]),
             replica_groups=None if groups is None else self.groups.text(groups),
             channel_id=None if channel is None else int(channel),
             trip_count=trip_count(config) if opcode[1] == "while" else None,
@@ -112,8 +113,15 @@ class InstructionReader:
         return self._configs[text]
 
 
+_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+
+
 def _integer(literal: str) -> int | None:
     return int(literal) if _INTEGER.fullmatch(literal) else None
+
+
+def _is_zero(shape: Shape, literal: str) -> bool:
+    return shape.dtype in _FLOATS and not shape.dims and literal in ("0", "-0")
 
 
 def _operands(inside: str) -> tuple[str, ...]:

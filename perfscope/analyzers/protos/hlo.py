@@ -1,6 +1,6 @@
 """What we read of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``: numbers and names are XLA's.
 
-Of literals only 32-bit integers are read, for the trip counts of loops: the others are most of some files.
+Of literals 32-bit integers are read, for the trip counts of loops, and floating-point numbers, to know a zero.
 """
 
 from __future__ import annotations
@@ -136,6 +136,10 @@ OutputOperandAliasing
 LiteralProto
   4 *int32 s32s
   6 *uint32 u32s
+  8 *float f32s
+  9 *double f64s
+  11 bytes f16s
+  13 bytes bf16s
 HloInstructionProto
   1 string name
   2 string opcode
