@@ -36,6 +36,8 @@ class RoundTrip:
     """A value through memory between kernels that could be one."""
 
     module: HloModule
+    computation: str
+    """The one that holds its kernels."""
     producer: Instruction
     consumers: tuple[Instruction, ...]
     """Those that could be fused with the producer, in schedule order."""
@@ -94,6 +96,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
         size = value.shape.bytes
         yield RoundTrip(
             module=module,
+            computation=computation.name,
             producer=producer,
             consumers=able,
             bytes=size,

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.facts.hlo_fusion import PRODUCTS, RoundTrip, is_softmax, round_trips, touched_bytes
+from perfscope.analyzers.facts.hlo_fusion_saving import TripTime, part_of, trip_time
 from perfscope.analyzers.facts.hlo_program import NO_WORK, fused, where_of
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.facts.hlo_saving import Price, price
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_share
 
 MIN_SHARE = 0.02
-"""Of the bytes the program's kernels read and write. No time is known, and half of it may stay in caches."""
+"""Of the bytes the program's kernels read and write. The saving is a model: should half of it come true, that
+still shows above the 1% by which a step varies anyway."""
 
 MIN_BYTES = 1 << 20
 """In one run of the program. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
 
 MEDIUM_SHARE = 0.1
-"""Of the program's bytes that really reach memory. No time is known, so nothing is called high."""
+"""Of the program's bytes that really reach memory, where no time is known: nothing is called high then."""
 
 MAX_ROWS = 20
+
+_Timed = tuple[RoundTrip, TripTime]
 
 ATTENTION = "attention scores"
 EPILOGUE = "matrix product and its epilogue"
@@ -33,15 +38,20 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     if "gpu" not in platforms:
         raise AbstainError(_why_not(platforms))
     whole = sum(touched_bytes(module) for module in trace.hlo if module.platform == "gpu")
-    places: dict[tuple[Where, str], list[RoundTrip]] = {}
+    places: dict[tuple[Where, str], list[_Timed]] = {}
     for trip in trace.fact(round_trips):
-        if trip.module.is_scheduled:
-            places.setdefault((_where(trip), _what(trip)), []).append(trip)
+        time = trip_time(trace, trip)
+        if trip.module.is_scheduled and not time.is_worse_fused:
+            places.setdefault((_where(trip), _what(trip)), []).append((trip, time))
     for (where, what), trips in places.items():
         # scores grow with the square of the sequence: said even while they fit in the cache
-        counted = trips if what == ATTENTION else [trip for trip in trips if not trip.in_cache]
-        if sum(trip.saved_bytes for trip in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
-            yield _finding(where, what, trips, whole)
+        counted = trips if what == ATTENTION else [(trip, time) for trip, time in trips if not trip.in_cache]
+        # what stays in the cache is no time saved; a finding of it alone has none
+        saved = price(trace, (part_of(trip, time) for trip, time in trips if not trip.in_cache))
+        if saved is not None and saved.severity == "low":
+            continue  # many bytes, but under 1% of the time: the program is held back by something else
+        if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
+            yield _finding(where, what, trips, saved, whole)
 
 
 def _why_not(platforms: set[Platform | None]) -> str:
@@ -71,7 +81,8 @@ def _what(trip: RoundTrip) -> str:
     return EPILOGUE
 
 
-def _finding(where: Where, what: str, trips: list[RoundTrip], whole: int) -> Finding:
+def _finding(where: Where, what: str, timed: list[_Timed], saved: Price | None, whole: int) -> Finding:
+    trips = [trip for trip, _ in timed]
     moved = sum(trip.saved_bytes for trip in trips)
     reached = sum(trip.saved_bytes for trip in trips if not trip.in_cache)
     kernels = len({trip.producer.name for trip in trips})
@@ -82,26 +93,45 @@ def _finding(where: Where, what: str, trips: list[RoundTrip], whole: int) -> Fin
     if reached < moved:
         cached = "all of it" if not reached else format_bytes(moved - reached)
         title += f"; {cached} fits in an H100's level-2 cache when it is read"
+    if saved is not None:
+        title += f"; up to {saved.text}"
     return Finding(
         subject=what,
         title=title,
-        severity="medium" if reached >= MEDIUM_SHARE * whole and what != EPILOGUE else "low",
-        basis="structural",
+        severity=_severity(what, saved, reached, whole),
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(trip) for trip in trips[:MAX_ROWS]),
+        evidence=tuple(_row(trip, time) for trip, time in timed[:MAX_ROWS]),
         advice=_advice(what),
     )
 
 
-def _row(trip: RoundTrip) -> dict[str, Cell]:
+def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Severity:
+    """By time where it is known. Whether a product takes an epilogue is its library's affair: never more than low."""
+    if what == EPILOGUE:
+        return "low"
+    if saved is not None:
+        return saved.severity
+    return "medium" if reached >= MEDIUM_SHARE * whole else "low"
+
+
+def _row(trip: RoundTrip, time: TripTime) -> dict[str, Cell]:
     return {
         "writes": trip.producer.name,
         "reads": ", ".join(one.name for one in trip.consumers[:4]),
+        "program": trip.module.name,
         "from": trip.producer.op_name[-100:] or None,
         "value_bytes": trip.bytes,
         "times": trip.runs.times,
         "saved_bytes": trip.saved_bytes,
+        "memory_ns": time.memory_ns,
+        "computed_again_ns": time.again_ns,
+        "saved_ns": time.saved_ns,
+        "launches_ns_at_2_us": time.launches_ns,
+        "measured_ns": time.measured_ns,
         "also_needed_elsewhere": "yes" if trip.needed_elsewhere else "no",
         "in_l2_cache": "likely" if trip.in_cache else "no",
         "makes": "matrix product" if trip.of_product else _main_opcode(trip),

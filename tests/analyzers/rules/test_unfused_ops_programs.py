@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_fusion import L2_BYTES, round_trips_of, touched_bytes
+from perfscope.analyzers.facts.hlo_fusion import L2_BYTES, round_trips, round_trips_of, touched_bytes
+from perfscope.analyzers.facts.hlo_fusion_saving import trip_time
+from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.hlo.fusion_dump import refusals
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.rules import load_rule
-from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace
+
+RUNS = [("made", 0, 60), ("read", 60, 120), ("made", 500, 560), ("read", 560, 620)]
+"""Two runs of ``chain``, in microseconds."""
 
 LARGE = L2_BYTES // 4 + 1
 """Elements of float32 that do not fit in the cache."""
@@ -58,8 +64,12 @@ def _judge(*modules: HloModule) -> Outcome:
 def test_a_value_written_for_the_next_kernel_is_a_round_trip():
     outcome = _judge(chain())
     (finding,) = outcome.findings
-    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "elementwise kernels", "structural")
-    assert (finding.cost_bytes, finding.cost_ns) == (2 * 4 * LARGE, None)
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "elementwise kernels", "modelled")
+    assert finding.cost_bytes == 2 * 4 * LARGE
+    assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 3.352e12 * 1e9, rel=0.001)  # one run, an H100's bandwidth
+    assert finding.cost_ns_per_step is None
+    # half of the program's time, but on an assumed device
+    assert (finding.severity, "a run of the program, on H100 SXM (assumed)" in finding.title) == ("medium", True)
     assert finding.where.label() == "/home/me/model.py:9"
     assert finding.evidence[0]["writes"] == "made"
     assert finding.evidence[0]["reads"] == "read"
@@ -161,6 +171,61 @@ def test_naive_attention_on_an_h100_by_hand(corpus: Path):
         ("attention scores", 9, "low"), ("attention scores", 13, "low"),
     }  # fmt: skip
     assert all("level-2 cache" in one.title and "dot_product_attention" in one.advice for one in findings)
+    # scores that stay in the cache are no time saved; through memory they would take 3.1 of its 8.9 us
+    assert {(one.basis, one.cost_ns) for one in findings} == {("structural", None)}
+    rows = [row for one in findings for row in one.evidence]
+    assert sum(row["memory_ns"] for row in rows) == pytest.approx(3_130, rel=0.005)
+    assert {row["saved_ns"] for row in rows} == {0.0}
+
+
+def test_with_a_recording_no_more_is_saved_than_its_kernels_took():
+    module = chain()
+    modelled = 2 * 4 * LARGE / 3.352e12 * 1e9
+    slow = judge(load_rule("unfused_ops"), recorded_trace(module, ops=RUNS, steps=[(0, 500), (500, 1000)]))
+    (finding,) = slow.findings
+    assert (finding.cost_ns, finding.cost_ns_per_step) == (round(2 * modelled), round(round(2 * modelled) / 2))
+    assert (finding.basis, finding.severity) == ("modelled", "high")  # 6% of the steps, on a recorded device
+    fast = judge(load_rule("unfused_ops"), recorded_trace(module, ops=[("made", 0, 10), ("read", 10, 20)]))
+    assert (fast.findings[0].cost_ns, fast.findings[0].evidence[0]["measured_ns"]) == (20_000, 20_000)
+
+
+def test_many_bytes_in_little_time_are_clean():
+    # both steps take a hundred times as long as the round trip
+    steps = [(0, 5_000), (5_000, 10_000)]
+    assert judge(load_rule("unfused_ops"), recorded_trace(chain(), ops=RUNS, steps=steps)).status == "clean"
+
+
+def test_arithmetic_that_every_reader_repeats_is_taken_off():
+    readers = "".join(
+        f"\n%w{i} = f32[{LARGE}]{{0}} fusion(%made), kind=kLoop, calls=%body2" for i in range(3)
+    )  # fmt: skip
+    trace = hlo_trace(chain(more=readers))
+    (trip,) = trace.fact(round_trips)
+    time = trip_time(trace, trip)
+    assert (len(trip.consumers), time.launches_ns) == (4, 2_000)
+    assert time.memory_ns == pytest.approx(5 * 4 * LARGE / 3.352e12 * 1e9)
+    assert time.again_ns == pytest.approx(3 * LARGE / 66.9e12 * 1e9)  # an exponential each element, float32
+    assert time.saved_ns == pytest.approx(time.memory_ns - time.again_ns)
+
+
+def test_another_device_has_another_bandwidth():
+    trace = hlo_trace(chain())
+    trace.judged_device = "NVIDIA B200"
+    (finding,) = judge(load_rule("unfused_ops"), trace).findings
+    assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 8e12 * 1e9, rel=0.001)
+    assert (finding.severity, "on B200" in finding.title) == ("high", True)
+
+
+@pytest.mark.corpus
+def test_synthetic_kernels_of_naive_attention_carry_their_time(corpus: Path):
+    trace = xplane.read(corpus / "aot" / "synth_attn_naive.xplane.pb.gz")
+    times = trace.fact(hlo_time).by_key
+    rows = [row for one in judge(load_rule("unfused_ops"), trace).findings for row in one.evidence]
+    assert len(rows) == 2
+    for row in rows:
+        kernels = [row["writes"], *row["reads"].split(", ")]
+        assert row["measured_ns"] == sum(times[0, name].total_ns for name in kernels) / 3  # three runs, one stream
+        assert row["saved_ns"] <= row["measured_ns"]
 
 
 @pytest.mark.corpus
