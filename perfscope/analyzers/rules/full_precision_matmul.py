@@ -13,7 +13,14 @@ How it is found:
     faster precision, TF32 where there is one. Where shapes were recorded, no product is taken below the
     time its operands need through memory. An upper bound: it assumes the same share of the peak.
     Without an accelerator, on a device whose peaks are not known, or where XLA compiled the kernels
-    (their names do not tell), the rule abstains.
+    (their names do not tell) and its programs are not there, the rule abstains.
+
+    In compiled XLA programs by what each product asks for: float64 operands, or float32 ones with precision
+    `highest` or the algorithm `dot_f32_f32_f32`. The saving is the roof of its kernel (arithmetic at the
+    float32 peak, or bytes through memory) less the roof in the fast precision, at most what was measured.
+    Compiled for a CPU a request for float32 is named without time, as what it would be on a GPU or TPU;
+    products whose 16-bit operands the CPU backend itself widened are not, nor is float64 where most of the
+    program's products are in it.
 
 Fix:
     With TF32 (10 bits of mantissa in the operands, float32 sums), one line before the model runs::
