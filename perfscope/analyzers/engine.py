@@ -9,6 +9,7 @@ from typing import Any
 
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
 from perfscope.analyzers.rules import load_rule, rule_ids
 from perfscope.analyzers.trace import RECORDED, Source, Trace
@@ -31,6 +32,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedWindow:
+    """Steps in a row without a profiler, the devices waited for before the first and behind the last."""
+
+    rank: int | None
+    duration_ns: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """Everything a face shows: sources, device time, steps and outcomes. Draws itself in notebooks."""
 
@@ -40,6 +50,8 @@ class Analysis:
     outcomes: tuple[Outcome, ...]
     run: Mapping[str, Any] | None = field(default=None)
     """The run's manifest (allow-listed parts) where the sources are a run of ours."""
+    windows: tuple[TimedWindow, ...] = ()
+    """What steps took without a profiler, their work on the devices included, where that was measured."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -74,6 +86,11 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
         sources=tuple(trace.source for trace in held),
         devices=tuple(device for trace in held for device in trace.fact(device_times)),
         steps=tuple(step for trace in held for step in _steps(trace)),
+        windows=tuple(
+            TimedWindow(rank=trace.source.rank, duration_ns=trace.window_ns, steps=trace.window_steps)
+            for trace in held
+            if trace.window_ns is not None
+        ),
         outcomes=tuple(merge_outcomes([judge(rule, trace) for trace in held], held) for rule in chosen),
     )
 
@@ -157,14 +174,21 @@ def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
 
 
 def _steps(trace: Trace) -> Iterator[Step]:
-    windows = trace.fact(step_windows)
-    for start, end, number in zip(windows.starts, windows.ends, windows.numbers, strict=True):
-        yield Step(
-            rank=trace.source.rank,
-            number=int(number),
-            duration_ns=int(end - start),
-            traced=True,
-            start_ns=int(start),
-        )
+    for number, start_ns, duration_ns in _traced_steps(trace):
+        yield Step(rank=trace.source.rank, number=number, duration_ns=duration_ns, traced=True, start_ns=start_ns)
     for number, duration in enumerate(trace.step_times_ns):
         yield Step(rank=trace.source.rank, number=number, duration_ns=duration, traced=False)
+
+
+def _traced_steps(trace: Trace) -> Iterator[tuple[int, int, int]]:
+    """(number, start, duration) of each: its range on the host, or up to the end of its work where that is later."""
+    work = trace.fact(steps_work)
+    if work is not None and work.late:
+        start = work.start_ns
+        for step in work.steps:
+            yield step.number, start, step.complete_ns
+            start += step.complete_ns
+        return
+    windows = trace.fact(step_windows)
+    for begin, end, number in zip(windows.starts, windows.ends, windows.numbers, strict=True):
+        yield int(number), int(begin), int(end - begin)

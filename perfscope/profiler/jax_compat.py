@@ -90,7 +90,11 @@ def process() -> tuple[int, int] | None:
 
 
 def synchronise() -> None:
-    """Wait for the work of all arrays that are alive. Results do not change; the caller's time does."""
+    """Wait for the work of all arrays that are alive, on all devices, and for callbacks into Python.
+
+    Results do not change; the caller's time does. Work whose results nobody holds is waited for only as far
+    as a device takes its work in turn: jax has no public way to ask for it.
+    """
     if not backends():
         return
     import jax
@@ -100,6 +104,9 @@ def synchronise() -> None:
         with contextlib.suppress(RuntimeError):
             if not array.is_deleted():
                 array.block_until_ready()
+    # A callback that raised leaves its token, so that the program is told as it would have been.
+    with contextlib.suppress(RuntimeError):
+        jax.effects_barrier()
 
 
 # Profiler ---------------------------------------------------------------------------------------------------

@@ -116,6 +116,18 @@ class JaxSide:
         self._syncs.stop()
         self._events.stop()
 
+    @property
+    def compilations(self) -> int:
+        """Programs that jax compiled so far."""
+        return self._events.compilations
+
+    def wait(self) -> bool:
+        """Wait for all devices; False if none is up, or if the program records a trace of its own."""
+        if not jax_compat.backends() or jax_compat.trace_runs():
+            return False
+        self._synchronise()
+        return True
+
     def _synchronise(self) -> None:
         with self._syncs.paused():
             jax_compat.synchronise()

@@ -86,6 +86,17 @@ def with_memory(seen: Seen, optimizers: Iterable[Any]) -> Seen:
     return replace(seen, memory=memory)
 
 
+def wait_for_cuda() -> bool:
+    """Wait for the work of torch's current device; False if torch has not begun to use one, or captures a graph."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    if profiler_records() or torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.synchronize()
+    return True
+
+
 def profiler_records() -> bool:
     """Whether a torch profiler records now."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")

@@ -63,6 +63,12 @@ class Process:
     warmup: int = 0
     untraced_step_ns: tuple[int, ...] = ()
     """Durations of steps that ran without any profiler, after the warm-up, in order."""
+    window_ns: int | None = None
+    """Duration of ``window_steps`` such steps in a row, the devices waited for before the first and behind the
+    last: what they took at the program's own overlap, everything between them included. ``None``: not measured."""
+    window_steps: int = 0
+    window_compilations: int = 0
+    """Programs that jax compiled in the window."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
     devices: tuple[Mapping[str, str | int], ...] = ()

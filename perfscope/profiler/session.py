@@ -21,6 +21,7 @@ from perfscope.profiler.plan import RESTING_STEPS, SETTLING_STEPS, Framework, Pa
 from perfscope.profiler.run import PROCESS_FILE, Capture, Process, dump
 from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
+from perfscope.profiler.window import TimedWindows
 
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
@@ -69,6 +70,7 @@ class Session:
         self._recorded: int | None = None
         """Number of the last step under torch's profiler."""
         self._times: list[int] = []
+        self._windows = self._new_windows()
         self._written = 0.0
 
     def listen(self, framework: Framework) -> None:
@@ -145,6 +147,7 @@ class Session:
             self._recorded = self._number
         self._done.clear()
         self._times.clear()
+        self._windows = self._new_windows()
         self._running = False
         self._queue = deque(passes(self.options))
         self._first = first_step(self.options)
@@ -159,8 +162,10 @@ class Session:
                     self._settling = max(self._settling, int(self._rests()))
             if self._active is not None:
                 self._active.begin_step(number)
-            elif monotonic() - self._written > WRITE_EVERY_S:
-                self._write()
+            else:
+                if monotonic() - self._written > WRITE_EVERY_S:
+                    self._write()
+                self._open_window(number)
         except Exception as error:
             self.broken(error)
         self._running = True
@@ -179,10 +184,25 @@ class Session:
                 self._end_in_pass(self._active)
             elif self._settling > 0:
                 self._settling -= 1
-            elif len(self._times) < MOST_TIMES:
-                self._times.append(now - self._begin_ns)
+            else:
+                if len(self._times) < MOST_TIMES:
+                    self._times.append(now - self._begin_ns)
+                self._windows.after_step()
         except Exception as error:
             self.broken(error)
+
+    def _new_windows(self) -> TimedWindows:
+        return TimedWindows(self._wait, lambda: 0 if self._jax is None else self._jax.compilations)
+
+    def _wait(self) -> bool:
+        waited = self._jax is not None and self._jax.wait()
+        return observe.wait_for_cuda() or waited
+
+    def _open_window(self, number: int) -> None:
+        """Open a window of timed steps behind the last pass, or long enough before the first."""
+        steps = self._windows.next_size
+        if steps and not self._settling and (not self._queue or number + steps <= self._first):
+            self._windows.before_step()
 
     def broken(self, error: Exception) -> None:
         """Something of ours failed: give up in this process and say why."""
@@ -258,6 +278,7 @@ class Session:
             self._delay = "steps ended inside a compiled function, where no capture can start; the program ended before"
             return
         self._queue.popleft()
+        self._windows.drop()
         self._starting = True
         try:
             started = start_pass(due, self._number, self._seen.path, self._jax)
@@ -307,6 +328,7 @@ class Session:
         """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
         try:
             active = self._active
+            self._windows.drop()
             if active is not None and active.due.tool == tool:
                 self._active = None
                 active.interrupt()
@@ -334,6 +356,9 @@ class Session:
             steps_seen=self._ended,
             warmup=self.options.warmup,
             untraced_step_ns=tuple(self._times),
+            window_ns=self._windows.ns,
+            window_steps=self._windows.steps,
+            window_compilations=self._windows.compiled,
             memory=self._seen.memory,
             devices=self._seen.devices,
             packages=self._seen.packages,

@@ -41,9 +41,16 @@ def step_windows(trace: Trace) -> StepWindows:
 
 
 def whole_ns(trace: Trace) -> int:
-    """What a cost over the whole trace is a share of: summed steps, else the device span, else the span."""
-    from perfscope.analyzers.facts.device_time import device_times
+    """What a cost over the whole trace is a share of: summed steps, else the device span, else the span.
 
+    Steps that do not wait for their work count from the first one's dispatch to the last one's work end.
+    """
+    from perfscope.analyzers.facts.device_time import device_times
+    from perfscope.analyzers.facts.step_work import late_span_ns
+
+    late = late_span_ns(trace)
+    if late is not None:
+        return late
     steps = trace.fact(step_windows)
     if steps.count:
         return int((steps.ends - steps.starts).sum())

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
@@ -30,10 +31,10 @@ from perfscope.analyzers.readers import hlo_proto, kineto, xplane
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
-from perfscope.analyzers.units import format_ns
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Process, Run
+from perfscope.profiler.window import SIZES
 
 FORMAT = "run"
 
@@ -72,18 +73,52 @@ def _why(run: Run) -> str:
     return f": {(reasons or list(run.notes) or ['the program ended before a step was complete'])[0]}"
 
 
-def _slowdown(trace: Trace, process: Process) -> list[str]:
-    """What the profiler itself cost, where it is enough to matter for the savings that are shown."""
+def _slowdown(trace: Trace, free_ns: float | None) -> list[str]:
+    """What the profiler itself cost a step, where it is enough to matter for the savings that are shown.
+
+    ``free_ns``: a step without it, measured as the traced ones are: on the host, or work included.
+    """
     steps = trace.rows["steps"]
-    if not len(steps) or not process.untraced_step_ns:
+    if not len(steps) or not free_ns:
         return []
-    ratio = float(np.median(steps["end_ns"] - steps["start_ns"])) / float(np.median(process.untraced_step_ns))
+    late = late_span_ns(trace)
+    traced_ns = float(np.median(steps["end_ns"] - steps["start_ns"])) if late is None else late / len(steps)
+    ratio = traced_ns / free_ns
     if ratio < TOLD_SLOWDOWN:
         return []
     return [
         f"traced steps took {ratio:.2f} times as long as steps without a profiler; savings and their shares are of "
         "traced steps"
     ]
+
+
+def _free_step_ns(trace: Trace, process: Process, *, waits: bool) -> float | None:
+    """A step without a profiler to hold the traced ones against; ``None`` where none was timed in the same way."""
+    if late_span_ns(trace) is None and waits:
+        return float(np.median(process.untraced_step_ns)) if process.untraced_step_ns else None
+    return process.window_ns / process.window_steps if process.window_ns and process.window_steps > 0 else None
+
+
+def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str]:
+    """What the step times of a JAX program are, where they are not the host's."""
+    notes = []
+    if main is not None and late_span_ns(main) is not None:
+        work = main.fact(steps_work)
+        how = "the time from the end of one step's work to the end of the next step's"
+        if work is None or not work.steps:
+            how = "not told: which work belongs to which step is not recorded"
+        notes.append(f"no step waits for its work: a traced step is {how}")
+    if not waits and process.window_ns is None:
+        notes.append(
+            f"no step time without a profiler: it takes {SIZES[0]} steps behind the traced ones, and the devices "
+            "waited for before and behind them"
+        )
+    if process.window_compilations:
+        notes.append(
+            f"{process.window_compilations} compilations are in the {process.window_steps} steps that were timed "
+            "without a profiler"
+        )
+    return notes
 
 
 def _process(path: Path, run: Run, process: Process) -> Trace | None:
@@ -122,18 +157,15 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         return None
     if main is not None and "timing" not in timed:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
-    if main is not None:
-        notes += _slowdown(main, process)
     step_times = process.untraced_step_ns
+    waits = True
     if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
-        notes.append("times of steps are the host's: jax dispatches a step and goes on, its work may run later")
-        if step_times and not _waits_in_steps(logs.get("host_reads", ()), process):
-            # what it takes to queue a step is no step time: shown as a note, never as the step's duration
-            notes.append(
-                f"no step waits for its results: {format_ns(float(np.median(step_times)))} a step without a profiler "
-                "is the time to queue it, and is not shown as step time; read a result in each step to have it timed"
-            )
-            step_times = ()
+        waits = _waits_in_steps(logs.get("host_reads", ()), process)
+        notes += _jax_notes(main, process, waits=waits)
+        if not waits:
+            step_times = ()  # what it takes to queue a step
+    if main is not None:
+        notes += _slowdown(main, _free_step_ns(main, process, waits=waits))
     several = len(run.processes) > 1 or (process.world_size or 1) > 1
     source = Source(
         path=str(path),
@@ -165,6 +197,8 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         detail=detail,
         op_graph=op_graph,
         step_times_ns=step_times,
+        window_ns=process.window_ns if process.window_steps > 0 else None,
+        window_steps=process.window_steps,
         hlo=hlo,
         **logs,
     )

@@ -82,6 +82,8 @@ class Trace:
         detail: Trace | None = None,
         op_graph: OpGraph | None = None,
         step_times_ns: tuple[int, ...] = (),
+        window_ns: int | None = None,
+        window_steps: int = 0,
         hlo: tuple[HloModule, ...] = (),
         compile_events: tuple[CompileEvent, ...] = (),
         host_reads: tuple[HostRead, ...] = (),
@@ -90,7 +92,8 @@ class Trace:
         """Hold the parts. Tables left out are empty.
 
         ``detail``: a second recording of the same program with shapes and Python stacks, used for
-        call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``hlo``: the
+        call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``window_ns``: what
+        ``window_steps`` steps took without one, the devices waited for before and behind them. ``hlo``: the
         XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
         of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
         """
@@ -106,6 +109,8 @@ class Trace:
         self.detail = detail
         self.op_graph = op_graph
         self.step_times_ns = step_times_ns
+        self.window_ns = window_ns
+        self.window_steps = window_steps
         self.hlo = hlo
         self.compile_events = compile_events
         self.host_reads = host_reads

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
 
+HOST_AHEAD = 1.1
+"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
+
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
 
@@ -200,9 +203,12 @@ def _facts(analysis: Analysis) -> list[str]:
     traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced])
     if free is not None:
         said.append(f"step {free.text('without a profiler')}")
+    whole = timed_window(analysis, None if free is None else free.median_ns)
+    if whole is not None:
+        said.append(whole)
     if traced is not None:
         said.append(f"step {traced.text('while traced')}")
-    if free is None and traced is None:
+    if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
@@ -212,6 +218,17 @@ def _facts(analysis: Analysis) -> list[str]:
     elif not analysis.devices:
         said.append("no accelerator work in it")
     return said
+
+
+def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
+    """The step time with the devices waited for, unless the host's own (``host_ns``) says the same."""
+    steps = sum(window.steps for window in analysis.windows)
+    if not steps:
+        return None
+    mean_ns = sum(window.duration_ns for window in analysis.windows) / steps
+    if host_ns is not None and mean_ns < HOST_AHEAD * host_ns:
+        return None
+    return f"step {format_ns(mean_ns)} (mean of {steps:,} without a profiler, waited for at both ends)"
 
 
 def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:

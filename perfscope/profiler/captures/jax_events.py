@@ -61,6 +61,8 @@ class EventLog:
         self._lines = Lines(SCHEMA, MOST_EVENTS)
         self._undo: list[Undo] = []
         self._explains = False
+        self.compilations = 0
+        """Programs that were compiled since the start, cached ones included."""
 
     def start(self) -> None:
         """Begin to listen."""
@@ -101,6 +103,7 @@ class EventLog:
     def _duration(self, name: str, seconds: float, **facts: object) -> None:
         kind = DURATIONS.get(name)
         if kind is not None:
+            self.compilations += kind == "compile"
             self._add(kind, round(seconds * 1e9), facts)
 
     def _add(self, kind: str, duration_ns: int | None, facts: dict[str, object]) -> None:
