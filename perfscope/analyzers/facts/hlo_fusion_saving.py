@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.hlo_executions import measured_run_ns, module_index
 from perfscope.analyzers.facts.hlo_fusion import RoundTrip
 from perfscope.analyzers.facts.hlo_roofline import compute_ns
-from perfscope.analyzers.facts.hlo_saving import Part, bytes_ns, measured_run_ns, module_index
+from perfscope.analyzers.facts.hlo_saving import Part, bytes_ns
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.trace import Trace
 

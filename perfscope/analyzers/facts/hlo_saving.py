@@ -15,32 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_roofline import agreed_executions, roof_sum_ns, roofline
+from perfscope.analyzers.facts.hlo_executions import executions, executions_of, measured_run_ns, module_index
+from perfscope.analyzers.facts.hlo_roofline import roof_of, roof_sum_ns, roofline
 from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.facts.intervals import Int64, union
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import Basis, Severity, severity_of
+from perfscope.analyzers.hlo.cost_once import FREE
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Executions:
-    """How often a program ran in the recording."""
-
-    count: float
-    """On all devices together. A fraction where the recording begins or ends inside one."""
-    devices: int
-
-    @property
-    def rounds(self) -> float:
-        """Runs on each device: what a saving in one run is multiplied with, devices run side by side."""
-        return self.count / self.devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,73 +63,25 @@ def is_alone(trace: Trace) -> bool:
     return trace.recorded == {"hlo"}
 
 
-def executions(trace: Trace) -> Mapping[int, Executions]:
-    """How often each program ran, by index in ``trace.hlo``; those that did not, or not known how often, are left out.
+def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
+    """Time of one run of every instruction that costs anything, loops and calls with what they run.
 
-    By the executions' own numbers where every row has one, else by what most instructions agree on.
+    Measured where it was (the mean, hidden under others or not), else its roof on the device; by index of the module,
+    computation and name. Instructions of which neither is known are left out.
     """
     found = {}
-    times, ops, costs = trace.fact(hlo_time), trace.rows["hlo_ops"], trace.fact(hlo_costs)
-    for index, rows in trace.fact(_rows_of).modules.items():
-        devices = len(np.unique(ops["ordinal"][rows]))
-        runs = ops["run_id"][rows]
-        count: float | None
-        if (runs != MISSING).all():
-            count = float(np.unique(np.stack([ops["ordinal"][rows], runs]), axis=1).shape[1])
-        else:
-            agreed = agreed_executions(times, index, costs[index])
-            count = None if agreed is None else float(agreed)
-        if count:
-            found[index] = Executions(count=count, devices=devices)
+    known, times, ran = trace.fact(program_device), trace.fact(hlo_time).by_key, trace.fact(executions)
+    for index, cost in enumerate(trace.fact(hlo_costs)):
+        for row in cost.rows:
+            if row.place == "inside" or row.once == FREE:
+                continue
+            key = (index, row.computation, row.instruction.name)
+            time = times.get((index, row.instruction.name))
+            if index in ran and time is not None and time.computation == row.computation and row.runs:
+                found[key] = time.total_ns / (ran[index].count * row.runs)
+            elif known is not None:
+                found[key] = roof_of(row, known.device).roof_ns
     return found
-
-
-def executions_of(trace: Trace, module: HloModule) -> Executions | None:
-    """How often a program ran in the recording; None: it did not, or nothing says how often."""
-    return trace.fact(executions).get(module_index(trace, module))
-
-
-def module_index(trace: Trace, module: HloModule) -> int:
-    """Index of a module in ``trace.hlo``; ``KeyError`` if it is of another trace."""
-    return trace.fact(_indices)[id(module)]
-
-
-def measured_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
-    """Summed durations of instructions over the trace and all its devices; None if none of them was measured."""
-    times, index = trace.fact(hlo_time).by_key, module_index(trace, module)
-    found = [times[index, name].total_ns for name in dict.fromkeys(instructions) if (index, name) in times]
-    return sum(found) if found else None
-
-
-def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
-    """Time over the trace and all its devices while only these instructions ran; None if none was measured.
-
-    What their device would not have spent without them. Instructions around others are left out, of both sides.
-    """
-    ops, table, index = trace.rows["hlo_ops"], trace.fact(_rows_of), module_index(trace, module)
-    parts = [
-        table.instructions[index, name] for name in dict.fromkeys(instructions) if (index, name) in table.instructions
-    ]
-    if not parts:
-        return None
-    mine = np.zeros(len(ops), bool)
-    mine[np.concatenate(parts)] = True
-    if not (mine & ~ops["encloses"]).any():
-        return None
-    total = 0
-    for rows in table.devices.values():
-        rest = rows[~mine[rows]]
-        if len(rest) < len(rows):
-            busy = union(ops["start_ns"][rows], ops["end_ns"][rows]).total()
-            total += busy - union(ops["start_ns"][rest], ops["end_ns"][rest]).total()
-    return total
-
-
-def measured_run_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> float | None:
-    """``exposed_ns`` of one run of the program on one device; None if not measured, or not known how often it ran."""
-    ran = executions_of(trace, module)
-    spent = None if ran is None else exposed_ns(trace, module, instructions)
-    return None if ran is None or spent is None else spent / ran.count
 
 
 def bytes_ns(trace: Trace, moved: float) -> float | None:
@@ -235,50 +172,3 @@ def _of_program(trace: Trace, parts: list[Part]) -> _Saved | None:
         return None
     modelled = max(0.0, sum(models))
     return _Saved(ns=modelled if measured is None else min(modelled, measured), measured_ns=measured, is_measured=False)
-
-
-def _indices(trace: Trace) -> Mapping[int, int]:
-    return {id(module): index for index, module in enumerate(trace.hlo)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Rows of ``hlo_ops``. By module all, by instruction and device those that enclose no other."""
-
-    modules: Mapping[int, Int64]
-    instructions: Mapping[tuple[int, str], Int64]
-    devices: Mapping[int, Int64]
-
-
-def _rows_of(trace: Trace) -> _Rows:
-    ops = trace.rows["hlo_ops"]
-    if not len(ops):
-        return _Rows(modules={}, instructions={}, devices={})
-    known = {
-        (row.module, row.program_id, row.instruction): row.module_index for row in trace.fact(hlo_time).instructions
-    }
-    keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)])
-    instructions: dict[tuple[int, str], Int64] = {}
-    modules: dict[int, list[Int64]] = {}
-    for key, rows in _split(keys):
-        program = None if key[1] == MISSING else key[1]
-        name = trace.text(key[2])
-        index = known[trace.text(key[0]), program, name]
-        if index is not None:
-            modules.setdefault(index, []).append(rows)
-            instructions[index, name] = rows
-    inner = np.flatnonzero(~ops["encloses"])
-    devices = {key[0]: inner[rows] for key, rows in _split(ops["ordinal"][inner][None, :])}
-    return _Rows(
-        modules={index: np.concatenate(rows) for index, rows in modules.items()},
-        instructions=instructions,
-        devices=devices,
-    )
-
-
-def _split(keys: Int64) -> list[tuple[tuple[int, ...], Int64]]:
-    """Rows of every distinct key; ``keys`` is (parts of the key, rows)."""
-    distinct, index = np.unique(keys, axis=1, return_inverse=True)
-    order = np.argsort(index.reshape(-1), kind="stable")
-    bounds = np.cumsum(np.bincount(index.reshape(-1), minlength=distinct.shape[1]))[:-1]
-    return [(tuple(int(part) for part in distinct[:, i]), rows) for i, rows in enumerate(np.split(order, bounds))]

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_saving import (
-    Part,
-    bytes_ns,
-    executions_of,
-    exposed_ns,
-    measured_ns,
-    measured_run_ns,
-    price,
-    program_roof_ns,
-)
+from perfscope.analyzers.facts.hlo_executions import executions_of, exposed_ns, measured_ns, measured_run_ns
+from perfscope.analyzers.facts.hlo_saving import Part, bytes_ns, once_ns, price, program_roof_ns
 from perfscope.analyzers.readers import xplane
 from tests.hlo_build import GPU, hlo_module, hlo_trace, recorded_trace
 
@@ -87,6 +79,23 @@ def test_what_other_work_hides_is_not_saved():
     trace = recorded_trace(MODULE, ops=[("x", 0, 10), ("y", 4, 30), ("z", 40, 50)])
     assert (measured_ns(trace, MODULE, ["x"]), exposed_ns(trace, MODULE, ["x"])) == (10_000, 4_000)
     assert exposed_ns(trace, MODULE, ["x", "y"]) == 30_000
+
+
+def test_work_that_overlaps_nothing_of_it_does_not_matter():
+    ops = [("x", 0, 10), ("y", 10, 20), ("z", 15, 30), ("x", 40, 50), ("z", 41, 42), ("y", 45, 60)]
+    trace = recorded_trace(MODULE, ops=ops)
+    # x: 0-10 and 40-45 without 41-42; y: 10-15 and 50-60
+    assert exposed_ns(trace, MODULE, ["x"]) == 14_000
+    assert exposed_ns(trace, MODULE, ["y"]) == 15_000
+    # together also 45-50, where both ran
+    assert exposed_ns(trace, MODULE, ["x", "y"]) == 34_000
+
+
+def test_one_run_of_an_instruction_is_measured_or_its_roof():
+    trace = recorded_trace(MODULE, ops=[("x", 0, 10), ("z", 10, 12), ("x", 20, 40), ("z", 40, 44)])
+    once = {name: ns for (_, _, name), ns in once_ns(trace).items()}
+    assert (once["x"], once["z"]) == (15_000, 3_000)
+    assert once["y"] == pytest.approx(8 * 1048576 / 3.352e12 * 1e9)
 
 
 def test_an_instruction_around_others_hides_nothing_and_counts_for_nothing():
