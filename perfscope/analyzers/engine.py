@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
+from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
+from perfscope.analyzers.program_outcomes import merge_programs
 from perfscope.analyzers.rules import load_rule, rule_ids
 from perfscope.analyzers.trace import RECORDED, Source, Trace
 
@@ -91,7 +93,7 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
             for trace in held
             if trace.window_ns is not None
         ),
-        outcomes=tuple(merge_outcomes([judge(rule, trace) for trace in held], held) for rule in chosen),
+        outcomes=tuple(_judge_all(rule, held) for rule in chosen),
     )
 
 
@@ -109,8 +111,42 @@ def _loaded(rule_id: str) -> Rule:
     return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)
 
 
+def _judge_all(rule: Rule, traces: Sequence[Trace]) -> Outcome:
+    """What one rule says of all traces, and of them side by side."""
+    return _compared(merge_outcomes([_over_programs(rule, trace) for trace in traces], traces), rule, traces)
+
+
 def judge(rule: Rule, trace: Trace) -> Outcome:
     """What one rule says of one trace. A rule that breaks abstains and says so; it never passes as clean."""
+    return _compared(_over_programs(rule, trace), rule, [trace])
+
+
+def _over_programs(rule: Rule, trace: Trace) -> Outcome:
+    """Programs that were handed in together are judged one by one: no share is of the sum of them."""
+    parts = trace.fact(programs_apart)
+    if len(parts) == 1:
+        return _checked(rule, trace)
+    merged = merge_programs([_checked(rule, part) for part in parts], program_labels(trace.hlo))
+    return replace(merged, findings=tuple(sorted(merged.findings, key=_cost_order)))
+
+
+def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
+    """The outcome with what the rule finds only by comparing."""
+    if rule.compare is None:
+        return outcome
+    try:
+        found = tuple(rule.compare(traces))
+    except Exception as error:  # as in _checked
+        _log.warning("rule %s failed to compare", rule.id, exc_info=True)
+        reason = f"the rule failed to compare: {type(error).__name__}: {error}"
+        status = outcome.status if outcome.findings else "abstained"
+        return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
+    if not found:
+        return outcome
+    return replace(outcome, status="flagged", findings=tuple(sorted((*outcome.findings, *found), key=_cost_order)))
+
+
+def _checked(rule: Rule, trace: Trace) -> Outcome:
     absent = [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:
         absent = ["device_work"]  # links and calls of work that is not there are no second reason

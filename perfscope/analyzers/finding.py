@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -76,6 +76,8 @@ class Rule:
     doc: str
     needs: tuple[str, ...]
     check: Callable[[Trace], Iterable[Finding]]
+    compare: Callable[[Sequence[Trace]], Iterable[Finding]] | None = None
+    """What shows only where several programs or runs lie side by side; it is asked once, with all traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.readers._bytes import GZIP_MAGIC, XZ_MAGIC, XZ_MEMORY
+from perfscope.analyzers.readers._program import is_program_alone, join_programs
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
@@ -60,7 +61,10 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The traces below a path, by rank and then path, and what else lay there."""
+    """The traces below a path, by rank and then path, and what else lay there.
+
+    Compiled programs without a recording are one trace together.
+    """
 
     traces: tuple[Trace, ...]
     skipped: tuple[Skipped, ...] = ()
@@ -204,9 +208,17 @@ def _load_folder(folder: Path) -> Loaded:
     if not traces:
         raise DataError(f"{folder}: {_why_nothing(skipped)}")
     traces.sort(key=_by_rank)
+    traces = list(joined(traces, str(folder)))
     lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
     traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
     return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0]) if runs else None)
+
+
+def joined(traces: Sequence[Trace], path: str) -> tuple[Trace, ...]:
+    """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
+    if len(traces) > 1 and all(map(is_program_alone, traces)):
+        return (join_programs(traces, path),)
+    return tuple(traces)
 
 
 def _by_rank(trace: Trace) -> tuple[bool, int, str]:

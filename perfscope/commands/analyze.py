@@ -48,7 +48,8 @@ def analyze(
     """Say where the time goes and what fixing it would gain.
 
     PATH is a run (`latest`, or its name), a trace file, or a folder with the traces of one job's
-    ranks. Several are taken as ranks of one job.
+    ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
+    one and compared.
     """
     from perfscope.analyzers.engine import analyze as judge
     from perfscope.analyzers.rules import load_rule
@@ -85,7 +86,7 @@ def _format_for(output: str, form: str | None) -> str:
 
 def _load(paths: Sequence[str]) -> Loaded:
     """What lies at all paths, each trace once. Of several runs no manifest is *the* run's."""
-    from perfscope.analyzers.load import Loaded, load_path
+    from perfscope.analyzers.load import Loaded, joined, load_path
 
     parts = [load_path(path) for path in paths]
     traces: dict[tuple[Path, int | None], Trace] = {}
@@ -93,7 +94,7 @@ def _load(paths: Sequence[str]) -> Loaded:
         for trace in part.traces:
             traces.setdefault((Path(trace.source.path).absolute(), trace.source.rank), trace)
     return Loaded(
-        traces=tuple(traces.values()),
+        traces=joined(tuple(traces.values()), ", ".join(trace.source.path for trace in traces.values())),
         skipped=tuple(one for part in parts for one in part.skipped),
         run=parts[0].run if len(parts) == 1 else None,
     )
@@ -101,7 +102,9 @@ def _load(paths: Sequence[str]) -> Loaded:
 
 def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
     """Refuse to write a report over a trace that it is about."""
-    inputs = {Path(trace.source.path).resolve() for trace in loaded.traces}
+    files = [trace.source.path for trace in loaded.traces]
+    files += [module.source for trace in loaded.traces if trace.source.programs for module in trace.hlo]
+    inputs = {Path(file).resolve() for file in files}
     for output in outputs:
         if Path(output).resolve() in inputs:
             raise AskedWronglyError(f"{output}: is the trace itself; the report needs another file")

@@ -8,8 +8,10 @@ control computations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.finding import Where
@@ -34,6 +36,8 @@ _PLUMBING = frozenset(
 
 _WRAPPER = re.compile(r"^(jvp|transpose|vmap|pmap|custom_jvp_call|custom_vjp_call|shard_map|remat)\((.*)\)$")
 _BRANCH = re.compile(r"^branch_\d+_fun$")
+_PROGRAM_OF_PLANE = re.compile(r": [^/]*\(\d+\)$")
+_FILE_ENDS = re.compile(r"(\.compiled)?(\.hlo|\.xplane)?(\.(txt|pb))?(\.(gz|xz))?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +137,67 @@ def where_of(instruction: Instruction) -> Where:
 def costs(trace: Trace) -> tuple[ModuleCost, ...]:
     """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
     return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)
+
+
+def programs_apart(trace: Trace) -> tuple[Trace, ...]:
+    """Each program as a trace of its own where nothing but several programs was handed in; else the trace alone."""
+    if len(trace.hlo) < 2 or trace.recorded != {"hlo"} or trace.source.programs is None:
+        return (trace,)
+    return tuple(_alone(module, trace) for module in trace.hlo)
+
+
+def _alone(module: HloModule, trace: Trace) -> Trace:
+    source = replace(trace.source, path=module.source or trace.source.path, programs=1)
+    alone = Trace(source=source, strings=[], rows={}, recorded=trace.recorded, hlo=(module,))
+    alone.judged_device = trace.judged_device
+    return alone
+
+
+def program_label(module: HloModule, trace: Trace) -> str:
+    """The shortest name that tells a program of the trace from the others; see ``program_labels``."""
+    labels = trace.fact(_labels)
+    return labels.get(id(module), module.name)
+
+
+def _labels(trace: Trace) -> dict[int, str]:
+    return {id(module): label for module, label in zip(trace.hlo, program_labels(trace.hlo), strict=True)}
+
+
+def program_labels(modules: Sequence[HloModule]) -> tuple[str, ...]:
+    """A label for each program, all different.
+
+    Its name, else its file (from as few folders up as it takes), else its number in its process, else a count.
+    """
+    labels = [module.name.partition("(")[0] or "program" for module in modules]
+    files: dict[str, set[str]] = {}
+    for module, label in zip(modules, labels, strict=True):
+        files.setdefault(label, set()).add(_file(module))
+    for index in _shared_at(labels):
+        if len(files[labels[index]]) > 1 and (file := _file(modules[index])):
+            labels[index] = _tail(file, files[labels[index]])
+    for index in _shared_at(labels):
+        if modules[index].program_id is not None:
+            labels[index] = f"{labels[index]} (program {modules[index].program_id})"
+    seen: Counter[str] = Counter()
+    for index in _shared_at(labels):
+        seen[labels[index]] += 1
+        labels[index] = f"{labels[index]} #{seen[labels[index]]}"
+    return tuple(labels)
+
+
+def _shared_at(labels: Sequence[str]) -> list[int]:
+    counts = Counter(labels)
+    return [index for index, label in enumerate(labels) if counts[label] > 1]
+
+
+def _file(module: HloModule) -> str:
+    """The file a program came from, without endings that only say how it is written."""
+    return _FILE_ENDS.sub("", _PROGRAM_OF_PLANE.sub("", module.source))
+
+
+def _tail(file: str, files: Iterable[str]) -> str:
+    """The last parts of a path, as few as tell it from the other ``files``."""
+    parts = PurePath(file).parts
+    others = [PurePath(other).parts for other in files if other != file]
+    depth = next((n for n in range(1, len(parts)) if all(one[-n:] != parts[-n:] for one in others)), len(parts))
+    return str(PurePath(*parts[-depth:]))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import ModuleCost
-from perfscope.analyzers.hlo.module import Shape
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes
 
@@ -24,9 +22,6 @@ MEDIUM_FLOPS_SHARE = 0.1
 
 REGION_SHARE = 0.01
 """Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
-
-SAME_MEMORY = 0.05
-"""Peaks this close count as equal: modelled ones are no better, assigned ones differ by alignment."""
 
 MAX_ROWS = 20
 
@@ -49,7 +44,6 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     for cost in judged:
         yield from _checkpointed(trace, cost)
         yield from _cloned([one for one in clones if one.cost is cost], cost)
-    yield from _dominated(trace, judged)
 
 
 def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
@@ -127,91 +121,6 @@ def _cloned(members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
         "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
         "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "
         + _headroom(cost),
-    )
-
-
-def _dominated(trace: Trace, judged: tuple[ModuleCost, ...]) -> Iterator[Finding]:
-    """Functions one of whose programs recomputes more than another and needs as much memory."""
-    again: dict[int, int] = defaultdict(int)
-    for one in trace.fact(recomputed_products):
-        again[id(one.cost)] += 0 if one.is_cheap else one.flops
-    alike: dict[tuple[object, ...], list[ModuleCost]] = defaultdict(list)
-    for cost in judged:
-        alike[_signature(cost)].append(cost)
-    for group in alike.values():
-        if len(group) < 2 or not any(again[id(cost)] for cost in group):
-            continue
-        policies = [_Policy(cost=cost, again=again[id(cost)], peak=peak_bytes(cost.module)) for cost in group]
-        better = {index: _better(policy, policies) for index, policy in enumerate(policies)}
-        beaten = [index for index, found in better.items() if found is not None]
-        if beaten:
-            yield _dominated_finding(policies, max(beaten, key=lambda index: policies[index].share), better)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Policy:
-    """One program of a function."""
-
-    cost: ModuleCost
-    again: int
-    """FLOPs of recomputed products that are not cheap."""
-    peak: int
-    """Bytes."""
-
-    @property
-    def share(self) -> float:
-        return _share(self.again, self.cost)
-
-
-def _signature(cost: ModuleCost) -> tuple[object, ...]:
-    """Programs are of one function if they have its name, its arguments and its results."""
-    entry = cost.module.entry_computation()
-    arguments = sorted(
-        (one.parameter_number or 0, _type(one.shape)) for one in entry.instructions if one.opcode == "parameter"
-    )
-    return (cost.module.name.partition("(")[0], tuple(arguments), _type(entry.root.shape))
-
-
-def _type(shape: Shape) -> str:
-    return f"{shape.dtype}{shape.dims}" + "".join(map(_type, shape.parts))
-
-
-def _better(policy: _Policy, policies: list[_Policy]) -> int | None:
-    """The one that recomputes least of those that beat ``policy``: less recomputed and no more memory."""
-    found = [
-        index
-        for index, other in enumerate(policies)
-        if other.peak <= (1 + SAME_MEMORY) * policy.peak
-        and policy.again - other.again >= MIN_FLOPS_SHARE * policy.cost.total.flops
-    ]
-    return min(found, key=lambda index: (policies[index].again, policies[index].peak), default=None)
-
-
-def _dominated_finding(policies: list[_Policy], worst: int, better: dict[int, int | None]) -> Finding:
-    policy, winner = policies[worst], better[worst]
-    assert winner is not None
-    best, name = policies[winner], policy.cost.module.name.partition("(")[0]
-    assigned = policy.cost.module.buffer_assignment is not None
-    return Finding(
-        subject="dominated checkpoint policy",
-        title=f"one of {len(policies):,} programs of {name} recomputes {_percent(policy.share, policy.cost)} of its "
-        f"arithmetic and needs {format_bytes(policy.peak)}; another recomputes {_percent(best.share, best.cost)} and "
-        f"needs {format_bytes(best.peak)}",
-        severity=_severity(policy.share),
-        basis="structural" if assigned else "modelled",
-        where=Where(module=name),
-        evidence=tuple(
-            {
-                "program": index + 1,
-                "from": other.cost.module.source or None,
-                "recompute_share": other.share,
-                "peak_bytes": other.peak,
-                "peak_known_by": "assigned" if other.cost.module.buffer_assignment is not None else "modelled",
-                "beaten_by": None if (found := better[index]) is None else found + 1,
-            }
-            for index, other in sorted(enumerate(policies), key=lambda pair: -pair[1].share)[:MAX_ROWS]
-        ),
-        advice=f"Use the policy of program {winner + 1}: it recomputes less and needs no more memory.",
     )
 
 

@@ -1,7 +1,8 @@
-"""A file that holds compiled programs and nothing else, as a trace without rows."""
+"""A file that holds compiled programs and nothing else, as a trace without rows; several of them as one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,27 +11,96 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers._fusion_dump import refusals_beside
 from perfscope.analyzers.trace import Source, Trace
 
+MOST_NAMED = 3
+"""Programs that a note names; of more the number says enough."""
+
+_ENDS = re.compile(r"(\.hlo)?\.(txt|pb)(\.(gz|xz))?$")
+_BEFORE = "before_optimizations"
+"""How XLA's dumps end the name of a program that it has not optimized yet."""
+
 
 def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> Trace:
     """The trace of modules that were handed in alone: nothing was measured, and the source says so."""
-    instructions = sum(len(one.instructions) for module in modules for one in module.computations.values())
-    notes = ["this is a compiled program, not a recording of its run: every number is modelled or structural"]
-    notes.extend(
-        f"{module.name} is the program before XLA optimized it: what XLA fuses is not fused in it yet"
-        for module in modules
-        if not module.is_scheduled and module.platform is None
-    )
     refused, problem = refusals_beside(Path(path))
     if refused and len(modules) == 1:
         modules = [replace(modules[0], fusion_refusals=refused)]
-    if problem is not None:
-        notes.append(problem)
+    return _trace(path, format_name, modules, [] if problem is None else [problem])
+
+
+def join_programs(traces: Sequence[Trace], path: str) -> Trace:
+    """Programs that were handed in together as one trace: they are no ranks, each is judged by itself.
+
+    ``path``: the folder they lie in, or their files. A program that lies there twice (XLA dumps each as text and as
+    proto) is kept once, the proto; one from before XLA optimized it is left out if the optimized one is there.
+    """
+    given = [module for trace in traces for module in trace.hlo]
+    kept = _once(given)
+    notes = [note for trace in traces for note in trace.source.notes if note not in _notes(trace.hlo)]
+    unoptimized = _superseded(kept)
+    kept = [module for module in kept if id(module) not in unoptimized]
+    if unoptimized:
+        notes.append(f"left out, for the optimized ones are there: {len(unoptimized):,} from before XLA optimized them")
+    formats = sorted({name for trace in traces for name in trace.source.format.split(", ")})
+    return _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
+
+
+def is_program_alone(trace: Trace) -> bool:
+    """Whether a trace is compiled programs and no recording of a run."""
+    return trace.source.programs is not None
+
+
+def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Sequence[str]) -> Trace:
     source = Source(
         path=path,
         format=format_name,
         rank=None,
-        events_read=instructions,
+        events_read=sum(len(one.instructions) for module in modules for one in module.computations.values()),
         events_unplaced=0,
-        notes=tuple(notes),
+        notes=(*_notes(modules), *notes),
+        programs=len(modules),
     )
     return Trace(source=source, strings=[], rows={}, recorded=frozenset({"hlo"}), hlo=tuple(modules))
+
+
+def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
+    one = len(modules) == 1
+    what = "this is a compiled program, not a recording of its run" if one else (
+        f"these are {len(modules):,} compiled programs, no recording of a run"
+    )  # fmt: skip
+    notes = [f"{what}: every number is modelled or structural"]
+    early = [module.name for module in modules if not module.is_scheduled and module.platform is None]
+    if early:
+        named = ", ".join(early[:MOST_NAMED]) + (f" and {len(early) - MOST_NAMED:,} more" if early[MOST_NAMED:] else "")
+        many = len(early) > 1
+        notes.append(
+            f"{named} {'are programs' if many else 'is the program'} before XLA optimized {'them' if many else 'it'}: "
+            f"what XLA fuses is not fused in {'them' if many else 'it'} yet"
+        )
+    return tuple(notes)
+
+
+def _once(modules: Sequence[HloModule]) -> list[HloModule]:
+    """Each program once, where it was first: of text and proto of one dump the proto, which knows its buffers."""
+    kept: dict[tuple[str, str], HloModule] = {}
+    for module in modules:
+        key = (_stem(module), module.name)
+        before = kept.get(key)
+        if before is None or (before.buffer_assignment is None and module.buffer_assignment is not None):
+            kept[key] = module
+    return list(kept.values())
+
+
+def _superseded(modules: Sequence[HloModule]) -> set[int]:
+    """Programs of a dump from before XLA optimized them, beside the scheduled one of the same number and name."""
+    compiled = [_stem(module) for module in modules if module.is_scheduled]
+    return {id(module) for module in modules if any(_is_later(module, stem) for stem in compiled)}
+
+
+def _is_later(module: HloModule, compiled: str) -> bool:
+    stem = _stem(module)
+    return not module.is_scheduled and stem.endswith(f".{_BEFORE}") and compiled.startswith(stem.removesuffix(_BEFORE))
+
+
+def _stem(module: HloModule) -> str:
+    """The file's path without what says how it is written."""
+    return _ENDS.sub("", module.source)

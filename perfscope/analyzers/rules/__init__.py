@@ -1,7 +1,8 @@
 """The rules, a written list: id -> module. One rule a file, the file name is the id.
 
 A rule's module has ``NEEDS`` (keys of ``perfscope.analyzers.trace.RECORDED``) and
-``check(trace) -> Iterable[Finding]``. Its docstring is its page in ``docs/rules``.
+``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where several
+traces lie side by side. Its docstring is its page in ``docs/rules``.
 """
 
 from __future__ import annotations
@@ -51,4 +52,10 @@ def load_rule(rule_id: str) -> Rule:
         if not found:
             raise AskedWronglyError(f"{rule_id}: no such rule; `perfscope rules` lists them")
         module = found[0].load()
-    return Rule(id=wanted, doc=module.__doc__ or "", needs=tuple(module.NEEDS), check=module.check)
+    return Rule(
+        id=wanted,
+        doc=module.__doc__ or "",
+        needs=tuple(module.NEEDS),
+        check=module.check,
+        compare=getattr(module, "compare", None),
+    )

@@ -45,10 +45,11 @@ Fix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.hlo_remat_findings import program_findings
+from perfscope.analyzers.facts.hlo_remat_policies import dominated_policies
 from perfscope.analyzers.facts.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.facts.span_work import NO_WORK
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
@@ -79,6 +80,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from program_findings(trace)
     else:
         raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent))
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """One finding for each function with a program whose checkpoint policy another program of it beats."""
+    yield from dominated_policies(traces)
 
 
 def _from_autograd(trace: Trace) -> Iterable[Finding]:

@@ -165,7 +165,8 @@ def summarize(analysis: Analysis) -> Summary:
 
 def _again(analysis: Analysis) -> str:
     path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
-    if not path or len(path) > PATH_LIMIT or shown(path) != path:
+    several = bool(path) and analysis.sources[0].programs is not None and ", " in path  # no one path to give again
+    if not path or several or len(path) > PATH_LIMIT or shown(path) != path:
         return "-v for evidence and advice"
     return f"perfscope analyze -v {shlex.quote(path)}"
 
@@ -185,6 +186,8 @@ def _headline(analysis: Analysis) -> str:
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
         rank = f", rank {ranks[0]}" if ranks else ""
+        if (programs := sources[0].programs or 0) > 1:
+            rank = f", {programs:,} compiled programs"
         return f"{tail(shown(sources[0].path), PATH_LIMIT)} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
     return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
@@ -192,7 +195,9 @@ def _headline(analysis: Analysis) -> str:
 
 def _programs_alone(analysis: Analysis) -> bool:
     """Compiled programs and no recording: they have neither events nor steps nor devices."""
-    return bool(analysis.sources) and all(source.format in PROGRAM_FORMATS for source in analysis.sources)
+    return bool(analysis.sources) and all(
+        PROGRAM_FORMATS.issuperset(source.format.split(", ")) for source in analysis.sources
+    )
 
 
 def _facts(analysis: Analysis) -> list[str]:

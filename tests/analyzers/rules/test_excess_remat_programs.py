@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.engine import judge
+from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs
 from perfscope.analyzers.facts.hlo_remat import cloned_instructions, recomputed_products
 from perfscope.analyzers.finding import Outcome
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.module import BufferAssignment, HloModule
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import RECORDED
 from tests.build import EVERYTHING, TraceBuilder
@@ -112,9 +112,10 @@ def test_of_two_programs_of_a_function_the_dominated_one_is_named():
     frugal = program(FIRST, product("other", PLAIN), keep=1_000_000)
     dominated = [one for one in _judge(wasteful, frugal).findings if "dominated" in one.subject]
     (finding,) = dominated
-    assert finding.evidence[0]["beaten_by"] == 2
-    assert finding.basis == "modelled"
-    assert finding.where.module == "jit_step"
+    assert [(row["program"], row["beaten_by"]) for row in finding.evidence] == [("jit_step #1", "jit_step #2"),
+                                                                              ("jit_step #2", None)]  # fmt: skip
+    assert finding.title.startswith("jit_step #1 recomputes 50.0% or less of its arithmetic and needs 12.")
+    assert (finding.basis, finding.where.module) == ("modelled", "jit_step")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,12 @@ def test_of_two_programs_of_a_function_the_dominated_one_is_named():
         program(FIRST, product("other", PLAIN), keep=3_000_000),  # recomputes less but needs more memory
         program(FIRST, product("other", PLAIN), name="jit_other"),
         program(FIRST, product("other", PLAIN), "  %c = f32[8]{0} parameter(4)\n"),  # other arguments
+        replace(program(FIRST, product("other", PLAIN)), platform="gpu"),
+        replace(
+            program(FIRST, product("other", PLAIN)), buffer_assignment=BufferAssignment(buffers={}, allocations=())
+        ),
     ],
-    ids=["more memory", "another function", "other arguments"],
+    ids=["more memory", "another function", "other arguments", "another device", "memory known in another way"],
 )
 def test_what_is_no_better_or_no_match_dominates_nothing(other: HloModule):
     wasteful = program(FIRST, product("again", AGAIN))
@@ -154,13 +159,30 @@ def test_recompute_share_of_real_policies(corpus: Path, policy: str, scan: float
         assert _judge(module).status == ("flagged" if share > 0.1 else "clean")
 
 
+def test_programs_of_two_recordings_are_compared():
+    wasteful, frugal = (
+        hlo_trace(replace(program(FIRST, product(name, path), keep=1_000_000), source=f"{run}/hlo/step.hlo.pb"))
+        for name, path, run in (("again", AGAIN, "run1"), ("other", PLAIN, "run2"))
+    )
+    (outcome,) = analyze([wasteful, frugal], rules=["excess_remat"]).outcomes
+    (finding,) = (one for one in outcome.findings if "dominated" in one.subject)
+    assert "run1/hlo/step recomputes 50.0%" in finding.title
+    assert "; run2/hlo/step, a program" in finding.title
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize("form", ["scan", "unroll"])
 def test_saving_names_is_dominated_by_saving_products(corpus: Path, form: str):
     modules = [corpus_module(corpus / "aot" / f"gpu_ckpt_{policy}_{form}.hlo.txt.gz")
                for policy in ("none", "full", "dots", "names")]  # fmt: skip
     (finding,) = (one for one in _judge(*modules).findings if "dominated" in one.subject)
-    assert {row["program"]: row["beaten_by"] for row in finding.evidence} == {1: None, 2: None, 3: None, 4: 3}
+    better = {str(row["program"]).split("_")[2]: row["beaten_by"] for row in finding.evidence}
+    assert better == {"none": None, "full": None, "dots": None, "names": f"gpu_ckpt_dots_{form}"}
+    shares = {str(row["program"]).split("_")[2]: row["recompute_share"] for row in finding.evidence}
+    expected = {"none": 0.0, "full": 0.143, "dots": 0.001, "names": 0.143}
+    if form == "unroll":
+        expected |= {"full": 0.149, "names": 0.148}
+    assert shares == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.corpus

@@ -1,0 +1,144 @@
+"""Checkpoint policies of one function side by side: one that recomputes more and needs as much memory is dominated.
+
+A single program cannot tell what another policy would cost. Two programs of one function can: compiled in one
+process, in two runs, or dumped to files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.hlo_liveness import peak_bytes
+from perfscope.analyzers.facts.hlo_program import costs, program_labels, programs_apart
+from perfscope.analyzers.facts.hlo_remat import recomputed_products
+from perfscope.analyzers.finding import Finding, Where
+from perfscope.analyzers.hlo.cost import ModuleCost
+from perfscope.analyzers.hlo.module import Shape
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes
+
+MIN_FLOPS_SHARE = 0.05
+"""Of a program's arithmetic, by which another must recompute less: as for one program alone."""
+
+MEDIUM_FLOPS_SHARE = 0.1
+"""No time is known, so nothing is called high."""
+
+SAME_MEMORY = 0.05
+"""Peaks this close count as equal: modelled ones are no better, assigned ones differ by alignment."""
+
+MAX_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One program of a function."""
+
+    label: str
+    cost: ModuleCost
+    again: int
+    """FLOPs of recomputed matrix products that are not cheap, in one run."""
+    peak: int
+    """Bytes alive at the worst moment, arguments and results included."""
+
+    @property
+    def assigned(self) -> bool:
+        """Whether XLA itself said the peak; else it is modelled."""
+        return self.cost.module.buffer_assignment is not None
+
+    @property
+    def share(self) -> float:
+        """Of the program's arithmetic that is recomputation of any kind."""
+        return self.cost.recompute_share() or 0.0
+
+
+def dominated_policies(traces: Sequence[Trace]) -> Iterator[Finding]:
+    """One finding for each function with a program whose policy another program of it beats."""
+    for group in _functions(traces):
+        better = [_better(policy, group) for policy in group]
+        beaten = [index for index, best in enumerate(better) if best is not None]
+        if beaten:
+            yield _finding(group, better, max(beaten, key=lambda index: group[index].share))
+
+
+def _functions(traces: Sequence[Trace]) -> list[list[Policy]]:
+    """Programs of functions that have several, one of which at least recomputes products."""
+    held: dict[int, tuple[ModuleCost, int]] = {}
+    for trace in traces:
+        for part in trace.fact(programs_apart):
+            for cost in part.fact(costs):
+                products = (one for one in part.fact(recomputed_products) if one.cost is cost and not one.is_cheap)
+                held[id(cost.module)] = (cost, sum(one.flops for one in products))
+    modules = [module for trace in traces for module in trace.hlo]
+    labels = dict(zip(map(id, modules), program_labels(modules), strict=True))
+    alike: dict[tuple[object, ...], list[tuple[str, ModuleCost, int]]] = defaultdict(list)
+    for key, (cost, again) in held.items():
+        alike[_signature(cost)].append((labels[key], cost, again))
+    return [
+        [Policy(label=label, cost=cost, again=again, peak=peak_bytes(cost.module)) for label, cost, again in group]
+        for group in alike.values()
+        if len(group) > 1 and any(again for _, _, again in group)
+    ]
+
+
+def _signature(cost: ModuleCost) -> tuple[object, ...]:
+    """Programs are of one function if they have its name, arguments and results, for the same kind of device."""
+    module = cost.module
+    entry = module.entry_computation()
+    arguments = sorted(
+        (one.parameter_number or 0, _type(one.shape)) for one in entry.instructions if one.opcode == "parameter"
+    )
+    name = module.name.partition("(")[0]
+    return (name, module.platform, module.num_partitions, tuple(arguments), _type(entry.root.shape))
+
+
+def _type(shape: Shape) -> str:
+    return f"{shape.dtype}{shape.dims}" + "".join(map(_type, shape.parts))
+
+
+def _better(policy: Policy, group: Sequence[Policy]) -> Policy | None:
+    """The one that recomputes least of those that beat ``policy``: less recomputed and no more memory.
+
+    Peaks are compared only where they are known in the same way.
+    """
+    found = [
+        other
+        for other in group
+        if other.assigned == policy.assigned
+        and other.peak <= (1 + SAME_MEMORY) * policy.peak
+        and policy.again - other.again >= MIN_FLOPS_SHARE * policy.cost.total.flops
+    ]
+    return min(found, key=lambda other: (other.again, other.peak), default=None)
+
+
+def _finding(group: Sequence[Policy], better: Sequence[Policy | None], worst: int) -> Finding:
+    policy, best = group[worst], better[worst]
+    assert best is not None
+    rows = sorted(zip(group, better, strict=True), key=lambda pair: -pair[0].share)
+    return Finding(
+        subject="dominated checkpoint policy",
+        title=f"{policy.label} recomputes {_percent(policy)} of its arithmetic and needs {format_bytes(policy.peak)}; "
+        f"{best.label}, a program of the same function, recomputes {_percent(best)} and needs "
+        f"{format_bytes(best.peak)}",
+        severity="medium" if policy.share >= MEDIUM_FLOPS_SHARE else "low",
+        basis="structural" if policy.assigned and best.assigned else "modelled",
+        where=Where(module=policy.cost.module.name.partition("(")[0]),
+        evidence=tuple(
+            {
+                "program": one.label,
+                "recompute_share": one.share,
+                "recomputed_gflops": one.again / 1e9,
+                "peak_bytes": one.peak,
+                "peak_known_by": "assigned" if one.assigned else "modelled",
+                "beaten_by": None if found is None else found.label,
+            }
+            for one, found in rows[:MAX_ROWS]
+        ),
+        advice=f"Use the checkpoint policy of {best.label}: it recomputes less, and its peak memory is the same to "
+        f"{100 * SAME_MEMORY:.0f}% or smaller. What a policy keeps: jax.ad_checkpoint.print_saved_residuals(f, *args).",
+    )
+
+
+def _percent(policy: Policy) -> str:
+    return f"{100 * policy.share:.1f}%" + ("" if policy.cost.total.exact or not policy.share else " or less")
