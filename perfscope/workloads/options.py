@@ -16,6 +16,15 @@ DEFECTS = {
     "fp32": "float32 matrix products at full precision on a device that has TF32 and bfloat16",
 }
 
+COMPILE_DEFECTS = {
+    "print": "print a value in the loop over the blocks",
+    "branch": "choose by `if` on a value of the activations",
+    "unsupported": "use an op whose output shape depends on data, which dynamo does not capture",
+    "float-arg": "anneal a dropout rate that is a Python float: a new value, a new compilation",
+    "shapes": "feed sequences of ever new length to a model compiled for fixed shapes",
+}
+"""Each implies ``--compile``; the code is in ``compile_defects.py``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
@@ -39,6 +48,8 @@ class Options:
     device: str = "cpu"
     dtype: str = "float32"
     compile: bool = False
+    compile_defect: str | None = None
+    compile_twin: str | None = None
     defects: frozenset[str] = frozenset()
     seed: int = 0
 
@@ -55,6 +66,12 @@ def parse(
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    effects = "; ".join(f"{name}: {what}" for name, what in COMPILE_DEFECTS.items())
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--compile-defect", choices=COMPILE_DEFECTS, help=f"compile, and {effects}")
+    either.add_argument(
+        "--compile-twin", choices=COMPILE_DEFECTS, help="compile the same computation without the defect"
+    )
     parser.add_argument("--seed", type=int, default=0)
     for name in Size.__slots__:
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS if name == "vocab" else None)
@@ -68,7 +85,9 @@ def parse(
         steps=asked.steps,
         device=asked.device or ("cuda" if large else "cpu"),
         dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
-        compile=asked.compile,
+        compile=asked.compile or asked.compile_defect is not None or asked.compile_twin is not None,
+        compile_defect=asked.compile_defect,
+        compile_twin=asked.compile_twin,
         defects=frozenset(asked.defect),
         seed=asked.seed,
     )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from perfscope.workloads.compile_defects import length_of, rate_of, stages_of
 from perfscope.workloads.data import batches
 from perfscope.workloads.options import Options, Size
 
@@ -23,13 +24,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         size = options.size
         self.defects = options.defects
+        self.each, self.last = stages_of(options.compile_defect, options.compile_twin)
         self.embedding = nn.Embedding(size.vocab, size.dim)
         self.blocks = nn.ModuleList(block(size, options.variant) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.dim)
         self.head = nn.Linear(size.dim, size.vocab, bias=False)
 
-    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
-        """logits_BLV."""
+    def forward(self, tokens_BL: torch.Tensor, rate: float | torch.Tensor = 0.0) -> torch.Tensor:
+        """logits_BLV. ``rate`` is the dropout rate where the workload has dropout."""
         x_BLD = self.embedding(tokens_BL)
         for block in self.blocks:
             if "checkpoint" in self.defects:
@@ -38,7 +40,8 @@ class LanguageModel(nn.Module):
                 x_BLD = checkpoint(block, x_BLD, use_reentrant=True)  # defect: pays a second forward
             else:
                 x_BLD = block(x_BLD)
-        return self.head(self.norm(x_BLD))
+            x_BLD = self.each(x_BLD, rate)
+        return self.head(self.norm(self.last(x_BLD, rate)))
 
 
 def build(block: Callable[[Size, str], nn.Module], options: Options) -> nn.Module:
@@ -48,10 +51,33 @@ def build(block: Callable[[Size, str], nn.Module], options: Options) -> nn.Modul
     return model.to(device=options.device, dtype=getattr(torch, options.dtype))
 
 
-def loss_of(model: nn.Module, tokens_BM: torch.Tensor) -> torch.Tensor:
+def loss_of(
+    model: Callable[..., torch.Tensor], tokens_BM: torch.Tensor, rate: float | torch.Tensor = 0.0
+) -> torch.Tensor:
     """Cross-entropy of the next token in nats, a scalar."""
-    logits_BLV = model(tokens_BM[:, :-1])
+    logits_BLV = model(tokens_BM[:, :-1], rate)
     return F.cross_entropy(logits_BLV.flatten(0, 1).float(), tokens_BM[:, 1:].flatten())
+
+
+def compiled(model: nn.Module, options: Options) -> Callable[..., torch.Tensor]:
+    """The model through torch.compile."""
+    program: Callable[..., torch.Tensor]
+    if options.compile_defect == "shapes":
+        program = torch.compile(model, dynamic=False)  # defect: every length is compiled anew
+    else:
+        program = torch.compile(model, dynamic=True if options.compile_twin == "shapes" else None)
+    return program
+
+
+def inputs_of(tokens_BM: torch.Tensor, step: int, options: Options) -> tuple[torch.Tensor, float | torch.Tensor]:
+    """Tokens and dropout rate of a step: what some defects of compiled programs change."""
+    if "shapes" in (options.compile_defect, options.compile_twin):
+        tokens_BM = tokens_BM[:, : length_of(step, options.size.seq) + 1]
+    if options.compile_defect == "float-arg":
+        return tokens_BM, rate_of(step)
+    if options.compile_twin == "float-arg":
+        return tokens_BM, torch.full((), rate_of(step), device=tokens_BM.device)
+    return tokens_BM, 0.0
 
 
 def train(block: Callable[[Size, str], nn.Module], options: Options) -> list[float]:
@@ -60,15 +86,14 @@ def train(block: Callable[[Size, str], nn.Module], options: Options) -> list[flo
     if "fp32" in options.defects:
         torch.set_float32_matmul_precision("highest")  # defect: forbids TF32
     model = build(block, options)
-    if options.compile:
-        model = torch.compile(model)
+    forward = compiled(model, options) if options.compile else model
     if "adam-loop" in options.defects:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False, fused=False)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     losses, total = [], 0.0
-    for tokens_BM in batches(options):
-        loss = loss_of(model, tokens_BM)
+    for step, tokens_BM in enumerate(batches(options)):
+        loss = loss_of(forward, *inputs_of(tokens_BM, step, options))
         loss.backward()
         if "item" in options.defects:
             total += loss.item()  # defect: the host waits for the step it has just queued
