@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.engine import Step
+from perfscope.analyzers.engine import Step, TimedWindow
 from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, evidence_cell, evidence_header
@@ -67,6 +69,21 @@ def test_share_is_of_a_traced_step_and_not_of_an_untraced_one() -> None:
         Step(rank=0, number=0, duration_ns=20 * MS, traced=False),
     )
     assert summarize(analysis(steps=steps)).timed[0].share == "10.0%"
+
+
+def test_a_window_is_said_as_a_mean_over_all_ranks_with_its_steps() -> None:
+    windows = tuple(TimedWindow(rank=rank, duration_ns=(160 + 8 * rank) * MS, steps=4) for rank in range(2))
+    facts = summarize(replace(analysis(steps=()), windows=windows)).facts
+    assert "step 41.0 ms (mean of 8 without a profiler, waited for at both ends)" in facts
+    assert not any("no steps in it" in fact for fact in facts)
+
+
+@pytest.mark.parametrize(("host", "said"), [(40, False), (5, True)])
+def test_a_window_is_said_beside_the_hosts_times_where_it_differs(host: int, said: bool) -> None:
+    steps = (Step(rank=0, number=0, duration_ns=host * MS, traced=False),)
+    windows = (TimedWindow(rank=0, duration_ns=164 * MS, steps=4),)
+    facts = summarize(replace(analysis(steps=steps), windows=windows)).facts
+    assert any("waited for at both ends" in fact for fact in facts) == said
 
 
 def test_share_is_of_the_steps_of_the_ranks_that_show_it() -> None:

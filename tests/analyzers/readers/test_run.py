@@ -16,6 +16,7 @@ from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Capture, Process, Run, dump
 from tests.analyzers.readers.test_kineto import events, text
+from tests.analyzers.readers.wire import SpaceWriter
 from tests.conftest import REPOSITORY
 
 GRAPH = REPOSITORY / "fixtures" / "cpu-moe-loop"
@@ -102,3 +103,82 @@ def test_a_recorded_run_gives_trace_detail_and_graph() -> None:
     assert trace.op_graph.ops
     manifest = json.loads((GRAPH / "run.json").read_text())
     assert trace.step_times_ns == tuple(manifest["processes"][0]["untraced_step_ns"])
+
+
+XSPACE = "rank00000/timing.xplane.pb"
+SYNCS = "rank00000/syncs.jsonl"
+
+
+def jax_run(folder: Path, *, reads: bool, **more: Any) -> Path:
+    """A run of two steps of 10 us on the host; their work takes 100 us each, waited for in the step or not."""
+    us, wait = 1_000_000, 95 if reads else 0
+    python: list[tuple[Any, ...]] = []
+    pool: list[tuple[Any, ...]] = []
+    for number in range(2):
+        begin = number * (10 + wait)
+        done = (begin + 5, begin + 100) if reads else (5 + 100 * number, 100 + 100 * number)
+        stats = {"hlo_op": "dot.1", "hlo_module": "jit_step", "program_id": 1, "run_id": number, "device_ordinal": 0}
+        python.append(("train", begin * us, (begin + 10 + wait) * us, {"step_num": number}))
+        python.append(("PjitFunction(step)", (begin + 1) * us, (begin + 9) * us))
+        pool.append(("dot.1", done[0] * us, done[1] * us, stats))
+    captures = [Capture(pass_name="timing", tool="jax_profiler", state="recorded", artifact=XSPACE)]
+    if reads:
+        captures.append(Capture(pass_name="syncs", tool="jax_sync", state="recorded", artifact=SYNCS))
+    process = Process(
+        rank=0,
+        directory="rank00000",
+        steps_seen=2,
+        untraced_step_ns=(10_000, 12_000),
+        captures=tuple(captures),
+        **more,
+    )
+    run = Run(id="x", name="x", created_utc="2026-01-01T00:00:00", command=("x",), processes=(process,),
+              state="finished", exit_code=0)  # fmt: skip
+    (folder / "rank00000").mkdir(parents=True)
+    (folder / "run.json").write_bytes(dump(run))
+    (folder / XSPACE).write_bytes(SpaceWriter().plane("/host:CPU", {"python": python, "pool": pool}).bytes())
+    if reads:
+        head = {"schema": "perfscope.jax_syncs/1", "records": 2, "dropped": 0}
+        facts = {
+            "call": "float",
+            "begin_ns": 1,
+            "duration_ns": 1,
+            "ready": False,
+            "bytes": 4,
+            "traced": False,
+            "main_thread": True,
+        }
+        lines = [head, *({**facts, "step": number} for number in range(2))]
+        (folder / SYNCS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_dispatch_is_no_step_time_and_the_slowdown_is_of_work_against_the_window(tmp_path: Path) -> None:
+    trace = one(jax_run(tmp_path / "run", reads=False, window_ns=4 * 50_000, window_steps=4))
+    assert trace.step_times_ns == ()
+    assert (trace.window_ns, trace.window_steps) == (200_000, 4)
+    notes = trace.source.notes
+    assert any(note.startswith("no step waits for its work: a traced step is the time from the end") for note in notes)
+    assert any("2.00 times as long" in note for note in notes), "200 us of two steps, against 50 us each"
+    assert not any("no step time without a profiler" in note for note in notes)
+
+
+def test_a_program_too_short_for_a_window_says_so(tmp_path: Path) -> None:
+    trace = one(jax_run(tmp_path / "run", reads=False))
+    assert (trace.step_times_ns, trace.window_ns) == ((), None)
+    assert any(note.startswith("no step time without a profiler: it takes 4 steps") for note in trace.source.notes)
+    assert not any("times as long" in note for note in trace.source.notes), "there is nothing like it to compare with"
+
+
+def test_steps_that_read_keep_the_hosts_times(tmp_path: Path) -> None:
+    trace = one(jax_run(tmp_path / "run", reads=True, window_ns=44_000, window_steps=4))
+    assert trace.step_times_ns == (10_000, 12_000)
+    notes = trace.source.notes
+    assert any("9.55 times as long" in note for note in notes), "105 us on the host against 11 us"
+    assert not any("no step waits" in note for note in notes)
+
+
+def test_compilations_in_the_window_are_said(tmp_path: Path) -> None:
+    more = {"window_ns": 200_000, "window_steps": 4, "window_compilations": 4}
+    trace = one(jax_run(tmp_path / "run", reads=False, **more))
+    assert any(note.startswith("4 compilations are in the 4 steps") for note in trace.source.notes)
