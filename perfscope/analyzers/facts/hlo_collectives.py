@@ -43,7 +43,7 @@ class Collective:
     bytes: int
     """Bytes a device sends or receives in one run of it: the larger of its operands and its result."""
     runs: Runs
-    beside: int
+    between: tuple[str, ...]
     """Launched instructions scheduled between start and done, other collectives left out."""
     blocks: Blocks | None
     """Why the device waits for it; None: it runs beside other work, or the program has no schedule."""
@@ -87,7 +87,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
         split = start.opcode.endswith("-start")
         done = done_of.get(start.name, start)
         between = computation.instructions[position[start.name] + 1 : position[done.name]]
-        beside = sum(1 for one in between if _computes(one))
+        beside = tuple(one.name for one in between if _computes(one))
         found.append(
             Collective(
                 module=module,
@@ -98,8 +98,8 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
                 op=op,
                 bytes=max(_operand_bytes(computation, start), done.shape.bytes),
                 runs=runs,
-                beside=beside,
-                blocks=_blocks(start, op, split, beside) if module.is_scheduled else None,
+                between=beside,
+                blocks=_blocks(start, op, split, bool(beside)) if module.is_scheduled else None,
             )
         )
     return found
@@ -143,7 +143,7 @@ def _operand_bytes(computation: Computation, start: Instruction) -> int:
     return sum(computation.by_name[name].shape.bytes for name in start.operands)
 
 
-def _blocks(start: Instruction, op: Instruction, split: bool, beside: int) -> Blocks | None:
+def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> Blocks | None:
     if not split:
         return "never split into start and done"
     if any(_is_sync(one) for one in (start, op)):

@@ -11,9 +11,13 @@ How it is found:
     looked for work in the same computation that neither feeds the collective nor needs its result:
     that could run beside it. Bytes are the larger of operands and result, times the trip counts of the
     loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
-    The program has no clock, so no time is given; where kernels were recorded too,
-    `exposed_communication` says what the waiting costs. A program compiled for the CPU, where every
-    collective is synchronous, is not judged, nor one without a schedule.
+    The device waits for the time that was measured while nothing else ran on it; for a program alone, for
+    the bytes it sends over all links of the device, a lower bound (between nodes it takes longer). What
+    hiding it would save at most is the shorter of that and of the independent work, by its own measured
+    time or roofline; work that several of a finding could hide behind counts once. Where nothing is
+    independent, no saving is named. A program alone gives the time of one run, on `--device` or an H100 or TPU v5e
+    (assumed). `exposed_communication` says what all waiting costs. A program compiled for the CPU, where
+    every collective is synchronous, is not judged, nor one without a schedule.
 
 Fix:
     Give the scheduler something to move between start and done, and allow it to::
@@ -30,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from perfscope.analyzers.facts.hlo_collective_time import collective_time, overlap_parts, waiting_part
 from perfscope.analyzers.facts.hlo_collectives import (
     MOST_SEARCHED,
     Collective,
@@ -38,10 +43,11 @@ from perfscope.analyzers.facts.hlo_collectives import (
     independent_work,
 )
 from perfscope.analyzers.facts.hlo_program import where_of
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.facts.hlo_saving import Price, price
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.analyzers.units import format_bytes, format_ns, format_share
 
 NEEDS = ("hlo",)
 
@@ -50,7 +56,7 @@ MIN_BYTES = 1 << 20
 2.3 us, less than it takes to launch the collective: overlapping it gains nothing that shows."""
 
 MEDIUM_BYTES_SHARE = 0.25
-"""Of what the program's collectives move. No time is known, so nothing is called high."""
+"""Of what the program's collectives move, where no time is known: nothing is called high then."""
 
 MAX_ROWS = 20
 
@@ -75,7 +81,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             places.setdefault((_where(one), one.kind), []).append(one)
     for (where, kind), members in places.items():
         if sum(one.bytes_a_run for one in members) >= MIN_BYTES:
-            yield _finding(where, kind, by_size(members), whole)
+            yield _finding(trace, where, kind, by_size(members), whole)
 
 
 def _can_judge(module: HloModule) -> bool:
@@ -90,25 +96,49 @@ def _where(one: Collective) -> Where:
     return Where(op=where.op, module=where.module)
 
 
-def _finding(where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
+def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
     moved = sum(one.bytes_a_run for one in members)
     free = {id(one): independent_work(one) for one in members[:MOST_SEARCHED]}
     could = sum(1 for one in members if free.get(id(one)))
     times = sum(one.runs.times for one in members)
     least = "" if all(one.runs.exact for one in members) else "at least "
     count, several = len(members), len(members) > 1
+    waits = price(trace, (waiting_part(trace, one) for one in members))
+    saved = price(trace, overlap_parts(trace, members, free))
+    if saved is not None and not saved.cost_ns:
+        saved = None
     return Finding(
         subject=f"blocking {kind}",
         title=f"{count:,} {kind}{'s' if several else ''} ({least}{times:,} a run) {'move' if several else 'moves'} "
         f"{least}{format_bytes(moved)} a device while nothing computes, {format_share(moved, whole)} of what the "
-        f"collectives move; {_beside(could, count)}",
-        severity="medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low",
-        basis="structural",
+        f"collectives move; {_beside(could, count)}{_times(waits, saved)}",
+        severity=_severity(waits, saved, moved, whole),
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_rows(members, free)),
+        evidence=tuple(_rows(trace, members, free)),
         advice=_advice(kind, members, could),
     )
+
+
+def _times(waits: Price | None, saved: Price | None) -> str:
+    """What is known of time, as the end of the title."""
+    if waits is None:
+        return ""
+    took = format_ns(waits.run_ns)
+    said = f"; the device waited {took} a run" if waits.basis == "measured" else f"; sending takes {took} a run or more"
+    return said if saved is None else f"{said}, of which {saved.text}, could hide behind that work"
+
+
+def _severity(waits: Price | None, saved: Price | None, moved: int, whole: int) -> Severity:
+    """By what hiding it saves; where nothing can hide it, by the waiting, and by bytes where no time is known."""
+    if saved is not None:
+        return saved.severity
+    if waits is not None:
+        return "low" if waits.severity == "low" else "medium"
+    return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
 
 
 def _beside(could: int, count: int) -> str:
@@ -119,9 +149,12 @@ def _beside(could: int, count: int) -> str:
     return f"{could:,} have independent work near them"
 
 
-def _rows(members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> Iterator[dict[str, Cell]]:
+def _rows(
+    trace: Trace, members: list[Collective], free: dict[int, tuple[Instruction, ...]]
+) -> Iterator[dict[str, Cell]]:
     for one in members[:MAX_ROWS]:
         beside = free.get(id(one), ())
+        time, work = collective_time(trace, one), overlap_parts(trace, [one], free)
         yield {
             "collective": one.start.name,
             "program": one.module.name,
@@ -131,6 +164,9 @@ def _rows(members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -
             "times": one.runs.times,
             "group_size": one.group_size,
             "groups": len(one.op.replica_groups) if one.op.replica_groups else None,
+            "transfer_ns": time.transfer_ns,
+            "measured_ns": time.measured_ns,
+            "could_hide_ns": work[0].modelled_ns if work else None,
             "independent": len(beside),
             "could_overlap": ", ".join(work.name for work in beside[:3]) or None,
         }

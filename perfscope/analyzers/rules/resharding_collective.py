@@ -14,7 +14,10 @@ How it is found:
     permutations around matrix products, which are the ring of a windowed einsum. Bytes are the larger
     of operands and result, times the trip counts of the loops around. Where a program carries no paths,
     nothing can be told. Expert-parallel dispatch written as an einsum is an all-to-all of the
-    partitioner too; there it is what one wants.
+    partitioner too; there it is what one wants. The cost is what the device waits for the exchange: measured, as the
+    time while nothing else ran on it (waiting for slower devices included); for a program alone its bytes over all
+    links of the device, less the work that is scheduled beside it, in one run, on `--device` or an H100 or TPU v5e
+    (assumed). A program compiled for a CPU gives no time by itself.
 
 Fix:
     Say once what layout the value shall have, where the two meet, in forward and backward::
@@ -32,9 +35,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from perfscope.analyzers.facts.hlo_collective_time import collective_time, waiting_part
 from perfscope.analyzers.facts.hlo_collectives import Collective, by_size, collectives
 from perfscope.analyzers.facts.hlo_program import primitive, where_of
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.facts.hlo_saving import price
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_share
 
@@ -47,7 +52,7 @@ MIN_BYTES_SHARE = 0.01
 """Of what the program's collectives move: below it the spread of a step hides what it costs."""
 
 MEDIUM_BYTES_SHARE = 0.25
-"""Of what the program's collectives move. No time is known, so nothing is called high."""
+"""Of what the program's collectives move, where no time is known: nothing is called high then."""
 
 MAX_ROWS = 20
 
@@ -86,7 +91,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             places.setdefault((_where(one), one.kind), []).append(one)
     for (where, kind), members in places.items():
         if sum(one.bytes_a_run for one in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
-            yield _finding(where, kind, by_size(members), whole)
+            yield _finding(trace, where, kind, by_size(members), whole)
 
 
 def _path(one: Collective) -> str:
@@ -108,23 +113,32 @@ def _where(one: Collective) -> Where:
     return Where(module=where.module, op=where.op)
 
 
-def _finding(where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
+def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
     moved = sum(one.bytes_a_run for one in members)
     times = sum(one.runs.times for one in members)
     least = "" if all(one.runs.exact for one in members) else "at least "
     makers = ", ".join(name for name, _ in Counter(primitive(_path(one)) for one in members).most_common(4))
     several, experts = len(members) > 1, all(_EXPERTS.search(_path(one)) for one in members)
+    saved = price(trace, (waiting_part(trace, one) for one in members))
+    if saved is not None and not saved.cost_ns:
+        saved = None  # all of it runs beside other work
+    severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
+    if saved is not None:
+        severity = saved.severity
     return Finding(
         subject=f"unrequested {kind}",
         title=f"{len(members):,} {kind}{'s' if several else ''} ({least}{times:,} a run) that no line asks for "
         f"{'move' if several else 'moves'} {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
         f"the collectives move: the partitioner changes the layout of values of {makers}"
+        + ("" if saved is None else f"; the device waits {saved.text}")
         + (" (meant, if it is the dispatch to experts)" if experts else ""),
-        severity="medium" if moved >= MEDIUM_BYTES_SHARE * whole and not experts else "low",
-        basis="structural",
+        severity="low" if experts else severity,
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(one) for one in members[:MAX_ROWS]),
+        evidence=tuple(_row(trace, one) for one in members[:MAX_ROWS]),
         advice="Say where the value is made and where it is used which layout it shall have: "
         "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))) with the same spec in both places, and "
         "matching specs of the parameters. If it is the dispatch of an expert-parallel layer, it is meant: "
@@ -132,7 +146,8 @@ def _finding(where: Where, kind: str, members: list[Collective], whole: int) -> 
     )
 
 
-def _row(one: Collective) -> dict[str, Cell]:
+def _row(trace: Trace, one: Collective) -> dict[str, Cell]:
+    time = collective_time(trace, one)
     return {
         "collective": one.start.name,
         "program": one.module.name,
@@ -142,4 +157,7 @@ def _row(one: Collective) -> dict[str, Cell]:
         "times": one.runs.times,
         "group_size": one.group_size,
         "blocks": one.blocks or "no",
+        "transfer_ns": time.transfer_ns,
+        "waits_ns": time.waits_ns,
+        "measured_ns": time.measured_ns,
     }

@@ -9,7 +9,7 @@ from perfscope.analyzers.facts.hlo_collectives import collectives_of, independen
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.rules import load_rule
 from tests.build import EVERYTHING, TraceBuilder
-from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace
 
 RULE = load_rule("blocking_collective")
 
@@ -41,12 +41,66 @@ def test_a_start_whose_done_comes_at_once_is_flagged():
     outcome = _judge(gather())
     (finding,) = outcome.findings
     assert (outcome.status, finding.subject, finding.basis) == ("flagged", "blocking all-gather", "structural")
-    assert (finding.cost_bytes, finding.cost_ns) == (8 * 65536 * 4, None)
+    assert finding.cost_bytes == 8 * 65536 * 4
     assert finding.where.label() == "/home/me/train.py:7"
     row = finding.evidence[0]
     assert (row["because"], row["group_size"], row["groups"]) == ("nothing scheduled beside it", 8, 1)
     assert (row["independent"], row["could_overlap"]) == (1, "work")
     assert "latency_hiding" in finding.advice
+
+
+SENT_NS = 7 * 65536 * 4 / 450e9 * 1e9
+"""What a device sends of the gathered value, over an H100's links."""
+WORK_NS = 2 * 131072 * 4 / 3.352e12 * 1e9
+"""A kernel that reads and writes 131,072 float32."""
+
+
+def with_work(elements: int) -> str:
+    """The gather with independent work on that many elements behind it."""
+    return gather().replace("[64]", f"[{elements}]")
+
+
+def test_no_more_can_hide_than_there_is_independent_work():
+    (finding,) = _judge(with_work(131072)).findings
+    assert finding.evidence[0]["transfer_ns"] == pytest.approx(SENT_NS)
+    assert finding.evidence[0]["could_hide_ns"] == pytest.approx(WORK_NS)
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(WORK_NS), None, "modelled")
+    assert f"sending takes {SENT_NS / 1000:.2f} us a run or more" in finding.title
+    (finding,) = _judge(with_work(1 << 24)).findings
+    assert finding.cost_ns == pytest.approx(SENT_NS, rel=0.001)  # now the exchange is the shorter
+
+
+def test_what_nothing_can_hide_has_no_saving():
+    (finding,) = _judge(gather(independent=False).replace("fusion(%done)", "fusion(%b2)").replace(
+        "  %work", "  %b2 = f32[64]{0} slice(%done), slice={[0:64]}\n  %work"
+    )).findings  # fmt: skip
+    assert (finding.cost_ns, finding.basis, finding.evidence[0]["could_hide_ns"]) == (None, "structural", None)
+    assert "us a run or more" in finding.title
+    assert finding.severity == "medium"  # most of the program's time, but of an assumed device
+
+
+def test_work_that_two_could_hide_behind_counts_once():
+    lines = with_work(131072).splitlines()
+    pair = [line for line in lines if "%start" in line]
+    again = [line.replace("%start", "%start2").replace("%done", "%done2") for line in pair]
+    at = lines.index(pair[0])
+    out = [f"{lines[-2]}".replace("%done, %done", "%done, %done2")]
+    (finding,) = _judge("\n".join([*lines[:at], *pair, *again, *lines[at + 2 : -2], *out, "}"])).findings
+    assert [row["could_hide_ns"] for row in finding.evidence] == [pytest.approx(WORK_NS)] * 2
+    assert finding.cost_ns == round(WORK_NS)
+
+
+def test_with_a_recording_only_what_nothing_hides_counts():
+    module = hlo_module(gather(config=SYNC))
+    # the kernel of the gather is alone for 6 of its 10 us; the independent work takes 4 us
+    ops = [("start", 0, 10), ("out", 6, 10), ("work", 10, 14)]
+    (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
+    assert finding.evidence[0]["measured_ns"] == 6_000
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (4_000, 4_000, "medium")
+    assert "the device waited 6.00 us a run" in finding.title
+    ops = [("start", 0, 10), ("out", 6, 10), ("work", 10, 50)]
+    (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
+    assert (finding.cost_ns, finding.severity) == (6_000, "high")
 
 
 def test_marked_synchronous_blocks_whatever_lies_between():
@@ -153,5 +207,6 @@ def test_a_real_blocking_all_to_all_names_line_and_work(corpus: Path):
     outcome = judge(RULE, hlo_trace(module))
     assert {finding.subject for finding in outcome.findings} == {"blocking all-to-all", "blocking all-gather"}
     assert {finding.where.label() for finding in outcome.findings} == {"/home/user/workload/gpu_md.py:32"}
+    assert all(finding.basis == "modelled" and finding.severity == "medium" for finding in outcome.findings)
     first = next(one for one in collectives_of(module) if one.start.name == "all-to-all-start")
     assert "gemm_fusion_dot.20" in {one.name for one in independent_work(first)}

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.hlo_collectives import collectives_of
+from perfscope.analyzers.facts.hlo_executions import measured_ns
 from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.rules import load_rule
 from tests.build import EVERYTHING, TraceBuilder
-from tests.hlo_build import corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import corpus_module, hlo_module, hlo_trace, recorded_trace
 
 RULE = load_rule("resharding_collective")
 
@@ -37,6 +42,70 @@ def test_an_all_to_all_of_an_ordinary_op_is_flagged_with_its_line():
     row = finding.evidence[0]
     assert (row["backward"], row["group_size"], row["moved_bytes"]) == ("yes", 8, 4096)
     assert "with_sharding_constraint" in finding.advice
+
+
+def exchange(*, platform: str = "gpu", size: int = 1 << 20, beside: bool = False) -> HloModule:
+    """An all-to-all of float32 over 8 devices in a program for ``platform``; ``beside``: work runs meanwhile."""
+    meta = 'metadata={op_name="jit(step)/mul" source_file="/home/me/train.py" source_line=24}'
+    text = f"""
+        %body (p: f32[N]) -> f32[N] {{
+          %p = f32[N]{{0}} parameter(0)
+          ROOT %e = f32[N]{{0}} negate(%p)
+        }}
+        ENTRY %main (a: f32[N], b: f32[N]) -> f32[N] {{
+          %a = f32[N]{{0}} parameter(0)
+          %b = f32[N]{{0}} parameter(1)
+          %start = (f32[N]{{0}}, f32[N]{{0}}) all-to-all-start(%a), channel_id=1, replica_groups={{{{0,1,2,3,4,5,6,7}}}}, dimensions={{0}}, {meta}
+          {"%work = f32[N]{0} fusion(%b), kind=kLoop, calls=%body" if beside else ""}
+          ROOT %done = f32[N]{{0}} all-to-all-done(%start)
+        }}
+    """  # noqa: E501
+    return replace(hlo_module(text.replace("[N]", f"[{size}]")), platform=platform)
+
+
+SENT_NS = 7 / 8 * 4 * (1 << 20) / 450e9 * 1e9
+WORK_NS = 2 * 4 * (1 << 20) / 3.352e12 * 1e9
+
+
+def test_of_a_program_alone_the_bytes_over_the_links_are_the_time():
+    (finding,) = judge(RULE, hlo_trace(exchange())).findings
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(SENT_NS), None, "modelled")
+    assert (finding.severity, "on H100 SXM (assumed)" in finding.title) == ("medium", True)
+
+
+def test_what_runs_beside_it_is_taken_off():
+    (finding,) = judge(RULE, hlo_trace(exchange(beside=True))).findings
+    assert finding.cost_ns == round(SENT_NS - WORK_NS)
+
+
+def test_with_a_recording_only_what_nothing_hides_counts():
+    module = exchange(beside=True)
+    ops = [("start", 0, 10), ("work", 4, 12), ("start", 50, 60), ("work", 58, 66)]
+    (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 50), (50, 100)])).findings
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (12_000, 6_000, "measured")
+    assert (finding.severity, "waits 6.00 us a step" in finding.title) == ("high", True)
+    ops = [("start", 0, 10), ("work", 0, 12)]
+    (finding,) = judge(RULE, recorded_trace(module, ops=ops)).findings
+    assert (finding.cost_ns, finding.basis) == (None, "structural")
+
+
+def test_a_program_for_a_cpu_has_time_only_where_it_was_measured():
+    module = exchange(platform="cpu")
+    (finding,) = judge(RULE, hlo_trace(module)).findings
+    assert (finding.cost_ns, finding.basis) == (None, "structural")
+    (finding,) = judge(RULE, recorded_trace(module, ops=[("start", 0, 10)], device="")).findings
+    assert (finding.cost_ns, finding.basis) == (10_000, "measured")
+
+
+@pytest.mark.corpus
+def test_eight_virtual_devices_wait_a_measured_time(corpus: Path):
+    trace = xplane.read(corpus / "aot" / "md.xplane.pb.gz")
+    (finding,) = judge(RULE, trace).findings
+    assert (finding.basis, finding.where.label()) == ("measured", "/home/user/workload/md.py:13")
+    assert finding.cost_ns_per_step == round(finding.cost_ns / 3)
+    step = next(module for module in trace.hlo if "all-to-all.5" in module.computations[module.entry].by_name)
+    names = [one.start.name for one in collectives_of(step) if one.kind == "all-to-all"]
+    assert 0 < finding.cost_ns <= measured_ns(trace, step, names) / 8  # a device's share of their time
 
 
 def test_the_threshold_is_four_kibibytes():
