@@ -162,10 +162,13 @@ def test_names_of_the_machine_are_found(tmp_path: Path) -> None:
 def test_every_recording_is_of_a_variant_or_defect_that_exists() -> None:
     import importlib
 
-    pytest.importorskip("torch")
-    from perfscope.workloads.options import DEFECTS
+    from perfscope.workloads import options
+    from perfscope.workloads.jax import options as jax_options
 
-    for recording in recorder().PLAN:
+    plan = recorder().PLAN
+    assert len({recording.name for recording in plan}) == len(plan)
+    for recording in plan:
+        pytest.importorskip(recording.framework)
         module = importlib.import_module(f"perfscope.workloads.{recording.workload}")
-        assert recording.arguments[1] in module.VARIANTS
-        assert set(recording.arguments[3:]) <= set(DEFECTS)
+        parse = (jax_options if recording.framework == "jax" else options).parse
+        assert parse("", module.VARIANTS, module.SIZES, recording.arguments).variant == recording.arguments[1]
