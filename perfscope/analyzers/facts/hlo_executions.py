@@ -71,14 +71,20 @@ def measured_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) ->
     return sum(found) if found else None
 
 
+def rows_of(trace: Trace, module: HloModule, instructions: Iterable[str]) -> Int64:
+    """Rows of ``hlo_ops`` of instructions, on all devices, in no order; those that enclose others as well."""
+    table, index = trace.fact(_rows_of).instructions, module_index(trace, module)
+    found = [table[index, name] for name in dict.fromkeys(instructions) if (index, name) in table]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
     """Time over the trace and all its devices while only these instructions ran; None if none was measured.
 
     What their device would not have spent without them. Instructions around others are left out, of both sides.
     """
-    ops, table, index = trace.rows["hlo_ops"], trace.fact(_rows_of), module_index(trace, module)
-    keys = [(index, name) for name in dict.fromkeys(instructions) if (index, name) in table.instructions]
-    mine = np.concatenate([table.instructions[key] for key in keys]) if keys else np.empty(0, np.int64)
+    ops, table = trace.rows["hlo_ops"], trace.fact(_rows_of)
+    mine = rows_of(trace, module, instructions)
     mine = mine[~ops["encloses"][mine]]
     if not len(mine):
         return None

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.facts.hlo_linearity import is_linear
 from perfscope.analyzers.facts.hlo_program import control_runs, costs
 from perfscope.analyzers.facts.hlo_remat import TYPICAL_DEVICE
-from perfscope.analyzers.hardware import find_device
+from perfscope.analyzers.facts.program_device import program_device
+from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.trace import Trace
@@ -29,21 +30,23 @@ class Loop:
     """The carry is updated linearly: the loop has an associative form."""
     encloses: bool
     """Another loop is inside: an iteration is not only these kernels."""
+    work_ns: float
+    """What the kernels of one iteration take at the least on ``device``: bytes over bandwidth, or FLOPs over peak."""
+    device: str
+    """As ``ProgramDevice.label``; an H100 where the programs have none."""
 
     @property
     def launches(self) -> int:
         """In one run of the program."""
         return self.entered * self.trips * len(self.kernels)
 
-    @property
-    def work_ns(self) -> float:
-        """What the kernels of one iteration take at the least on an H100: bytes over bandwidth, or FLOPs over peak."""
-        return sum(_least_ns(row) for row in self.kernels)
-
 
 def loops(trace: Trace) -> tuple[Loop, ...]:
     """Loops of all programs whose trip count is known."""
     found = []
+    known = trace.fact(program_device)
+    device = find_device(TYPICAL_DEVICE) if known is None else known.device
+    assert device is not None
     for cost in trace.fact(costs):
         launched: dict[str, list[InstructionCost]] = {}
         for row in cost.launched:
@@ -52,6 +55,7 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
             for one in cost.module.computations[name].instructions:
                 if one.opcode != "while" or one.trip_count is None or len(one.called) != 2:
                     continue
+                kernels = tuple(row for called in one.called for row in launched.get(called, ()))
                 body = cost.module.computations[one.called[1]]
                 found.append(
                     Loop(
@@ -59,16 +63,16 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
                         instruction=one,
                         trips=one.trip_count,
                         entered=runs.times,
-                        kernels=tuple(row for called in one.called for row in launched.get(called, ())),
+                        kernels=kernels,
                         is_linear=is_linear(cost.module, body),
                         encloses=any(inner.opcode in ("while", "call", "conditional") for inner in body.instructions),
+                        work_ns=sum(_least_ns(row, device) for row in kernels),
+                        device=device.name if known is None else known.label(),
                     )
                 )
     return tuple(found)
 
 
-def _least_ns(row: InstructionCost) -> float:
-    device = find_device(TYPICAL_DEVICE)
-    assert device is not None
-    # float32's rate: these kernels are elementwise
-    return 1e9 * max(row.once.bytes / device.memory_bandwidth, row.once.flops / device.peak_flops["float32"])
+def _least_ns(row: InstructionCost, device: Device) -> float:
+    plain = device.peak_flops.get("float32")  # float32's rate: these kernels are elementwise
+    return 1e9 * max(row.once.bytes / device.memory_bandwidth, row.once.flops / plain if plain else 0.0)

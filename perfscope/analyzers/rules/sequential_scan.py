@@ -9,13 +9,16 @@ Why it costs:
 
 How it is found:
     Loops of a compiled program with a known trip count of at least `MIN_TRIPS`, whose
-    kernels, at an H100's bandwidth and float32 rate, would take less than the launches alone. The carry
+    kernels, at the device's bandwidth and float32 rate, would take less than the launches alone. The carry
     must have an associative form: every floating-point element that feeds back is a linear function of
     the elements before, followed through all fusions of the body; elements that only collect one slice
     an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
-    A loop around another loop is judged by the inner one. The number of launches is exact, their time is
-    not known from a program. Compiled for a CPU, where a step starts in well under a microsecond, the loop
-    is named too, as what it would be on a GPU, and its severity is low. A TPU launches nothing: not judged.
+    A loop around another loop is judged by the inner one. The number of launches is exact. The cost is the loop's
+    time, measured from its first kernel to its last where it was recorded, less that of a parallel prefix (twice the
+    work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us a launch (an assumption:
+    less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
+    in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
+    severity is low. A TPU launches nothing: not judged.
 
 Fix:
     ::
@@ -37,8 +40,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from perfscope.analyzers.facts.hlo_program import where_of
+from perfscope.analyzers.facts.hlo_saving import Price, is_alone, price
 from perfscope.analyzers.facts.hlo_scan import Loop, loops
-from perfscope.analyzers.finding import AbstainError, Finding, Where
+from perfscope.analyzers.facts.hlo_scan_time import LAUNCH_NS, launching_ns, measured_loop_ns, parallel_ns, part_of
+from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns
 
@@ -47,13 +52,9 @@ NEEDS = ("hlo",)
 MIN_TRIPS = 32
 """Iterations. A parallel prefix does about twice the work in log2(n) rounds: below, there is little to win."""
 
-LAUNCH_NS = 2_000
-"""From the start of a kernel to the start of the next where both do nothing, outside a CUDA graph. Used as a
-yardstick for what is tiny; no cost is made of it."""
-
 MEDIUM_LAUNCHES = 1_000
-"""In one run of the program: two milliseconds of launches, as long as a small training step. No time is known,
-so nothing is called high."""
+"""In one run of the program: two milliseconds of launches, as long as a small training step. Without a recording
+the time of a launch is an assumption, so nothing is called high."""
 
 MAX_ROWS = 20
 
@@ -72,7 +73,9 @@ def check(trace: Trace) -> Iterable[Finding]:
             place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
             places[place].append(loop)
     for place, found in places.items():
-        yield _finding(place, sorted(found, key=lambda loop: -loop.launches))
+        saved = price(trace, (part_of(trace, loop) for loop in found))
+        if saved is None or saved.cost_ns:  # what was measured may be as fast as a parallel prefix already
+            yield _finding(trace, place, sorted(found, key=lambda loop: -loop.launches), saved)
 
 
 def _is_tiny(loop: Loop) -> bool:
@@ -80,19 +83,25 @@ def _is_tiny(loop: Loop) -> bool:
     return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < launches
 
 
-def _finding(where: Where, found: list[Loop]) -> Finding:
+def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None) -> Finding:
     launches = sum(loop.launches for loop in found)
     worst = found[0]
     on_cpu = all(loop.cost.module.platform == "cpu" for loop in found)
     count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
+    severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu else "low"
+    if saved is not None and not is_alone(trace):
+        severity = saved.severity
     return Finding(
         subject="sequential scan",
         title=f"{count} {launches:,} launches a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
-        f"kernels, with {format_ns(worst.work_ns)} of work a step on an H100); the carry is linear, so a parallel "
-        "prefix computes the same"
+        f"kernels, with {format_ns(worst.work_ns)} of work a step on {worst.device}); the carry is linear, so a "
+        "parallel prefix computes the same"
+        + ("" if saved is None else f", up to {saved.text}, sooner")
         + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else ""),
-        severity="medium" if launches >= MEDIUM_LAUNCHES and not on_cpu else "low",
-        basis="structural",
+        severity=severity,
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         where=where,
         evidence=tuple(
             {
@@ -105,6 +114,9 @@ def _finding(where: Where, found: list[Loop]) -> Finding:
                 "launches": loop.launches,
                 "moved_a_step_bytes": sum(row.once.bytes for row in loop.kernels),
                 "modelled_work_a_step_ns": loop.work_ns,
+                "launches_ns_at_2_us": launching_ns(loop),
+                "parallel_ns": parallel_ns(loop),
+                "measured_ns": measured_loop_ns(trace, loop),
             }
             for loop in found[:MAX_ROWS]
         ),

@@ -11,7 +11,7 @@ from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.rules import load_rule
 from tests.build import EVERYTHING, TraceBuilder
-from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace
 
 RULE = load_rule("sequential_scan")
 
@@ -87,8 +87,12 @@ def _judge(module: HloModule) -> Outcome:
 def test_a_linear_recurrence_of_tiny_steps_is_flagged():
     outcome = _judge(scan(trips=256))
     (finding,) = outcome.findings
-    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "sequential scan", "structural")
-    assert (finding.where.label(), finding.cost_ns) == ("/home/me/ssm.py:131", None)
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "sequential scan", "modelled")
+    assert finding.where.label() == "/home/me/ssm.py:131"
+    # 256 steps of 4 launches, against up and down sweeps of 8 rounds and twice a work that hardly counts
+    assert finding.cost_ns == pytest.approx((256 - 2 * 8) * 4 * 2_000, rel=0.001)
+    assert finding.cost_ns_per_step is None
+    assert "a run of the program, on H100 SXM (assumed), sooner" in finding.title
     row = finding.evidence[0]
     assert (row["steps"], row["kernels_a_step"], row["launches"]) == (256, 4, 1024)
     assert finding.severity == "medium"
@@ -133,6 +137,52 @@ def test_on_a_cpu_it_says_what_it_would_be_on_a_gpu():
     assert "compiled for a CPU here" in finding.title
 
 
+KERNELS = ("step.1", "out", "next", "lt")
+
+
+def recorded(turns: int, *, every: float, runs: int = 2) -> list[tuple[str, float, float]]:
+    """Kernels of 1 us, one each ``every`` us, of all turns of the loop; a run each 100 ms."""
+    return [
+        (name, run * 100_000 + (turn * len(KERNELS) + i) * every, run * 100_000 + (turn * len(KERNELS) + i) * every + 1)
+        for run in range(runs)
+        for turn in range(turns)
+        for i, name in enumerate(KERNELS)
+    ]
+
+
+def test_with_a_recording_the_gaps_between_its_kernels_count():
+    trace = recorded_trace(scan(trips=256), ops=recorded(256, every=5), steps=[(0, 40_000), (100_000, 140_000)])
+    (finding,) = judge(RULE, trace).findings
+    measured = 1023 * 5_000 + 1_000  # from the first kernel to the last of 1,024
+    assert finding.evidence[0]["measured_ns"] == measured
+    assert finding.cost_ns_per_step == pytest.approx(measured - 2 * 8 * 4 * 2_000, rel=0.001)
+    assert finding.cost_ns == pytest.approx(2 * finding.cost_ns_per_step, abs=1)
+    assert finding.severity == "high"  # an eighth of the steps
+
+
+def test_a_loop_that_the_profile_names_takes_as_long_as_it_says():
+    ops = [("w", 0, 3_000), *recorded(256, every=5, runs=1)]
+    (finding,) = judge(RULE, recorded_trace(scan(trips=256), ops=ops, around=("w",))).findings
+    assert finding.evidence[0]["measured_ns"] == 3_000_000
+
+
+def test_where_the_recording_begins_inside_the_loop_only_its_kernels_count():
+    ops = recorded(256, every=5, runs=1)[3:]
+    trace = recorded_trace(scan(trips=256), ops=ops)
+    (finding,) = judge(RULE, trace).findings
+    assert finding.evidence[0]["measured_ns"] == pytest.approx(1_021_000, rel=0.01)
+
+
+def test_a_loop_as_fast_as_a_parallel_prefix_is_clean():
+    assert judge(RULE, recorded_trace(scan(trips=32), ops=recorded(32, every=0.5))).status == "clean"
+
+
+def test_on_a_cpu_no_time_is_promised():
+    module = replace(scan(trips=256), platform="cpu")
+    (finding,) = judge(RULE, recorded_trace(module, ops=recorded(256, every=5), device="")).findings
+    assert (finding.cost_ns, finding.basis, finding.severity) == (None, "structural", "low")
+
+
 def test_an_unknown_trip_count_is_not_guessed():
     assert hlo_trace(scan(trips=None)).fact(loops) == ()
 
@@ -150,6 +200,8 @@ def test_a_state_space_model_scanned_step_by_step(corpus: Path):
         ("forward", 256, 2560), ("backward", 256, 2304),
     ]  # fmt: skip
     assert finding.where.label() == "/home/user/workload/wl.py:131"
+    assert (finding.basis, finding.severity) == ("modelled", "medium")
+    assert 8_000_000 < finding.cost_ns < 4864 * 2_000
 
 
 @pytest.mark.corpus

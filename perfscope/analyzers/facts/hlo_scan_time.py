@@ -1,0 +1,76 @@
+"""How long loops of tiny steps take, and what the same as a parallel prefix would take."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import numpy as np
+
+from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
+from perfscope.analyzers.facts.hlo_saving import Part
+from perfscope.analyzers.facts.hlo_scan import Loop
+from perfscope.analyzers.facts.intervals import Int64
+from perfscope.analyzers.trace import Trace
+
+LAUNCH_NS = 2_000
+"""An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""
+
+
+def launching_ns(loop: Loop) -> float:
+    """Modelled: the loop in one run of the program, each kernel taking a launch at the least."""
+    return loop.entered * loop.trips * max(LAUNCH_NS * len(loop.kernels), loop.work_ns)
+
+
+def parallel_ns(loop: Loop) -> float:
+    """Modelled: a parallel prefix of the same, twice the work in ``2 log2(n)`` rounds of as many kernels as a step has.
+
+    Up and down sweep (Blelloch 1990, Prefix sums and their applications, section 1.3).
+    """
+    rounds = 2 * ceil(log2(max(2, loop.trips)))
+    return loop.entered * (rounds * LAUNCH_NS * len(loop.kernels) + 2 * loop.trips * loop.work_ns)
+
+
+def measured_loop_ns(trace: Trace, loop: Loop) -> float | None:
+    """The loop in one run of the program on one device, gaps between its kernels included; None: not recorded.
+
+    The loop's own row where the profile has one, else from its first kernel to its last. Where its kernels cannot be
+    dealt out evenly to the times it was entered (the trace begins inside one), their durations alone.
+    """
+    module, ops = loop.cost.module, trace.rows["hlo_ops"]
+    ran = executions_of(trace, module)
+    if ran is None:
+        return None
+    own = rows_of(trace, module, (loop.instruction.name,))
+    own = own[ops["encloses"][own]]
+    if len(own):
+        return float((ops["end_ns"][own] - ops["start_ns"][own]).sum()) / ran.count
+    rows = rows_of(trace, module, (row.instruction.name for row in loop.kernels))
+    if not len(rows):
+        return None
+    total = sum(
+        _around(ops["start_ns"][mine], ops["end_ns"][mine], ran.rounds * loop.entered)
+        for ordinal in np.unique(ops["ordinal"][rows])
+        for mine in (rows[ops["ordinal"][rows] == ordinal],)
+    )
+    return total / ran.count
+
+
+def _around(starts: Int64, ends: Int64, times: float) -> int:
+    """Sum of the spans of ``times`` equal parts, in order of their start."""
+    if times != int(times) or len(starts) % int(times):
+        return int((ends - starts).sum())
+    order = np.argsort(starts, kind="stable")
+    parts = (int(times), -1)
+    return int((ends[order].reshape(parts).max(axis=1) - starts[order].reshape(parts).min(axis=1)).sum())
+
+
+def part_of(trace: Trace, loop: Loop) -> Part:
+    """What the parallel form would save, for ``price``. It is mostly time between kernels: theirs is no limit to it.
+
+    Nothing for a program compiled for a CPU, where a step costs no launch.
+    """
+    if loop.cost.module.platform == "cpu":
+        return Part(module=loop.cost.module, instructions=(), modelled_ns=None)
+    measured = measured_loop_ns(trace, loop)
+    took = launching_ns(loop) if measured is None else measured
+    return Part(module=loop.cost.module, instructions=(), modelled_ns=max(0.0, took - parallel_ns(loop)))
