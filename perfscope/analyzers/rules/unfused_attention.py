@@ -16,13 +16,32 @@ How it is found:
     model and an upper bound: the fused kernel still computes the exponentials, and its backward
     computes the scores again. Without time the finding is structural and says the bytes.
 
+    In a compiled XLA program, by the flow of values through fusions, calls and loops, whatever the ops are
+    called: a product whose result goes through an exponential of the difference with its row's maximum, the
+    sum of the row, and a product that sums over the row. Both products must be batched, or have no weight
+    as a factor. Attention inside a loop over layers is found. Blocked attention, which carries a running
+    maximum or rescales by the difference of two, and kernels of their own (cuDNN, Pallas) are left alone, and
+    so are sequences so short that the scores are smaller than queries, keys, values and outputs together. The
+    cost is every write and read of a value as large as the scores between launches, in the backward too and
+    as often as loops run: bytes, and as time those bytes over the device's bandwidth, no more than those
+    kernels were measured to take. It is a model: values that stay in a cache are moved for less. Programs for a
+    CPU are named for what they would be on a GPU, with no cost. One head of one sequence whose factors are the
+    program's own inputs cannot be told from a gate between weights, and is left alone.
+
 Fix:
-    Replace the ops by the fused call::
+    In PyTorch, replace the ops by the fused call::
 
         y_BHLE = torch.nn.functional.scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, is_causal=True)
 
     For score changes it cannot express (bias, soft cap, sliding window), use
     `torch.nn.attention.flex_attention` under `torch.compile`.
+
+    In JAX, on NVIDIA GPUs (bfloat16 or float16; without `implementation` it is written out as well)::
+
+        o_BLHK = jax.nn.dot_product_attention(q_BLHK, k_BMHK, v_BMHK, is_causal=True, implementation="cudnn")
+
+    or a Pallas kernel: `jax.experimental.pallas.ops.gpu.attention.mha` (the same layout), on TPU
+    `jax.experimental.pallas.ops.tpu.flash_attention.flash_attention` (heads before length).
 """
 
 from __future__ import annotations
@@ -38,6 +57,7 @@ from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.facts.graph_flow import short_name
 from perfscope.analyzers.facts.graph_time import spans_time
+from perfscope.analyzers.facts.hlo_attention_findings import program_findings
 from perfscope.analyzers.facts.op_signature import ITEM_SIZES
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
@@ -72,10 +92,14 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line that computes attention by its formula and costs at least ``MIN_SHARE``."""
     if trace.op_graph is not None:
         yield from _from_graph(trace, trace.op_graph)
+    elif trace.hlo:
+        yield from program_findings(trace)
     elif {"host_ops", "shapes"} <= trace.recorded:
         yield from _from_trace(trace)
     else:
-        raise AbstainError("needs the op graph of a run (`perfscope run`), or a trace with input shapes of ops")
+        raise AbstainError(
+            "needs the op graph of a run (`perfscope run`), a trace with input shapes of ops, or a compiled XLA program"
+        )
 
 
 def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:

@@ -1,0 +1,149 @@
+"""What the scores of written-out attention cost a compiled program: every time a kernel writes or reads them.
+
+A fused kernel (flash attention) keeps scores and probabilities on chip, in the backward too. So all bytes of values as
+large as the scores that pass through memory between launches are bytes that it would not move; queries, keys, values,
+outputs, masks and biases it reads as well, and they are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.hlo_attention import ScoreGroup, score_groups
+from perfscope.analyzers.facts.hlo_attention_flow import Flow
+from perfscope.analyzers.facts.hlo_attention_products import products_of
+from perfscope.analyzers.facts.hlo_program import costs, launched
+from perfscope.analyzers.hlo.cost import ModuleCost
+from perfscope.analyzers.hlo.cost_custom_calls import result_of
+from perfscope.analyzers.hlo.cost_phase import Phase, phase_of
+from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
+from perfscope.analyzers.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreUse:
+    """A kernel that writes or reads values of the scores' size."""
+
+    instruction: Instruction
+    runs: int
+    """In one run of the program."""
+    bytes: int
+    """Of such values, each run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenAttention:
+    """Attention of a program whose scores pass through memory."""
+
+    cost: ModuleCost
+    group: ScoreGroup
+    times: int
+    """The scores are computed, in one run of the program."""
+    uses: tuple[ScoreUse, ...]
+    """In order of the program."""
+
+    @property
+    def bytes(self) -> int:
+        """Moved in one run of the program, that a fused kernel would not move."""
+        return sum(use.runs * use.bytes for use in self.uses)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the scores."""
+        return self.group.scores[0].result
+
+    @property
+    def phase(self) -> Phase:
+        """Of the product that makes the scores."""
+        return phase_of(self.group.scores[0].instruction.op_name)
+
+
+def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
+    """Attention in all compiled programs whose scores leave the kernel that computes them, in program order."""
+    return tuple(found for cost in trace.fact(costs) for found in _of_program(cost))
+
+
+def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
+    flow = Flow(cost.module)
+    for group in score_groups(flow, products_of(cost, flow)):
+        uses = tuple(
+            ScoreUse(instruction=one, runs=runs.times, bytes=moved)
+            for computation, one, runs in launched(cost.module)
+            if (moved := _read(flow, group, computation, one) + _written(flow, group, computation, one))
+        )
+        if uses:
+            first = flow.values[group.scores[0].number]
+            row = cost.by_name[first.computation.name, first.instruction.name]
+            yield WrittenAttention(cost=cost, group=group, times=row.runs, uses=uses)
+
+
+def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction) -> int:
+    """Bytes of the group's values that a launch reads from device memory, each once."""
+    if one.opcode == "copy-done":  # copy-start has read it
+        return 0
+    numbers = [flow.numbers[computation.name, name] for name in {_origin(computation, name) for name in one.operands}]
+    whole = sum(
+        result_of(flow.values[number].instruction).bytes
+        for number in numbers
+        if number in group.values and not result_of(flow.values[number].instruction).memory_space
+    )
+    return whole + sum(
+        _bytes(group, flow.values[inner.operands[0]].instruction.shape)
+        for number in _inside(flow, computation, one)
+        if (inner := flow.values[number]).instruction.opcode in ("dynamic-slice", "slice")
+        and number in group.values
+        and inner.operands[0] in group.stacks
+    )
+
+
+def _written(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction) -> int:
+    """Bytes of the group's values that a launch writes to device memory."""
+    whole = sum(
+        shape.bytes
+        for number, shape in _results(flow, computation, one)
+        if number in group.values and not shape.memory_space
+    )
+    return whole + sum(
+        _bytes(group, flow.values[number].instruction.shape)
+        for number in _inside(flow, computation, one)
+        if number in group.stacks and flow.opcode(number) == "dynamic-update-slice"
+    )
+
+
+def _bytes(group: ScoreGroup, stack: Shape) -> int:
+    """Bytes of one slice of a larger value."""
+    return 0 if stack.memory_space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
+
+
+def _origin(computation: Computation, name: str) -> str:
+    """The launch, parameter or element behind a view of it."""
+    while (one := computation.by_name[name]).opcode == "bitcast":
+        name = one.operands[0]
+    return name
+
+
+def _inside(flow: Flow, computation: Computation, one: Instruction) -> Iterator[int]:
+    """The launch itself, or what its fusion holds."""
+    if one.opcode != "fusion":
+        yield flow.numbers[computation.name, one.name]
+        return
+    for name in one.called:
+        body = flow.module.computations[name]
+        for inner in body.instructions:
+            yield from _inside(flow, body, inner)
+
+
+def _results(flow: Flow, computation: Computation, one: Instruction) -> Iterator[tuple[int, Shape]]:
+    """Arrays that a launch writes, with what computes them."""
+    if one.opcode == "copy-done":
+        return
+    if one.shape.dtype != "tuple" or one.opcode in ("custom-call", "copy-start"):
+        yield flow.numbers[computation.name, one.name], result_of(one)
+    elif one.opcode == "fusion" and one.called:
+        body = flow.module.computations[one.called[0]]
+        if body.root.opcode != "tuple":
+            yield from _results(flow, body, body.root)
+            return
+        for name, shape in zip(body.root.operands, one.shape.parts, strict=True):
+            yield flow.numbers[body.name, name], shape
