@@ -75,6 +75,10 @@ class Compile:
     """False: the frame runs in eager mode."""
     symbols: Mapping[str, str] = field(default_factory=dict)
     """Dynamic sizes: symbol to where it comes from, ``s27`` to ``L['x'].size()[0]``."""
+    traced_graphs: int = 0
+    """Graphs that dynamo handed to the backend in all attempts: 0 where a frame held nothing to compile."""
+    complete: bool = True
+    """False: the log ends before this compilation did (the process died, or still runs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +136,21 @@ class Graph:
     nodes: tuple[GraphNode, ...]
     recomputed: tuple[str, ...] = ()
     """Backward graphs: nodes that the forward computes as well (inductor's partitioner chose not to save them)."""
+    inputs: tuple[GraphNode, ...] = ()
+    """What it takes, op ``placeholder``, with dtype and shape."""
+    outputs: tuple[str, ...] = ()
+    """Names of nodes and inputs it returns; the forward's are the results and what it saves for the backward."""
+    after_passes: bool = True
+    """False: AOT autograd's graph, before inductor's passes; the log has no later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
-    """One kernel or library call of inductor's output code."""
+    """One kernel or library call of inductor's output code.
+
+    Where inductor numbers its calls (provenance since 2.9) there is one for each call, so a name may come more than
+    once with different nodes; otherwise one for each name.
+    """
 
     name: str
     """As it appears in a trace: ``triton_poi_fused_add_relu_0``, ``cpp_fused_mul_relu_0``, ``extern_kernels.mm``."""
@@ -151,6 +165,10 @@ class CompiledKernel:
     """ATen ops of those nodes."""
     places: tuple[Place, ...] = ()
     """The user's lines it computes, the innermost of each stack, without repeats."""
+    handle: str | None = None
+    """Inductor's name of the call, ``extern_kernels.mm:4``; unique in its graph."""
+    compile_ns: int | None = None
+    """Triton's time to compile it, where logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +212,8 @@ class CompileLog:
     """Records that were damaged and left out."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Kinds of records this reader does not know, and how many."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """What else is not in the model, and how many: phases without their end, what is beyond a limit."""
     has_refusals: bool = False
     """Whether refusals were logged at all: TORCH_TRACE alone does not hold them."""
     has_provenance: bool = False

@@ -11,6 +11,7 @@ READERS: dict[str, str] = {
     "hlo_text": "perfscope.analyzers.readers.hlo_text",
     "kineto": "perfscope.analyzers.readers.kineto",
     "run": "perfscope.analyzers.readers.run",
+    "torch_trace": "perfscope.analyzers.readers.torch_trace",
     "xplane": "perfscope.analyzers.readers.xplane",
     # op_graph is read as a part of a run, never on its own
 }

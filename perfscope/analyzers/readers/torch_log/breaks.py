@@ -1,0 +1,166 @@
+"""Graph breaks: the text that torch wrote, in all its forms, as reason, explanation, hints and place.
+
+Forms (``log_graph_break`` in ``torch._dynamo.symbolic_convert``, ``convert_frame``, ``exc``):
+
+* torch 2.6: ``Graph break in user code at F:L``, ``Reason: ...``, ``User code traceback:``
+* since 2.7: ``Graph Break Reason:``, then ``Explanation:``, ``Hint:`` and the link with the stable id
+* frames skipped whole: ``Failed to handle graph break gracefully ... falling back to eager``, ``Graph break: skip:``,
+  ``torch.compile will skip tracing the frame``, ``WON'T CONVERT``; the reason is the last line of the traceback
+* before 2.6 no record at all: reasons of restarts, and the line in the resume function's name
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from perfscope.analyzers.compile_log import GraphBreak, Place
+from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.text import clean, headline, places_of
+from perfscope.analyzers.readers.torch_log.unit import Unit
+
+_AT = re.compile(r"Graph break in user code at (.{1,4096}):(\d{1,9})\s*$", re.MULTILINE)
+_REASON = re.compile(r"^(?:Graph Break )?Reason: ?", re.MULTILINE)
+_END = re.compile(
+    r"^(?:User code traceback:|Stack variable source attribution:|Traceback \(most recent call last\):"
+    r"|NoneType: None|from user code:)",
+    re.MULTILINE,
+)
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w{0,99}\.){0,9}[A-Z]\w{0,99}: (\S.*)$", re.MULTILINE)
+_PREAMBLE = re.compile(
+    r"^(?:Encountered graph break when attempting to trace|Failed to handle graph break gracefully"
+    r"|Graph break under|Call to `torch\._dynamo\.graph_break\(\)` encountered)[^\n]*\n\s*\n",
+)
+_MARK = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_LINK = re.compile(r"/gb/(gb\d{3,6})\b|\b(gb\d{4})\b")
+_STACK_END = re.compile(r"^(?:Traceback \(most recent|NoneType: None|NOTE: )", re.MULTILINE)
+_SKIPS = (
+    "falling back to eager",
+    "fall back to eager",
+    "Graph break: skip:",
+    "results in a skip",
+    "WON'T CONVERT",
+    "will skip tracing the frame",
+)
+_SECOND = "*** While handling this graph break, another graph break occurred: ***"
+_RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
+
+
+def parse(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
+    """The break that a ``dynamo_graph_break_reason`` tells of."""
+    at = _AT.search(text)
+    said = _reason_text(text)
+    first = said.split(_SECOND, 1)[0]
+    stack = _user_stack(text)
+    explained = _parts(first, "Explanation", 1)
+    return GraphBreak(
+        compile_id=unit.compile_id,
+        reason=_headline(first),
+        explanation=explained[0] if explained else None,
+        hints=_parts(said, "Hint", MAX_ITEMS),
+        doc_id=doc_id(first),
+        place=_place(at, stack) or unit.place,
+        stack=stack,
+        skipped_frame=any(mark in text for mark in _SKIPS),
+        time_ns=time_ns,
+    )
+
+
+def of_failure(unit: Unit) -> GraphBreak | None:
+    """A frame that failed without a record of its own: recompile limit, a backend that raised."""
+    if unit.breaks or not unit.fail_type:
+        return None
+    text = unit.fail_text or ""
+    explained = _parts(text, "Explanation", 1)
+    return GraphBreak(
+        compile_id=unit.compile_id,
+        reason=unit.fail_reason or unit.fail_type,
+        explanation=explained[0] if explained else None,
+        hints=_parts(text, "Hint", MAX_ITEMS),
+        doc_id=doc_id(text),
+        place=unit.fail_place or unit.place,
+        stack=unit.stack,
+        skipped_frame=True,
+        time_ns=unit.start_ns,
+    )
+
+
+def of_restarts(units: Sequence[Unit]) -> list[GraphBreak]:
+    """Breaks of logs that have no record of them: a frame that was restarted and then resumed at a line."""
+    found = []
+    for unit, following in pairwise(units):
+        resumed = _RESUME.match(following.function or "")
+        if resumed is None or not unit.restart_reasons or unit.function is None or following.place is None:
+            continue
+        inner = _RESUME.match(unit.function)
+        if resumed[1] != (inner[1] if inner else unit.function):
+            continue
+        found.append(
+            GraphBreak(
+                compile_id=unit.compile_id,
+                reason=unit.restart_reasons[-1],
+                place=Place(file=following.place.file, line=int(resumed[2]), function=resumed[1]),
+                stack=unit.stack,
+                time_ns=unit.start_ns,
+            )
+        )
+    return found
+
+
+def doc_id(text: str) -> str | None:
+    """torch's id of the kind of break, from the link in the text."""
+    found = _LINK.search(text)
+    return (found[1] or found[2]) if found else None
+
+
+def _reason_text(text: str) -> str:
+    begun = _REASON.search(text)
+    if begun is not None:
+        ended = _END.search(text, begun.end())
+        return text[begun.end() : ended.start() if ended else len(text)]
+    every = list(_RAISED.finditer(text))
+    if every:
+        raised = every[-1]  # what was raised in the end
+        ended = _END.search(text, raised.end())
+        return text[raised.start(1) : ended.start() if ended else len(text)]
+    return text
+
+
+def _headline(text: str) -> str:
+    before = None
+    while before != text:  # one preamble may stand before another
+        before, text = text, _PREAMBLE.sub("", text, count=1)
+    return headline(_MARK.split(text, maxsplit=1)[0] or text)
+
+
+def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
+    """What follows each ``mark``, up to the next mark or an empty line before the link."""
+    pieces = _MARK.split(text)
+    found = []
+    for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        if name == mark:
+            said = piece.split("\n For more details about this graph break", 1)[0]
+            found.append(clean("\n".join(line.strip() for line in said.strip().split("\n")).strip()))
+    return tuple(dict.fromkeys(found))[:most]
+
+
+def _user_stack(text: str) -> tuple[Place, ...]:
+    """The program's frames: after ``User code traceback:`` up to dynamo's own traceback."""
+    for mark in ("User code traceback:", "The graph break occurred in the following user code:", "from user code at:"):
+        at = text.find(mark)
+        if at >= 0:
+            section = text[at + len(mark) :]
+            ended = _STACK_END.search(section)
+            return places_of(section[: ended.start()] if ended else section)
+    at = text.find("while processing the following code")
+    return places_of(text[at:]) if at >= 0 else ()
+
+
+def _place(at: re.Match[str] | None, stack: tuple[Place, ...]) -> Place | None:
+    """The line of the break, with its function and text where the stack has them."""
+    if at is None:
+        return stack[-1] if stack else None
+    file, line = clean(at[1], 4096), int(at[2])
+    same = next((one for one in reversed(stack) if one.file == file and one.line == line), None)
+    return same or Place(file=file, line=line)

@@ -1,0 +1,242 @@
+"""Takes the records of a log one by one, each kind to what understands it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from perfscope.analyzers.compile_log import Direction, GraphBreak
+from perfscope.analyzers.readers.torch_log import (
+    breaks,
+    caches,
+    compiles,
+    graph_text,
+    kernels,
+    output_code,
+    recompiles,
+)
+from perfscope.analyzers.readers.torch_log.limits import MAX_COMPILES, MAX_KINDS, MAX_NODES
+from perfscope.analyzers.readers.torch_log.phases import Phases
+from perfscope.analyzers.readers.torch_log.records import Record, decode
+from perfscope.analyzers.readers.torch_log.text import Strings, clean
+from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit
+from perfscope.analyzers.readers.torch_log.wall_clock import WallClock
+
+PASSED_OVER = frozenset(
+    {
+        "describe_storage",
+        "describe_tensor",
+        "describe_source",
+        "dynamo_cpp_guards_str",
+        "dynamo_guards",
+        "guard_added",
+        "guard_added_fast",
+        "expression_created",
+        "create_unbacked_symbol",
+        "propagate_real_tensors",
+        "propagate_real_tensors_provenance",
+        "symbolic_shape_specialization",
+        "aot_joint_graph",
+        "aot_inference_graph_after_hop_passes",
+        "inductor_pre_grad_graph",
+        "optimize_ddp_split_graph",
+        "optimize_ddp_split_child",
+        "compiled_autograd_graph",
+        "compilation_metrics_runtime",
+        "graph_dump",
+        "exported_program",
+        "export",
+        "dump_file",
+        "link",
+        "missing_fake_kernel",
+        "mismatched_fake_kernel",
+    }
+)
+"""Kinds that are known and hold nothing the model needs (guards and programs of the user among them)."""
+
+_AOT: dict[str, Direction] = {
+    "aot_forward_graph": "forward",
+    "aot_backward_graph": "backward",
+    "aot_inference_graph": "inference",
+}
+_POST_GRAD = {"inductor_post_grad_graph": True, "after_post_grad_graph": False, "after_recompile_post_grad": False}
+"""Names of the graph after inductor's passes, as kind or as artifact; true: nothing comes after it."""
+_MAPPINGS = ("inductor_provenance_tracking_node_mappings", "inductor_triton_kernel_to_post_grad_nodes")
+
+
+class _Version(msgspec.Struct):
+    pytorch_version: str | None = None
+
+
+class Collector:
+    """Takes records one by one."""
+
+    def __init__(self) -> None:
+        self.units = compiles.Units()
+        self.phases = Phases()
+        self.clock = WallClock()
+        self.strings = Strings()
+        self.breaks: list[GraphBreak] = []
+        self.recompiles: list[tuple[Unit, tuple[str, ...], int | None]] = []
+        self.unknown: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.rank: int | None = None
+        self.version: str | None = None
+        self.has_provenance = False
+        self._nodes = 0
+        self._kinds: dict[str, Callable[[Record], None]] = {
+            "chromium_event": self._chromium,
+            "str": self._string,
+            "dynamo_start": self._start,
+            "dynamo_output_graph": self._traced,
+            "compilation_metrics": self._metrics,
+            "bwd_compilation_metrics": self._backward,
+            "create_symbol": self._symbol,
+            "inductor_output_code": self._code,
+            "artifact": self._artifact,
+            **dict.fromkeys(_AOT, self._aot),
+            **dict.fromkeys(_POST_GRAD, self._post_grad),
+        }
+
+    def take(self, record: Record) -> None:
+        """Note what a record says; ``DamagedError`` if its content is not what its kind has."""
+        if self.rank is None:
+            self.rank = record.envelope.rank
+        use = self._kinds.get(record.kind)
+        if use is not None:
+            use(record)
+        elif record.kind not in PASSED_OVER:
+            name = clean(record.kind, 80)
+            self.unknown[name if name in self.unknown or len(self.unknown) < MAX_KINDS else "others"] += 1
+
+    def _now(self, record: Record) -> int | None:
+        return self.clock.epoch_ns(record.written)
+
+    def _chromium(self, record: Record) -> None:
+        at = self.phases.add(record)
+        if at is not None:
+            self.clock.learn(record.written, at)
+
+    def _string(self, record: Record) -> None:
+        text, number = decode(record.body, tuple[str, int])
+        self.strings.add(text, number)
+
+    def _start(self, record: Record) -> None:
+        unit = self.units.begin(record)
+        if unit is not None:
+            compiles.start(unit, record, self.strings, self._now(record))
+
+    def _traced(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            unit.traced_graphs += 1
+
+    def _metrics(self, record: Record) -> None:
+        unit = compiles.end(self.units, record)
+        if unit is not None:
+            self.version = compiles.metrics(unit, record) or self.version
+
+    def _backward(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            compiles.backward_metrics(unit, record)
+
+    def _symbol(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            compiles.symbol(unit, record)
+
+    def _aot(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            graph = self._graph(record)
+            if graph is not None:
+                unit.aot[_AOT[record.kind]] = graph
+
+    def _graph(self, record: Record) -> GraphText | None:
+        graph = graph_text.parse(record.payload().decode("utf-8", "replace"))
+        self._nodes += len(graph.nodes)
+        if self._nodes > MAX_NODES:
+            self.left_out["graphs beyond the limit"] += 1
+            return None
+        return graph
+
+    def _post_grad(self, record: Record) -> None:
+        unit = self.units.of(record)
+        graph = self._graph(record) if unit is not None else None
+        if unit is None or graph is None:
+            return
+        final = _POST_GRAD[record.name or record.kind]
+        section = unit.section
+        if section is None or section.code is not None or (section.graph is not None and section.final >= final):
+            section = Section()
+            unit.sections.append(section)
+        section.graph, section.final = graph, final
+        if graph_text.is_backward(graph):
+            section.direction = "backward"
+
+    def _code(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is None:
+            return
+        code = output_code.parse(record.payload().decode("utf-8", "replace"))
+        section = unit.section
+        if section is None or section.code is not None:
+            section = Section()
+            unit.sections.append(section)
+        section.code = code
+        section.direction = code.direction or section.direction
+
+    def _artifact(self, record: Record) -> None:
+        name = record.name
+        if name == "torch_version":
+            said = decode(record.payload(), _Version).pytorch_version
+            self.version = clean(said, 100) if said else self.version
+        elif name == "recompile_reasons":
+            self._recompiled(record)
+        elif name == "dynamo_graph_break_reason":
+            self._broke(record)
+        elif name in _POST_GRAD:
+            self._post_grad(record)
+        elif caches.is_cache(name):
+            unit = self.units.of(record)
+            if unit is not None:
+                caches.answer(unit, record)
+        else:
+            self._of_kernels(record)
+
+    def _of_kernels(self, record: Record) -> None:
+        if record.name not in (*_MAPPINGS, "inductor_provenance_tracking_kernel_stack_traces", "triton_kernel_info"):
+            return
+        unit = self.units.of(record)
+        section = unit.section if unit is not None else None
+        if section is None:
+            return
+        if record.name in _MAPPINGS:
+            kernels.mappings(section, record)
+            self.has_provenance = True
+        elif record.name == "triton_kernel_info":
+            kernels.triton_info(section, record)
+        else:
+            kernels.stack_traces(section, record)
+
+    def _recompiled(self, record: Record) -> None:
+        unit = self.units.begin(record)
+        if unit is None:
+            return
+        if len(self.recompiles) >= MAX_COMPILES:
+            self.left_out["recompilations beyond the limit"] += 1
+            return
+        self.recompiles.append((unit, recompiles.reasons(record), self._now(record)))
+
+    def _broke(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is None:
+            unit = Unit("")  # torch.export has no compile id
+        unit.breaks += 1
+        if len(self.breaks) >= MAX_COMPILES:
+            self.left_out["graph breaks beyond the limit"] += 1
+            return
+        self.breaks.append(breaks.parse(record.payload().decode("utf-8", "replace"), unit, self._now(record)))

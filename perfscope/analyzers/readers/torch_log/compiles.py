@@ -1,0 +1,205 @@
+"""Compilations: where they start (``dynamo_start``), how they end (metrics), the symbols of dynamic sizes.
+
+Of the metrics only times, counts and reasons are read; the configurations, versions and provenance in them are not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from perfscope.analyzers.compile_log import Place
+from perfscope.analyzers.readers.torch_log.limits import MAX_COMPILES, MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.records import Record, decode
+from perfscope.analyzers.readers.torch_log.text import Frame, Strings, clean, headline
+from perfscope.analyzers.readers.torch_log.unit import Unit
+
+_SUFFIXES = (
+    ("_cumulative_compile_time_us", 1e6),
+    ("_time_us", 1e6),
+    ("_time_s", 1.0),
+)
+"""Endings of the metrics' times, and their unit in a second."""
+_NOT_PHASES = frozenset({"start", "end", "remote_cache_time_saved"})
+_NAMES = {
+    "dynamo": "entire_frame_compile",
+    "aot_autograd": "backend_compile",
+    "inductor": "inductor_compile",
+    "inductor_code_gen": "code_gen",
+    "backward": "backward_compile",
+    "dynamo_compile_time_before_restart": "dynamo_before_restart",
+    "dynamo_time_before_restart": "dynamo_before_restart",
+}
+"""One name for what versions of torch call differently (``CompilationMetrics`` of ``torch._dynamo.utils``)."""
+
+
+class _Start(msgspec.Struct):
+    stack: list[Frame] = []
+
+
+class _Metrics(msgspec.Struct):
+    co_name: str | None = None
+    co_filename: str | None = None
+    co_firstlineno: int | None = None
+    guard_count: int | None = None
+    graph_op_count: int | None = None
+    start_time: float | None = None
+    duration_us: float | None = None
+    fail_type: str | None = None
+    fail_reason: str | None = None
+    fail_user_frame_filename: str | None = None
+    fail_user_frame_lineno: int | None = None
+    restart_reasons: list[str] | None = None
+    has_guarded_code: bool | None = None
+    pytorch_version: str | None = None
+
+
+class _Symbol(msgspec.Struct):
+    symbol: str
+    source: str | None = None
+
+
+@dataclass(slots=True)
+class Units:
+    """All compilations so far. An id comes again after ``torch._dynamo.reset()``: that is another compilation."""
+
+    all: list[Unit] = field(default_factory=list)
+    latest: dict[str, Unit] = field(default_factory=dict)
+    beyond: int = 0
+    """Records of compilations beyond the limit."""
+
+    def of(self, record: Record) -> Unit | None:
+        """The compilation a record belongs to; ``None`` if it names none."""
+        compile_id = record.compile_id
+        if compile_id is None:
+            return None
+        unit = self.latest.get(compile_id) or self.new(compile_id)
+        unit.attempt = max(unit.attempt, min(record.envelope.attempt or 0, MAX_COMPILES))
+        return unit
+
+    def new(self, compile_id: str) -> Unit:
+        """Another compilation under this id."""
+        unit = Unit(clean(compile_id, 64))
+        if len(self.all) >= MAX_COMPILES:  # filled and forgotten
+            self.beyond += 1
+            return unit
+        self.latest[compile_id] = unit
+        self.all.append(unit)
+        return unit
+
+    def begin(self, record: Record) -> Unit | None:
+        """The compilation that a record begins: a new one if that id was already used up."""
+        compile_id = record.compile_id
+        if compile_id is None:
+            return None
+        before = self.latest.get(compile_id)
+        if before is not None and not record.envelope.attempt and (before.started or before.finished):
+            self.new(compile_id)
+        return self.of(record)
+
+
+def end(units: Units, record: Record) -> Unit | None:
+    """The compilation whose metrics a record has: a new one if the known one has its own already."""
+    compile_id = record.compile_id
+    before = units.latest.get(compile_id) if compile_id is not None else None
+    if compile_id is not None and before is not None and before.finished:
+        units.new(compile_id)
+    return units.of(record)
+
+
+def name_by_frame(units: list[Unit]) -> None:
+    """Name compilations that torch gave up before it wrote their frame (recompile limit) after the frame's last one."""
+    named: dict[str, Unit] = {}
+    for unit in units:
+        frame = unit.compile_id.rpartition("/")[0]
+        before = named.get(frame)
+        if unit.function is not None:
+            named[frame] = unit
+        elif before is not None and frame:
+            unit.function, unit.place, unit.stack = before.function, before.place, unit.stack or before.stack
+
+
+def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> None:
+    """``dynamo_start``: the frame and who called it."""
+    unit.started = True
+    unit.stack = strings.places(decode(record.body, _Start).stack)
+    if unit.stack:
+        unit.place = unit.stack[-1]
+        unit.function = unit.place.function
+    if unit.start_ns is None:
+        unit.start_ns = now_ns
+
+
+def metrics(unit: Unit, record: Record) -> str | None:
+    """``compilation_metrics``: how it went. Gives torch's version where it is said."""
+    said = decode(record.body, _Metrics)
+    unit.finished = True
+    unit.function = clean(said.co_name) if said.co_name else unit.function
+    if said.co_filename is not None and said.co_firstlineno is not None:
+        unit.place = Place(file=clean(said.co_filename, 4096), line=said.co_firstlineno, function=unit.function)
+    unit.guards = said.guard_count
+    unit.graph_ops = said.graph_op_count
+    unit.fail_type = clean(said.fail_type, 200) if said.fail_type else None
+    if said.fail_reason:
+        unit.fail_reason = headline(said.fail_reason)
+        unit.fail_text = clean_block(said.fail_reason)
+    if said.fail_user_frame_filename is not None and said.fail_user_frame_lineno is not None:
+        unit.fail_place = Place(file=clean(said.fail_user_frame_filename, 4096), line=said.fail_user_frame_lineno)
+    unit.restart_reasons = tuple(headline(reason) for reason in (said.restart_reasons or [])[:MAX_ITEMS])
+    if said.has_guarded_code is not None or said.fail_type:
+        unit.has_code = bool(said.has_guarded_code)
+    if said.start_time is not None and 0 < said.start_time < 4e9:
+        unit.start_ns = round(said.start_time * 1e6) * 1000
+    seconds = _seconds(record)
+    unit.seconds.update(seconds)
+    whole = seconds.get("entire_frame_compile")
+    if whole is not None:
+        unit.duration_ns = round(whole * 1e9)
+    elif said.duration_us is not None and 0 <= said.duration_us < 1e15:
+        unit.duration_ns = round(said.duration_us * 1000)
+    return clean(said.pytorch_version, 100) if said.pytorch_version else None
+
+
+def backward_metrics(unit: Unit, record: Record) -> None:
+    """``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
+    said = decode(record.body, _Metrics)
+    seconds = _seconds(record)
+    for name, value in seconds.items():
+        unit.seconds[f"backward.{name}"] = value
+    whole = said.duration_us / 1e6 if said.duration_us is not None else seconds.get("backward_compile")
+    whole = seconds.get("inductor_compile") if whole is None else whole
+    if whole is not None and 0 <= whole < 1e9:
+        unit.backward_ns = (unit.backward_ns or 0) + round(whole * 1e9)
+
+
+def symbol(unit: Unit, record: Record) -> None:
+    """``create_symbol``: a dynamic size and what it is the size of."""
+    said = decode(record.body, _Symbol)
+    if said.source and len(unit.symbols) < 16 * MAX_ITEMS:
+        unit.symbols[clean(said.symbol, 64)] = clean(said.source, 500)
+
+
+def clean_block(text: str) -> str:
+    """A text of several lines, bounded."""
+    return clean(text, 8_000)
+
+
+def _seconds(record: Record) -> dict[str, float]:
+    """The times among the metrics, in seconds, by torch's name of the phase."""
+    found: dict[str, float] = {}
+    for key, raw in decode(record.body, dict[str, msgspec.Raw]).items():
+        ending = next(((end, unit) for end, unit in _SUFFIXES if key.endswith(end)), None)
+        if ending is None:
+            continue
+        name = key.removesuffix(ending[0])
+        name = _NAMES.get(name, clean(name, 64))
+        try:
+            value = float(bytes(raw))
+        except ValueError:  # null, or no number
+            continue
+        if name in _NOT_PHASES or not math.isfinite(value) or len(found) >= MAX_ITEMS:
+            continue
+        found.setdefault(name, value / ending[1])
+    return found

@@ -1,0 +1,155 @@
+"""A printed FX graph (``GraphModule.print_readable(include_stride, include_device)``) as nodes.
+
+```
+def forward(self, primals_1: "f32[32, 16][16, 1]cpu"):
+    # File: /x.py:10 in forward, code: y = torch.relu(self.a(x))
+    permute: "f32[16, 32][1, 16]cpu" = torch.ops.aten.permute.default(primals_1, [1, 0]);  primals_1 = None
+    return (permute,)
+```
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.analyzers.compile_log import GraphNode, Place
+from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.text import clean
+from perfscope.analyzers.readers.torch_log.unit import GraphText
+
+_NODE = re.compile(r'\s+([A-Za-z_]\w{0,511})(?:\s*:\s*"([^"]{0,4096})")?\s*= (.+)$')
+_INPUT = re.compile(r'([A-Za-z_]\w{0,511})\s*(?::\s*"([^"]{0,4096})")?\s*[,)]')
+_FILE = re.compile(r"# .{0,200}?File: (.{1,4096}?):(\d{1,9})(?: in ([^,]{1,512}))?, code: ?(.*)$")
+_CALL = re.compile(r"([A-Za-z_][\w.]{0,1023})\(")
+_ITEM = re.compile(r"[A-Za-z_]\w*\[")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_WORD = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")
+_TYPE = re.compile(r"(?:Tensor\()?([a-z]+\d\w*)\[(.*?)\](?:\[|$|[a-z]|\))")
+_DTYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
+    "f8e8m0fnu": "float8_e8m0fnu",
+    "f4e2m1fnx2": "float4_e2m1fn_x2",
+    "c64": "complex64",
+    "c128": "complex128",
+    "c32": "complex32",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u64": "uint64",
+    "u32": "uint32",
+    "u16": "uint16",
+    "u8": "uint8",
+    "b8": "bool",
+}
+"""``torch.utils._dtype_abbrs``, turned around."""
+NO_CALL = "operator"
+"""Op of a node printed as an expression of sizes, ``s27 * 4``."""
+
+
+def parse(text: str) -> GraphText:
+    """The nodes of the first ``forward`` in ``text``; subgraphs after it are their own graphs."""
+    lines = text.split("\n")
+    at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def forward(")), None)
+    if at is None:
+        return GraphText()
+    header, at = _header(lines, at)
+    inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header))
+    known = {one.name for one in inputs}
+    nodes: list[GraphNode] = []
+    place: Place | None = None
+    for line in lines[at:]:
+        stripped = line.lstrip()
+        if stripped.startswith("#"):
+            place = _place(stripped, place)
+        elif stripped.startswith("return"):
+            return GraphText(tuple(nodes), inputs, _names(stripped[len("return") :], known))
+        elif stripped.startswith(("class ", "def ")):
+            break
+        else:
+            node = _node(line, known, place)
+            if node is not None:
+                nodes.append(node)
+                known.add(node.name)
+    return GraphText(tuple(nodes), inputs)
+
+
+def is_backward(graph: GraphText) -> bool:
+    """Whether it takes gradients: AOT autograd names them ``tangents_1`` ..."""
+    return any(one.name.startswith("tangents_") for one in graph.inputs)
+
+
+def _header(lines: list[str], at: int) -> tuple[str, int]:
+    """The signature, which may go over many lines, and the line after it."""
+    held = [lines[at].split("def forward(", 1)[1]]
+    while not held[-1].rstrip().endswith(":") and at + 1 < len(lines):
+        at += 1
+        held.append(lines[at].split("  # ", 1)[0])
+    return " ".join(held), at + 1
+
+
+def _input(name: str, said: str) -> GraphNode:
+    dtype, shape = _type(said)
+    return GraphNode(name=name, op="placeholder", dtype=dtype, shape=shape)
+
+
+def _node(line: str, known: set[str], place: Place | None) -> GraphNode | None:
+    found = _NODE.match(line)
+    if found is None:
+        return None
+    value = found[3].split(";  ", 1)[0]
+    dtype, shape = _type(found[2] or "")
+    return GraphNode(name=found[1], op=_op(value), inputs=_names(value, known), dtype=dtype, shape=shape, place=place)
+
+
+def _op(value: str) -> str:
+    call = _CALL.match(value)
+    if call is not None:
+        return clean(call[1].removeprefix("torch.ops."), 300)
+    if _ITEM.match(value):
+        return "getitem"
+    return "get_attr" if value.startswith("self.") else NO_CALL
+
+
+def _names(value: str, known: set[str]) -> tuple[str, ...]:
+    words = _WORD.findall(_QUOTED.sub("''", value))
+    return tuple(dict.fromkeys(word for word in words if word in known))
+
+
+def _place(comment: str, before: Place | None) -> Place | None:
+    found = _FILE.match(comment)
+    if found is not None:
+        function = clean(found[3]) if found[3] else None
+        return Place(
+            file=clean(found[1], 4096), line=int(found[2]), function=function, code=clean(found[4].strip()) or None
+        )
+    return None if comment.startswith("# No stacktrace") else before
+
+
+def _type(said: str) -> tuple[str | None, tuple[int | str, ...]]:
+    found = _TYPE.match(said)
+    if found is None:
+        return None, ()
+    return _DTYPES.get(found[1], found[1]), _sizes(found[2])
+
+
+def _sizes(said: str) -> tuple[int | str, ...]:
+    sizes: list[int | str] = []
+    depth, held = 0, ""
+    for letter in f"{said},":
+        if letter == "," and not depth:
+            text = held.strip()
+            if text:
+                sizes.append(int(text) if text.isdigit() and len(text) < 19 else clean(text, 200))
+            held = ""
+            continue
+        depth += (letter in "([") - (letter in ")]")
+        held += letter
+    return tuple(sizes[:MAX_ITEMS])

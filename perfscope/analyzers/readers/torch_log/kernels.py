@@ -1,0 +1,109 @@
+"""From a graph's records to kernels: calls of the output code, joined to nodes and lines by inductor's provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from perfscope.analyzers.compile_log import CompiledKernel, Direction, GraphNode, Place
+from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.output_code import Call, Code
+from perfscope.analyzers.readers.torch_log.records import Record, decode
+from perfscope.analyzers.readers.torch_log.text import clean, places_of
+from perfscope.analyzers.readers.torch_log.unit import Section, Unit
+
+MAX_NODES_OF_KERNEL = 4096
+
+Names = dict[str, tuple[str, ...]]
+
+
+class _Mappings(msgspec.Struct):
+    """``inductor_provenance_tracking_node_mappings``; version 2 numbers the calls: ``extern_kernels.mm:4``."""
+
+    cpp_code_to_post: dict[str, list[str]] = msgspec.field(name="cppCodeToPost", default_factory=dict)
+
+
+class _Compiled(msgspec.Struct):
+    compile_time_us: float | None = None
+
+
+def mappings(section: Section, record: Record) -> None:
+    """Kernel to nodes."""
+    if record.name == "inductor_triton_kernel_to_post_grad_nodes":  # torch 2.7 and 2.8; the other one repeats it
+        said = decode(record.payload(), dict[str, list[str]])
+    else:
+        said = decode(record.payload(), _Mappings).cpp_code_to_post
+    for kernel, nodes in said.items():
+        section.nodes_of[clean(kernel, 600)] = tuple(clean(node, 512) for node in nodes[:MAX_NODES_OF_KERNEL])
+
+
+def stack_traces(section: Section, record: Record) -> None:
+    """Kernel to lines: the innermost of each stack, which inductor already freed of torch's own."""
+    for kernel, stacks in decode(record.payload(), dict[str, list[str]]).items():
+        places = [places_of(stack)[-1:] for stack in stacks[:MAX_NODES_OF_KERNEL]]
+        section.places_of[clean(kernel, 600)] = tuple(dict.fromkeys(place for one in places for place in one))
+
+
+def triton_info(section: Section, record: Record) -> None:
+    """How long triton compiled each kernel."""
+    for kernel, said in decode(record.payload(), dict[str, _Compiled]).items():
+        if said.compile_time_us is not None and 0 <= said.compile_time_us < 1e15:
+            section.compile_us[clean(kernel, 600)] = said.compile_time_us
+
+
+@dataclass(slots=True)
+class _Gathered:
+    calls: int
+    call: Call
+    key: str
+
+
+def build(unit: Unit, section: Section) -> Iterator[CompiledKernel]:
+    """A kernel for each call that inductor numbered, else one by name; in the order of the code."""
+    if section.code is None:
+        return
+    gathered: dict[str, _Gathered] = {}
+    for call in section.code.calls:
+        key = call.handle or call.name
+        held = gathered.setdefault(key, _Gathered(0, call, key))
+        held.calls += 1
+        held.call.ops = tuple(dict.fromkeys((*held.call.ops, *call.ops)))[:MAX_ITEMS]
+    graph = section.graph or unit.aot.get(unit.direction_of(section))
+    known = {node.name: node for node in graph.nodes} if graph else {}
+    direction = unit.direction_of(section)
+    for one in gathered.values():
+        yield _kernel(unit.compile_id, direction, section, section.code, one, known)
+
+
+def _kernel(
+    compile_id: str,
+    direction: Direction,
+    section: Section,
+    code: Code,
+    one: _Gathered,
+    known: dict[str, GraphNode],
+) -> CompiledKernel:
+    defined = code.defined.get(one.call.name)
+    nodes = section.nodes_of.get(one.key) or section.nodes_of.get(one.call.name)
+    if nodes is None:
+        nodes = defined.nodes if defined else ()
+    computed = [known[name] for name in nodes if name in known]
+    ops = tuple(dict.fromkeys(node.op for node in computed)) or (defined.ops if defined else one.call.ops)
+    places: tuple[Place, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
+    if places is None:
+        places = tuple(dict.fromkeys(node.place for node in computed if node.place is not None))
+    spent = section.compile_us.get(one.call.name)
+    return CompiledKernel(
+        name=defined.name if defined else one.call.name,
+        backend=one.call.backend,
+        compile_id=compile_id,
+        direction=direction,
+        calls=one.calls,
+        nodes=nodes,
+        ops=ops,
+        places=places,
+        handle=one.call.handle,
+        compile_ns=None if spent is None else round(spent * 1000),
+    )

@@ -1,0 +1,233 @@
+r"""A log's records: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
+
+The payload's md5 is in ``has_payload``. Everything else (blank lines, damaged lines, a cut-off end) is counted.
+One record is held at a time; a payload nobody asks for is hashed in pieces and never held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from perfscope.analyzers.readers.torch_log.limits import MAX_HEAD_BYTES, MAX_PAYLOAD_BYTES
+
+ENVELOPE = frozenset(
+    {
+        "frame_id",
+        "frame_compile_id",
+        "attempt",
+        "compiled_autograd_id",
+        "rank",
+        "has_payload",
+        "stack",
+        "process",
+        "thread",
+        "timestamp",
+        "pathname",
+        "lineno",
+    }
+)
+"""Keys that go with any record; the other one is its kind (``torch._logging._internal.trace_structured``)."""
+
+_PREFIX = re.compile(
+    rb"(?:\[rank(\d{1,9})\]:)?[A-Z](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9}) (\d{1,20}) [^\]\n]{0,4096}?\]"
+    rb"(?: \[[^\]\n]{0,256}\]){0,2} (?=\{)"
+)
+"""``torch._logging._internal.TorchLogsFormatter.format``: level, date without a year, local time, process, place."""
+_NEXT = re.compile(rb"\n(?!\t)")
+_PIECE = 1 << 20
+_BLANK = 8
+"""Bytes up to which a line may be blank: no record is that short."""
+
+Kind = TypeVar("Kind")
+
+
+class Envelope(msgspec.Struct):
+    """What goes with any record."""
+
+    frame_id: int | None = None
+    frame_compile_id: int | None = None
+    compiled_autograd_id: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    has_payload: str | None = None
+
+
+class _Name(msgspec.Struct):
+    name: str = ""
+
+
+class DamagedError(Exception):
+    """A record, or what it holds, cannot be understood."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One record, valid until the next one is asked for."""
+
+    kind: str
+    name: str
+    """Of an artifact; ``''`` for other kinds."""
+    body: msgspec.Raw
+    """The JSON of its kind."""
+    envelope: Envelope
+    process: int
+    written: tuple[int, int, int, int, int, int]
+    """Local month, day, hour, minute, second, nanosecond."""
+    _data: bytes | mmap.mmap
+    _span: tuple[int, int]
+    _crlf: bool
+
+    @property
+    def compile_id(self) -> str | None:
+        """``'0/1'``, or ``'!2'`` / ``'!2/0/1'`` in compiled autograd (``torch._guards.CompileId``)."""
+        envelope = self.envelope
+        frame = None
+        if envelope.frame_id is not None and envelope.frame_compile_id is not None:
+            frame = f"{envelope.frame_id}/{envelope.frame_compile_id}"
+        if envelope.compiled_autograd_id is not None:
+            return f"!{envelope.compiled_autograd_id}" + (f"/{frame}" if frame else "")
+        return frame
+
+    def payload(self) -> bytes:
+        """The payload without its tabs; ``DamagedError`` if it is not what was written, or too long to hold."""
+        start, end = self._span
+        if end - start > MAX_PAYLOAD_BYTES:
+            raise DamagedError("payload too long")
+        raw = self._data[start:end]
+        if self._crlf:
+            raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r")
+        return raw[1:].replace(b"\n\t", b"\n")
+
+    def intact(self) -> bool:
+        """Whether the payload has the hash that was written with it (true where none was written)."""
+        said = self.envelope.has_payload
+        if said is None:
+            return True
+        start, end = self._span
+        if self._crlf and end - start <= MAX_PAYLOAD_BYTES:
+            return hashlib.md5(self.payload(), usedforsecurity=False).hexdigest() == said
+        digest = hashlib.md5(usedforsecurity=False)
+        at = start + 1
+        while at < end:
+            stop = min(at + _PIECE, end)
+            if stop < end and self._data[stop - 1 : stop] == b"\n":
+                stop += 1  # the tab goes with its line end
+            digest.update(self._data[at:stop].replace(b"\n\t", b"\n"))
+            at = stop
+        return digest.hexdigest() == said
+
+
+class Reader:
+    """Reads records; ``corrupt`` counts what was no record, or a damaged one."""
+
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self._data = data
+        self.corrupt = 0
+        self.records = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records whose line and payload are intact, in order."""
+        data, size, at = self._data, len(self._data), 0
+        while at < size:
+            found = _NEXT.search(data, at)
+            end = found.start() if found else size
+            head_end = data.find(b"\n", at, end)
+            head_end = end if head_end < 0 else head_end
+            if head_end - at > _BLANK or data[at:head_end].strip():
+                try:
+                    yield self._record(at, head_end, end)
+                except DamagedError:
+                    self.corrupt += 1
+            at = end + 1
+
+    def _record(self, at: int, head_end: int, end: int) -> Record:
+        if head_end - at > MAX_HEAD_BYTES:
+            raise DamagedError("line too long")
+        line = self._data[at:head_end]
+        crlf = line.endswith(b"\r")
+        prefix = _PREFIX.match(line)
+        if prefix is None:
+            raise DamagedError("no record")
+        head = line[prefix.end() :]
+        keys, envelope = _decoded(head)
+        kind = next((key for key in keys if key not in ENVELOPE), None)
+        if kind is None:
+            raise DamagedError("no kind")
+        if envelope.rank is None and prefix[1]:
+            envelope.rank = int(prefix[1])
+        month, day, hour, minute, second = (int(prefix[n]) for n in range(2, 7))
+        record = Record(
+            kind,
+            _artifact(keys[kind]) if kind == "artifact" else "",
+            keys[kind],
+            envelope,
+            int(prefix[8]),
+            (month, day, hour, minute, second, int(prefix[7].ljust(9, b"0"))),
+            self._data,
+            (min(head_end + 1, end), end),
+            crlf,
+        )
+        if not record.intact():
+            raise DamagedError("payload is not what was written")
+        self.records += 1
+        return record
+
+
+def _artifact(body: msgspec.Raw) -> str:
+    return decode(body, _Name).name
+
+
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENVELOPE = msgspec.json.Decoder(Envelope)
+
+
+def _decoded(head: bytes) -> tuple[dict[str, msgspec.Raw], Envelope]:
+    try:
+        return _KEYS.decode(head), _ENVELOPE.decode(head)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        mended = _mended(head)
+        try:
+            return _KEYS.decode(mended), _ENVELOPE.decode(mended)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise DamagedError(str(error)) from error
+
+
+def _mended(text: bytes) -> bytes:
+    """Python's JSON (NaN, lone surrogates), which torch writes, as the standard's; ``DamagedError`` if neither."""
+    try:
+        read = json.loads(text, parse_constant=lambda _: None)
+        return json.dumps(read, ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(str(error)) from error
+
+
+def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
+    """JSON as ``kind``; ``DamagedError`` if it is not."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        pass
+    try:
+        return msgspec.json.decode(_mended(bytes(text)), type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise DamagedError(str(error)) from error
+
+
+def sniff(head: bytes) -> bool:
+    """True if one of the first lines is a record of the log."""
+    for line in head.split(b"\n", 50)[:50]:
+        prefix = _PREFIX.match(line)
+        if prefix is not None and _KIND.match(line, prefix.end()):
+            return True
+    return False
+
+
+_KIND = re.compile(rb'\{"[a-z_]{2,40}": ?[\[{]')
