@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
+from perfscope.analyzers.facts.hlo_remat_time import cloned_parts, ns_a_mib, part_ns, recomputed_parts
+from perfscope.analyzers.facts.hlo_saving import Price, price
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes
+from perfscope.analyzers.units import format_bytes, format_ns
 
 MIN_FLOPS_SHARE = 0.05
 """Of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward, about a
 quarter of a step's matrix work at most; below a twentieth there is little to win back."""
 
 MEDIUM_FLOPS_SHARE = 0.1
-"""No time is known, so nothing is called high."""
+"""Where no time is known: nothing is called high then."""
 
 REGION_SHARE = 0.01
 """Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
@@ -43,7 +45,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be told")
     for cost in judged:
         yield from _checkpointed(trace, cost)
-        yield from _cloned([one for one in clones if one.cost is cost], cost)
+        yield from _cloned(trace, [one for one in clones if one.cost is cost], cost)
 
 
 def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
@@ -61,21 +63,33 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         if share < REGION_SHARE:
             continue
         kept = sum(one.kept_bytes for one in found)
+        spent = price(trace, recomputed_parts(trace, found))
         yield Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
             f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
-            f"{format_bytes(kept)}",
-            severity=_severity(share),
-            basis="structural",
+            f"{format_bytes(kept)}{_lost(spent, kept)}",
+            severity=_severity(share) if spent is None else spent.severity,
+            basis="structural" if spent is None else spent.basis,
+            cost_ns=None if spent is None else spent.cost_ns,
+            cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
             cost_bytes=None,
             where=where,
-            evidence=tuple(_row(one) for one in found[:MAX_ROWS]),
+            evidence=tuple(_row(trace, one) for one in found[:MAX_ROWS]),
             advice=ADVICE + _headroom(cost),
         )
 
 
-def _row(one: Recomputed) -> dict[str, Cell]:
+def _lost(spent: Price | None, kept: int) -> str:
+    """What is known of time, as the end of the title."""
+    if spent is None:
+        return ""
+    rate = ns_a_mib(spent.run_ns, kept)
+    return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
+
+
+def _row(trace: Trace, one: Recomputed) -> dict[str, Cell]:
+    spent = part_ns(trace, recomputed_parts(trace, [one]))
     return {
         "product": one.row.instruction.name,
         "at": where_of(one.row.instruction).label(),
@@ -86,23 +100,29 @@ def _row(one: Recomputed) -> dict[str, Cell]:
         "gflops": one.flops / 1e9,
         "flops_share": one.flops / one.cost.total.flops,
         "kept_bytes": one.kept_bytes,
+        "recompute_ns": spent,
+        "ns_a_kept_mib": ns_a_mib(spent, one.kept_bytes),
         "gflops_a_kept_mib": one.flops / 1e9 / (one.kept_bytes / (1 << 20)),
     }
 
 
-def _cloned(members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
+def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
     share = _share(sum(one.flops for one in members), cost)
     if share < MIN_FLOPS_SHARE:
         return
     copies = sum(len(one.rows) for one in members)
     where = where_of(members[0].rows[0].instruction)
+    spent = price(trace, cloned_parts(trace, members))
     yield Finding(
         subject="rematerialized by XLA",
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
         f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
-        f"{format_bytes(sum(one.bytes for one in members))} more moved a run",
-        severity=_severity(share),
-        basis="structural",
+        f"{format_bytes(sum(one.bytes for one in members))} more moved a run"
+        + ("" if spent is None else f"; it takes {spent.text}"),
+        severity=_severity(share) if spent is None else spent.severity,
+        basis="structural" if spent is None else spent.basis,
+        cost_ns=None if spent is None else spent.cost_ns,
+        cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
         cost_bytes=sum(one.bytes for one in members),
         where=Where(file=where.file, line=where.line, module=where.module if where.file is None else None),
         evidence=tuple(
@@ -114,6 +134,7 @@ def _cloned(members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
                 "gflops": one.flops / 1e9,
                 "flops_share": _share(one.flops, cost),
                 "moved_bytes": one.bytes,
+                "recompute_ns": part_ns(trace, cloned_parts(trace, [one])),
             }
             for one in members[:MAX_ROWS]
         ),

@@ -21,8 +21,10 @@ How it is found:
     XLA itself cloned to free memory, told by the name they had before (never by `.remat` in the name),
     the first of each left out. Products that take less time than writing and reading back their result
     would (short inner dimension, as in blocked attention) are cheap and not counted; on a CPU those with
-    batch dimensions, as JAX's own policy has it. Cost is the share of
-    the program's arithmetic. Where several programs of one function are there, one that recomputes more
+    batch dimensions, as JAX's own policy has it. The cost
+    is the time of the kernels that hold them: measured while nothing else ran, or for a program alone their
+    roofline in one run, on `--device` or an H100 or TPU v5e (assumed); programs for a CPU have measured time only.
+    It is said a MiB that keeping would take: the dearest are the first to keep. Where several programs of one function are there, one that recomputes more
     than another and needs as much memory is named: its policy is dominated.
 
 Fix:
