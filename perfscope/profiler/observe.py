@@ -73,6 +73,23 @@ def look(run: Path) -> Seen:
     )
 
 
+def look_again(seen: Seen, run: Path) -> Seen:
+    """The same process later, when its rank and devices are known.
+
+    A directory under a wrong rank is left for one under the right rank; what lies in it goes along.
+    """
+    torch: Any = sys.modules.get("torch")
+    rank, world_size = _known_rank(torch)
+    seen = replace(seen, world_size=world_size, devices=tuple(_devices(torch)) or seen.devices)
+    if rank is None or rank == seen.rank:
+        return seen
+    rank, path = _claim(run, rank)
+    for held in seen.path.iterdir():
+        held.rename(path / held.name)
+    seen.path.rmdir()
+    return replace(seen, rank=rank, path=path)
+
+
 def with_memory(seen: Seen, optimizers: Iterable[Any]) -> Seen:
     """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before."""
     torch: Any = sys.modules.get("torch")

@@ -68,7 +68,7 @@ class Process:
     last: what they took at the program's own overlap, everything between them included. ``None``: not measured."""
     window_steps: int = 0
     window_compilations: int = 0
-    """Programs that jax compiled in the window."""
+    """Programs that jax compiled, and frames that torch compiled, in the window."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
     devices: tuple[Mapping[str, str | int], ...] = ()

@@ -14,6 +14,7 @@ from time import monotonic, perf_counter_ns
 
 from perfscope.profiler import annotate, jax_compat, observe
 from perfscope.profiler.active import ActivePass, start_pass
+from perfscope.profiler.captures.torch_compile import TorchCompileCapture
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.options import Message
@@ -58,6 +59,7 @@ class Session:
         self._hooks = Hooks()
         self._frameworks: list[Framework] = []
         self._jax: JaxSide | None = None
+        self._compile: TorchCompileCapture | None = None
         self._finder = StepFinder(self.options, self, self._forget)
         self._starting = False
         self._seen: observe.Seen | None = None
@@ -88,6 +90,10 @@ class Session:
             else:
                 make_way = functools.partial(self._make_way, "torch_profiler")
                 self._hooks.install(self._finder, ours=lambda: self._starting, make_way=make_way)
+                self._compile = TorchCompileCapture(
+                    self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
+                )
+                self._compile.start()
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -134,10 +140,20 @@ class Session:
         self._queue = deque(passes(self.options, self._framework(self._finder.source)))
         if self._seen is None:
             self._seen = observe.look(self._run)
+        else:  # claimed when the first function was compiled: more is known of this process now
+            self._seen = observe.look_again(self._seen, self._run)
+            if self._compile is not None:
+                self._compile.moved(self._seen.path)
         if self._jax is not None:
             self._jax.settled(self._finder.source)
         observe.say_plan(self.options, self._seen, source, self._first, tuple(self._queue))
         self._write()
+
+    def _place(self) -> Path:
+        """The directory of this process, claimed now if it was not."""
+        if self._seen is None:
+            self._seen = observe.look(self._run)
+        return self._seen.path
 
     def unsettled(self) -> None:
         """``perfscope.step()`` was called after captures of another source began: start over."""
@@ -161,6 +177,8 @@ class Session:
                 if self._active is None:
                     self._settling = max(self._settling, int(self._rests()))
             if self._active is not None:
+                if self._compile is not None and self._active.due.tool == "torch_profiler":
+                    self._compile.step_begins(number)
                 self._active.begin_step(number)
             else:
                 if monotonic() - self._written > WRITE_EVERY_S:
@@ -192,7 +210,11 @@ class Session:
             self.broken(error)
 
     def _new_windows(self) -> TimedWindows:
-        return TimedWindows(self._wait, lambda: 0 if self._jax is None else self._jax.compilations)
+        return TimedWindows(self._wait, self._compilations)
+
+    def _compilations(self) -> int:
+        sides = (self._jax, self._compile)
+        return sum(side.compilations for side in sides if side is not None)
 
     def _wait(self) -> bool:
         waited = self._jax is not None and self._jax.wait()
@@ -231,12 +253,12 @@ class Session:
             if self._active is not None:
                 self._finish_active()
             best = self._finder.best()
-            if self._seen is None and best is not None and self._finder.completed[best]:
+            if self._source is None and best is not None and self._finder.completed[best]:
                 self._source = self._finder.label(best)
                 self._ended = self._finder.completed[best]
                 self._queue = deque(passes(self.options, self._framework(best)))
                 self._delay = f"the program took {self._ended} steps ({self._source}) and ended before"
-                self._seen = observe.look(self._run)
+                self._place()
             self._write(last=True)
             self._silence()
         except Exception as error:
@@ -251,6 +273,8 @@ class Session:
                 active.abandon_in_fork()
             annotate.listen(None)
             self._hooks.remove()
+            if self._compile is not None:
+                self._compile.abandon_in_fork()
             if self._jax is not None:
                 self._jax.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
@@ -259,6 +283,8 @@ class Session:
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
+        if self._compile is not None:
+            self._compile.stop()
         if self._jax is not None:
             self._jax.stop()
 
@@ -348,6 +374,9 @@ class Session:
         captures += [_missing(one, f"{self._delay} this pass began") for one in self._queue]
         if self._jax is not None:
             captures += self._jax.save(self._seen.path, last=last)
+        if self._compile is not None:
+            source = self._finder.source if self._finder.source is not None else self._finder.best()
+            captures += self._compile.save(self._seen.path, self._run, source, last=last)
         process = Process(
             rank=self._seen.rank,
             directory=self._seen.path.name,

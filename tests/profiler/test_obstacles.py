@@ -101,5 +101,9 @@ def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("perfscope.step", 10)
-    assert {one.state for one in process.captures} == {"missing"}
+    assert {one.tool: one.state for one in process.captures} == {
+        "torch_profiler": "missing",
+        "op_graph": "missing",
+        "torch_compile": "recorded",
+    }
     assert "compiled function" in str(process.captures[0].reason)

@@ -11,6 +11,7 @@ CAPTURES: dict[str, str] = {
     "jax_profiler": "perfscope.profiler.captures.jax_profiler",
     "jax_sync": "perfscope.profiler.captures.jax_sync",
     "op_graph": "perfscope.profiler.captures.op_graph",
+    "torch_compile": "perfscope.profiler.captures.torch_compile",
     "torch_profiler": "perfscope.profiler.captures.torch_profiler",
 }
 
