@@ -368,6 +368,8 @@ def test_all_work_of_the_traced_steps_is_in_the_recording(tmp_path: Path) -> Non
     work = trace.fact(steps_work)
     assert work is not None
     assert work.late, "the host did not wait"
+    if trace.frame("hlo_ops")["run_id"].isna().all():
+        pytest.skip("this jax does not number the executions of its CPU backend")
     assert [step.number for step in work.steps] == [2, 3, 4]
     assert all(step.busy_ns > 0 for step in work.steps)
     ops = trace.frame("hlo_ops")
