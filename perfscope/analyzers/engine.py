@@ -13,6 +13,7 @@ from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
 from perfscope.analyzers.program_outcomes import merge_programs
+from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
 from perfscope.analyzers.rules import load_rule, rule_ids
 from perfscope.analyzers.trace import RECORDED, Source, Trace
 
@@ -54,6 +55,8 @@ class Analysis:
     """The run's manifest (allow-listed parts) where the sources are a run of ours."""
     windows: tuple[TimedWindow, ...] = ()
     """What steps took without a profiler, their work on the devices included, where that was measured."""
+    programs: ProgramsSection = NO_PROGRAMS
+    """Compiled XLA programs and where their time goes."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -94,6 +97,7 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
             if trace.window_ns is not None
         ),
         outcomes=tuple(_judge_all(rule, held) for rule in chosen),
+        programs=programs_section(held),
     )
 
 

@@ -14,6 +14,7 @@ Flops = NewType("Flops", int)
 """A number of floating-point operations (a multiply-add counts as two)."""
 
 _TIME_STEPS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+_COUNT_STEPS = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _BYTE_STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -36,6 +37,14 @@ def format_bytes(value: int | float) -> str:
 def format_share(part: int | float, whole: int | float) -> str:
     """``part`` of ``whole`` in percent; a whole of zero has no share and shows as ``'-'``."""
     return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def format_count(value: int | float) -> str:
+    """``41_200_000`` -> ``'41.2 M'``: three significant digits, decimal prefixes, for FLOPs and their like."""
+    for size, unit in _COUNT_STEPS:
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{value:.0f}"
 
 
 def _three_digits(value: float) -> str:

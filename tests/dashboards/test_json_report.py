@@ -27,7 +27,7 @@ def schema() -> Draft202012Validator:
 def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
-    assert list(held) == ["schema", "sources", "devices", "steps", "outcomes", "run"]
+    assert list(held) == ["schema", "sources", "devices", "steps", "outcomes", "programs", "run"]
     assert held["sources"] == [
         {
             "path": "~/traces/trace.json.gz",
@@ -74,6 +74,7 @@ def test_content(schema: Draft202012Validator) -> None:
         "cost_ns": 34_500_000,
         "cost_ns_per_step": 6_900_000,
         "cost_bytes": None,
+        "cost_over": "trace",
         "basis": "measured",
         "where": {
             "op": "aten::_local_scalar_dense",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
+from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
 from perfscope.dashboards.reports.summary import SHARE_OF, Spread, Summary, summarize
@@ -110,6 +111,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
     yield from findings(summary)
+    if summary.programs is not None:
+        yield from programs_cards(summary.programs)
     yield from _not_flagged(summary)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
@@ -134,6 +137,10 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         busy = 100 * sum(device.busy_ns for device in analysis.devices) / spans
         count = len(analysis.devices)
         yield _tile("device busy", f"{busy:.1f}%", "of its span" if count == 1 else f"mean of {count} devices")
+    section = analysis.programs
+    if section.on_cpu and not spans:
+        programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'} on XLA's CPU backend"
+        yield _tile("instruction time", format_ns(section.instructions_ns), f"{programs}, thread pools included")
     if summary.timed:
         best = summary.timed[0]
         share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""

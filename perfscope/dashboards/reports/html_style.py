@@ -65,6 +65,9 @@ margin-bottom:12px}
 .device .parts{grid-column:2;font-size:13px;color:var(--soft);font-variant-numeric:tabular-nums}
 .ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}
 .ps-steps{display:block;width:100%;height:96px;border-bottom:1px solid var(--line)}
+.ps-share{display:block;width:110px;height:12px;margin-top:4px;border-radius:3px;background:var(--code)}
+td.share{width:120px}
+.scroll+.note{margin-top:10px}
 .ends{display:flex;justify-content:space-between;font-size:13px;color:var(--soft);margin-top:4px}
 .unseen{border-left:4px solid #c98714}
 ul{margin:0;padding-left:18px}li{margin:4px 0;overflow-wrap:anywhere}
@@ -83,6 +86,7 @@ th,td{padding-right:10px}td.t{min-width:7em}
 .stacks td,.stacks td.t{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;min-width:0;
 white-space:normal;text-align:right}
 .stacks td::before{content:attr(data-name);color:var(--soft);flex:none;text-align:left}
+.stacks td.share{width:auto}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}

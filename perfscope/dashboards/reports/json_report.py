@@ -1,6 +1,7 @@
 """The report as JSON: stable, documented by ``docs/report-schema.json``, made for programs.
 
-Times are integer nanoseconds. Keys are only added within a schema version, never renamed.
+Times are integer nanoseconds, modelled ones may be fractions. Keys are only added within a schema version, never
+renamed; a reader ignores those it does not know.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.reports.program_json import programs_document
+from perfscope.dashboards.reports.summary import programs_alone
 from perfscope.dashboards.shown import shown_value
 
 if TYPE_CHECKING:
@@ -30,13 +33,15 @@ def render(analysis: Analysis) -> str:
 
 def document(analysis: Analysis) -> dict[str, Any]:
     """The report as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
+    over = "run" if programs_alone(analysis) else "trace"
     held: dict[str, Any] = shown_value(
         {
             "schema": SCHEMA,
             "sources": [_source(source) for source in analysis.sources],
             "devices": [_device(device) for device in analysis.devices],
             "steps": [_step(step) for step in analysis.steps],
-            "outcomes": [_outcome(outcome) for outcome in analysis.outcomes],
+            "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],
+            "programs": _plain(programs_document(analysis.programs)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )
@@ -79,16 +84,16 @@ def _step(step: Step) -> dict[str, Any]:
     return asdict(step)
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: Outcome, over: str) -> dict[str, Any]:
     return {
         "rule": outcome.rule,
         "status": outcome.status,
         "reason": outcome.reason,
-        "findings": [_finding(finding) for finding in outcome.findings],
+        "findings": [_finding(finding, over) for finding in outcome.findings],
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, over: str) -> dict[str, Any]:
     return {
         "subject": finding.subject,
         "title": finding.title,
@@ -96,6 +101,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "cost_ns": finding.cost_ns,
         "cost_ns_per_step": finding.cost_ns_per_step,
         "cost_bytes": finding.cost_bytes,
+        "cost_over": over,
         "basis": finding.basis,
         "where": asdict(finding.where),
         "evidence": [{key: _plain(cell) for key, cell in row.items()} for row in finding.evidence],

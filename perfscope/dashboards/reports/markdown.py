@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.advice import Block, blocks
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
+from perfscope.dashboards.reports.program_markdown import programs_details
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from perfscope.analyzers.engine import Analysis
 
@@ -27,16 +29,6 @@ MOST_EVIDENCE = 5
 """Evidence rows of a finding: a comment is an overview, the other formats hold all."""
 
 _MARKS = {"high": "\N{LARGE RED CIRCLE}", "medium": "\N{LARGE YELLOW CIRCLE}", "low": "\N{MEDIUM WHITE CIRCLE}"}
-
-_ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
-"""What formats inside a line. Of links and pictures the brackets do; a cell ends at ``|``."""
-_BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
-"""What makes a heading, a list or a rule where a line begins with it."""
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_LINKED = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))")
-"""GitHub makes mentions, issue references and links of bare text even after HTML entities are resolved."""
-_APART = "\u200b"
-"""A space of no width: what stands on both sides of it is no mention and no link."""
 
 
 def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
@@ -57,21 +49,6 @@ def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
     return _cut(f"{head}{''.join(kept)}{missing}\n{tail}\n", limit)
 
 
-def escape(text: str) -> str:
-    """``text`` as plain words of a Markdown line: no formatting, HTML, mention, link or table cell."""
-    return _BLOCK.sub(r"\1\2\\", _ACTIVE.sub(r"\\\g<0>", in_html(text)))
-
-
-def in_html(text: str) -> str:
-    """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
-    return _LINKED.sub(lambda found: found[0] + _APART, text.translate(_ENTITIES))
-
-
-def code(text: str) -> str:
-    """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
-    return f"<code>{_ACTIVE.sub(lambda found: f'&#{ord(found[0])};', in_html(text))}</code>"
-
-
 def _cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
@@ -88,13 +65,15 @@ def _head(summary: Summary) -> Iterable[str]:
     if summary.devices:
         rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
         heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
-        yield _table(heads, rows, "llrrrrr")
+        yield markdown_table(heads, rows, "llrrrrr")
     if summary.findings:
         share = SHARE_OF[any(row.per_step for row in summary.findings)]
         titles = ("", "saves up to", share, "finding", "where", "known by")
-        yield _table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
+        yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    if summary.programs is not None:
+        yield programs_details(summary.programs)
 
 
 def _count(summary: Summary, level: str) -> int:
@@ -104,12 +83,6 @@ def _count(summary: Summary, level: str) -> int:
 def _row(row: FindingRow) -> tuple[str, ...]:
     title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
     return (_MARKS[row.severity], row.saves or NO_TIME, row.share, title, code(row.where), row.known_by)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    rule = "|".join("-:" if side == "r" else "-" for side in align)
-    lines = [f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
 
 
 def _finding(row: FindingRow) -> str:
@@ -129,7 +102,7 @@ def _finding(row: FindingRow) -> str:
              for text in (evidence_cell(key, value),)]
             for cells in row.evidence[:MOST_EVIDENCE]
         ]  # fmt: skip
-        parts.append(_table(heads, rows, align) + "\n")
+        parts.append(markdown_table(heads, rows, align) + "\n")
     parts.append(_advice(row.advice))
     parts.append("\n</details>\n")
     return "\n".join(parts)

@@ -15,6 +15,7 @@ from perfscope.analyzers.trace import RECORDED
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
 from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
 
@@ -55,7 +56,8 @@ class FindingRow:
     title: str
     severity: Severity
     saves: str
-    """``'6.90 ms'`` a step, ``'6.90 ms in all'``, or ``''`` where no time is known."""
+    """``'6.90 ms'`` a step, ``'6.90 ms in all'``, ``'6.90 ms a run'`` of a program without a recording, or ``''``
+    where no time is known."""
     share: str
     per_step: bool
     where: str
@@ -134,6 +136,8 @@ class Summary:
     """How to see more: the command, or where the path does not fit a line the option."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
+    programs: ProgramsView | None = None
+    """Compiled XLA programs and where their time goes; ``None`` where there are none."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -143,8 +147,8 @@ class Summary:
 
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
-    wholes, several = _Wholes(analysis), len(analysis.sources) > 1
-    rows = [_finding_row(rule, finding, wholes, several=several) for rule, finding in analysis.findings()]
+    wholes, several, alone = _Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
+    rows = [_finding_row(rule, finding, wholes, several=several, alone=alone) for rule, finding in analysis.findings()]
     return Summary(
         headline=_headline(analysis),
         facts=tuple(_facts(analysis)),
@@ -160,6 +164,7 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         again=_again(analysis),
         remarks=tuple(remarks(analysis.sources)),
+        programs=programs_view(analysis.programs),
     )
 
 
@@ -180,7 +185,7 @@ def _headline(analysis: Analysis) -> str:
     sources = analysis.sources
     if not sources:
         return "nothing was read"
-    unit = "instructions" if _programs_alone(analysis) else "events"
+    unit = "instructions" if programs_alone(analysis) else "events"
     events = f"{sum(source.events_read for source in sources):,} {unit}"
     formats = ", ".join(sorted({shown(source.format) for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
@@ -193,7 +198,7 @@ def _headline(analysis: Analysis) -> str:
     return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
 
 
-def _programs_alone(analysis: Analysis) -> bool:
+def programs_alone(analysis: Analysis) -> bool:
     """Compiled programs and no recording: they have neither events nor steps nor devices."""
     return bool(analysis.sources) and all(
         PROGRAM_FORMATS.issuperset(source.format.split(", ")) for source in analysis.sources
@@ -201,7 +206,7 @@ def _programs_alone(analysis: Analysis) -> bool:
 
 
 def _facts(analysis: Analysis) -> list[str]:
-    if _programs_alone(analysis):
+    if programs_alone(analysis):
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
@@ -220,6 +225,8 @@ def _facts(analysis: Analysis) -> list[str]:
         busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
         count = len(analysis.devices)
         said.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")
+    elif not analysis.devices and analysis.programs.on_cpu:
+        said.append(ran_on_cpu(analysis.programs, sum(step.traced for step in analysis.steps)))
     elif not analysis.devices:
         said.append("no accelerator work in it")
     return said
@@ -253,10 +260,10 @@ def _fold_programs(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]
     return reason, tuple(rules)
 
 
-def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool) -> FindingRow:
-    cost, in_all = finding.cost_ns_per_step, ""
+def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool, alone: bool) -> FindingRow:
+    cost, over = finding.cost_ns_per_step, ""
     if cost is None and finding.cost_ns is not None:
-        cost, in_all = finding.cost_ns, " in all"
+        cost, over = finding.cost_ns, " a run" if alone else " in all"
     whole = wholes.of(finding)
     line = finding.where.label() if finding.where.file is not None else None
     place = (
@@ -269,7 +276,7 @@ def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool)
         rule=dashed(rule),
         title=shown(finding.title, TITLE_LIMIT),
         severity=finding.severity,
-        saves="" if cost is None else f"{format_ns(cost)}{in_all}",
+        saves="" if cost is None else f"{format_ns(cost)}{over}",
         share="" if cost is None or not whole else format_share(cost, whole),
         per_step=finding.cost_ns_per_step is not None,
         where=tail(shown(finding.where.label()), WHERE_LIMIT),

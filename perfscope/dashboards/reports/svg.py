@@ -52,6 +52,16 @@ def device_bar(row: DeviceRow) -> str:
     return _picture("bar", f"{row.device}: {shares}", "".join(pieces))
 
 
+def share_bar(share: float) -> str:
+    """A share of 0 to 1 as a bar; the number stands beside it."""
+    width = _WIDTH * min(max(share, 0.0), 1.0)
+    bar = f'<rect width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
+    return (
+        f'<svg class="ps-share" aria-hidden="true" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
+        f' xmlns="http://www.w3.org/2000/svg">{bar}</svg>'
+    )
+
+
 def swatch(color: str) -> str:
     """A square of a legend."""
     square = f'<rect width="10" height="10" rx="2" fill="{color}"/>'

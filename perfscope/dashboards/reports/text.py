@@ -12,6 +12,7 @@ from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.program_text import programs_section
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield _device_table(summary.devices)
     yield ""
     yield from _findings(summary, width, verbose=verbose)
+    if summary.programs is not None:
+        yield from programs_section(summary.programs, verbose=verbose)
     yield from _not_flagged(summary)
     yield from (_line("  ", remark) for remark in summary.remarks)
     if verbose:

@@ -1,0 +1,299 @@
+"""The compiled programs of an analysis as rows and sentences, decided once for every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
+from perfscope.dashboards.shown import shorten, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace, HotSpots
+    from perfscope.analyzers.facts.programs import Execution, LeastTime, Program
+    from perfscope.analyzers.programs_section import ProgramsSection
+
+NAME_LIMIT = 28
+"""Characters of a program's or an instruction's name in a table."""
+
+PLACE_LIMIT = 40
+"""Characters of a source line or a scope in a table: the end tells."""
+
+SMALL_PART = 0.005
+"""A part of the arithmetic or of the least time below half a percent shows as 0% and is left out."""
+
+NO_PEAKS_CPU = "CPU: no peaks known, no roofline"
+NO_PEAKS = "the recording names no device whose peaks are known: no roofline"
+
+AT_LEAST = ">="
+"""Before a lower bound: a trip count or the arithmetic of an instruction is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRow:
+    """A program as cells; ``''`` is not known, or not asked (a program that did not run)."""
+
+    name: str
+    runs: str
+    """``'3'``, ``'3 x 8'`` (on 8 devices), ``'~3'`` where the profile numbers no executions."""
+    time: str
+    """Measured time of its instructions, all executions."""
+    share: str
+    flops: str
+    bytes: str
+    peak: str
+    least: str
+    """Least time of a run."""
+    bound: str
+    """What holds back most of the least time."""
+    mfu: str
+    details: tuple[str, ...]
+    """Sentences: where a run's time, arithmetic and least time go."""
+
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """(column, cell) of all that the table has."""
+        return (
+            ("program", self.name), ("runs", self.runs), ("time", self.time), ("share", self.share),
+            ("FLOPs a run", self.flops), ("bytes a run", self.bytes), ("peak memory", self.peak),
+            ("least time", self.least), ("bound by", self.bound), ("MFU", self.mfu),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotRow:
+    """A line, a scope or an instruction as cells, and its share as a number for a bar."""
+
+    cells: tuple[tuple[str, str], ...]
+    """(column, cell); the same columns in every row of a table."""
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotTable:
+    """Rows worst first, and what is not in them."""
+
+    title: str
+    rows: tuple[HotRow, ...]
+    left: str
+    """``'and 204 more, 12.3 ms together'`` of what the model already left out; ``''`` if nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramsView:
+    """The whole section."""
+
+    rows: tuple[ProgramRow, ...]
+    rows_left: int
+    columns: tuple[str, ...]
+    """Columns that any row fills."""
+    known_by: str
+    """Which numbers are measured, modelled or structural."""
+    hot_title: str
+    lines: HotTable | None
+    scopes: HotTable | None
+    instructions: HotTable | None
+    notes: tuple[str, ...]
+
+
+def programs_view(section: ProgramsSection) -> ProgramsView | None:
+    """The section as rows; ``None`` where there is no program."""
+    if not section.programs and not section.problems:
+        return None
+    rows = tuple(_program(one, section) for one in section.programs if one.execution is not None or not section.ran)
+    left = section.programs_left + len(section.programs) - len(rows)
+    filled = {name for row in rows for name, cell in row.cells() if cell}
+    spots = section.hot_spots[0] if section.hot_spots else None
+    return ProgramsView(
+        rows=rows,
+        rows_left=left,
+        columns=tuple(name for name, _ in rows[0].cells() if name in filled) if rows else (),
+        known_by=_known_by(section.programs[: len(rows)]),
+        hot_title=_hot_title(spots),
+        lines=None if spots is None else _places("source line", spots.lines, spots, "lines"),
+        scopes=None if spots is None else _places("scope", spots.scopes, spots, "scopes"),
+        instructions=None if spots is None else _instructions(spots),
+        notes=tuple(_notes(section)),
+    )
+
+
+def ran_on_cpu(section: ProgramsSection, traced_steps: int) -> str:
+    """What ran where no accelerator did: ``'XLA CPU: 3 programs, 42.1 ms of instruction time ...'``."""
+    programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'}"
+    steps = f" in {traced_steps:,} step{'' if traced_steps == 1 else 's'}" if traced_steps else ""
+    time = f"{format_ns(section.instructions_ns)} of instruction time{steps}"
+    return f"XLA CPU: {programs}, {time} (thread pool time, may exceed wall time)"
+
+
+def _program(program: Program, section: ProgramsSection) -> ProgramRow:
+    ran, least = program.execution, program.least
+    bound = "" if program.exact else f"{AT_LEAST} "
+    rank = f"rank {program.rank} " if program.rank is not None and len({p.rank for p in section.programs}) > 1 else ""
+    peak = "" if program.peak_bytes is None else format_bytes(program.peak_bytes)
+    use = program.utilization
+    return ProgramRow(
+        name=rank + shown(program.name, NAME_LIMIT),
+        runs="" if ran is None else _runs(ran),
+        time="" if ran is None else format_ns(ran.instructions_ns),
+        share="" if ran is None else format_share(ran.instructions_ns, section.instructions_ns),
+        flops="" if program.flops is None else bound + format_count(program.flops),
+        bytes="" if program.bytes is None else bound + format_bytes(program.bytes),
+        peak=f"~{peak}" if program.peak_known_by == "modelled" else peak,
+        least="" if least is None else ("" if least.exact else f"{AT_LEAST} ") + format_ns(least.total_ns),
+        bound="" if least is None else least.bound,
+        mfu="" if use is None else ("" if use.exact else f"{AT_LEAST} ") + f"{100 * use.mfu:.1f}%",
+        details=tuple(_details(program)),
+    )
+
+
+def _runs(ran: Execution) -> str:
+    """Executions of each device, and on how many; ``~`` where they were told from the instructions."""
+    each = ran.count / ran.devices
+    number = f"{each:.0f}" if each == int(each) else f"{each:.1f}"
+    return ("" if ran.counted else "~") + number + (f" x {ran.devices}" if ran.devices > 1 else "")
+
+
+def _details(program: Program) -> Iterator[str]:
+    ran, least, use = program.execution, program.least, program.utilization
+    if ran is not None:
+        each = f"a run: {format_ns(ran.instructions_ns / ran.count)} of instructions"
+        if ran.span_ns is not None:
+            each += f" in {format_ns(ran.span_ns / ran.count)} from first to last"
+        if ran.launch_ns < ran.instructions_ns:
+            each += f"; {format_ns(ran.launch_ns / ran.count)} in the calls that began them, the rest in a thread pool"
+        yield f"{each} (measured)"
+    phases = _parts(program.flops_by_phase, program.flops or 0)
+    if len(program.flops_by_phase) > 1 and phases:
+        yield f"FLOPs: {phases} (modelled)"
+    if least is not None:
+        yield _least(least)
+    if use is not None and ran is not None:
+        over = "instructions' time" if ran.span_ns is None else "span of a run"
+        yield f"MFU {100 * use.mfu:.1f}%, HFU {100 * use.hfu:.1f}% over the {over} (FLOPs modelled, time measured)"
+    if program.unknown:
+        many = "instruction whose" if program.unknown == 1 else "instructions whose"
+        yield f"{program.unknown:,} {many} arithmetic is not known (custom calls): FLOPs are a lower bound"
+
+
+def _least(least: LeastTime) -> str:
+    mark = "" if least.exact else f"{AT_LEAST} "
+    parts = _parts(least.by_bound, least.total_ns)
+    return f"least time {mark}{format_ns(least.total_ns)} a run on {least.device}: bound by {parts} (modelled)"
+
+
+_WORDS = {"unnamed": "added by XLA", "unknown": "what is not known"}
+
+
+def _parts(parts: object, whole: float) -> str:
+    """``'backward 65.1%, forward 34.5%'``, the largest first."""
+    held = dict(parts)  # type: ignore[call-overload]
+    largest = sorted(held, key=lambda name: -held[name])
+    said = [
+        f"{_WORDS.get(name, name)} {format_share(held[name], whole)}"
+        for name in largest
+        if whole and held[name] / whole >= SMALL_PART
+    ]
+    return ", ".join(said)
+
+
+def _known_by(programs: Sequence[Program]) -> str:
+    said = []
+    if any(one.execution is not None for one in programs):
+        said.append("runs and time measured")
+    if any(one.flops is not None for one in programs):
+        least = ", least time" if any(one.least is not None for one in programs) else ""
+        said.append(f"FLOPs, bytes{least} modelled")
+    kinds = {one.peak_known_by for one in programs if one.peak_known_by is not None}
+    if kinds == {"assigned"}:
+        said.append("peak memory as XLA assigned it")
+    elif kinds:
+        said.append("peak memory as XLA assigned it, ~ modelled" if "assigned" in kinds else "peak memory modelled (~)")
+    return "; ".join(said)
+
+
+def _notes(section: ProgramsSection) -> Iterator[str]:
+    recorded = [one for one in section.programs if one.module_index is not None]
+    if recorded and all(one.least is None for one in recorded):
+        platforms = {one.platform for one in recorded} - {None}
+        if platforms == {"cpu"}:
+            yield NO_PEAKS_CPU
+        elif platforms:
+            yield NO_PEAKS
+    if not section.ran and not section.hot_spots and recorded:
+        yield "no times of instructions: `perfscope run` records them"
+    if section.spots_left or len(section.hot_spots) > 1:
+        others = len(section.hot_spots) - 1 + section.spots_left
+        what = "recording" if section.hot_spots[0].basis == "measured" else "program"
+        yield f"lines and instructions are those of the {what} with the most time, of {others + 1:,}"
+    yield from section.problems
+
+
+def _hot_title(spots: HotSpots | None) -> str:
+    if spots is None:
+        return ""
+    whole = format_ns(spots.total_ns)
+    rank = f" of {shown(spots.program, NAME_LIMIT)}" if spots.program else ""
+    rank += f" of rank {spots.rank}" if spots.rank is not None else ""
+    if spots.basis == "measured":
+        missed = f", {format_share(spots.unmatched_ns, spots.total_ns)} of it in no recorded program"
+        return f"where the time{rank} goes: {whole} of instructions, measured" + (missed if spots.unmatched_ns else "")
+    return f"where the least time{rank} goes: {whole} a run, modelled"
+
+
+def _places(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str) -> HotTable:
+    rows = tuple(
+        HotRow(
+            cells=(
+                ("time", format_ns(place.time_ns)),
+                ("share", format_share(place.time_ns, spots.total_ns)),
+                (what, _place(place)),
+                *((("mainly", shorten(shown(place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
+                ("instructions", f"{place.instructions:,}" if place.instructions else "-"),
+            ),
+            share=place.time_ns / spots.total_ns if spots.total_ns else 0.0,
+        )
+        for place in places
+    )
+    return HotTable(title=f"by {what}", rows=rows, left=_left(spots, key))
+
+
+def _place(place: HotPlace) -> str:
+    phase = f" ({place.phase})" if place.phase not in (None, "forward") else ""
+    return _end(shown(place.name)) + phase
+
+
+def _end(text: str) -> str:
+    """The end of a path or scope that is too long, cut at a slash where one is."""
+    if len(text) <= PLACE_LIMIT:
+        return text
+    kept = text[-(PLACE_LIMIT - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(text, PLACE_LIMIT)
+
+
+def _instructions(spots: HotSpots) -> HotTable:
+    rows = tuple(
+        HotRow(cells=tuple(_instruction(row, spots)), share=row.time_ns / spots.total_ns if spots.total_ns else 0.0)
+        for row in spots.instructions
+    )
+    return HotTable(title="by instruction", rows=rows, left=_left(spots, "instructions"))
+
+
+def _instruction(row: HotInstruction, spots: HotSpots) -> Iterator[tuple[str, str]]:
+    yield "time", format_ns(row.time_ns)
+    yield "share", format_share(row.time_ns, spots.total_ns)
+    yield "instruction", shorten(shown(row.instruction), NAME_LIMIT)
+    yield "op", shorten(shown(row.scope or row.opcode or ""), NAME_LIMIT)
+    yield "at", "" if row.file is None else _end(shown(row.file if row.line is None else f"{row.file}:{row.line}"))
+    yield "calls", f"{row.calls:,}"
+    if any(one.bound is not None for one in spots.instructions):
+        yield "bound by", row.bound or "-"
+        yield "roof", "-" if row.roof_ns is None else format_ns(row.roof_ns)
+    if any(one.headroom_ns is not None for one in spots.instructions):
+        yield "headroom", "-" if row.headroom_ns is None else format_ns(row.headroom_ns)
+
+
+def _left(spots: HotSpots, key: str) -> str:
+    left = spots.left.get(key)
+    return f"and {left.count:,} more, {format_ns(left.time_ns)} together" if left is not None and left.count else ""
