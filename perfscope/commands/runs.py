@@ -72,8 +72,13 @@ def _row(listed: Listed) -> dict[str, Any]:
 
 
 def _step_ns(run: Run) -> int | None:
-    """Median of the untraced steps of the first rank, in ns; ``None`` where no step was timed."""
+    """Of the first rank, without a profiler, in ns: the mean with the devices waited for, else the host's median.
+
+    ``None`` where no step was timed.
+    """
     for process in run.processes:
+        if process.window_ns is not None and process.window_steps > 0:
+            return round(process.window_ns / process.window_steps)
         times = sorted(process.untraced_step_ns)
         if times:
             return times[len(times) // 2]

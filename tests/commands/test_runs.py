@@ -13,7 +13,14 @@ from perfscope.profiler import store
 from perfscope.profiler.run import Capture, Process, Run
 
 
-def put(root: Path, name: str, *, command: tuple[str, ...] = ("train.py",), exit_code: int = 0) -> Path:
+def put(
+    root: Path,
+    name: str,
+    *,
+    command: tuple[str, ...] = ("train.py",),
+    exit_code: int = 0,
+    window: tuple[int | None, int] = (None, 0),
+) -> Path:
     directory = root / name
     directory.mkdir(parents=True)
     captures = (
@@ -26,6 +33,8 @@ def put(root: Path, name: str, *, command: tuple[str, ...] = ("train.py",), exit
         steps_seen=12,
         untraced_step_ns=(3_000_000, 1_000_000, 2_000_000),
         captures=captures,
+        window_ns=window[0],
+        window_steps=window[1],
     )
     store.write(
         directory,
@@ -109,3 +118,9 @@ def test_prune_keeps_the_newest(here: Path) -> None:
 
 def test_a_negative_number_to_keep_is_refused() -> None:
     assert CliRunner().invoke(runs, ["--prune", "-1"]).exit_code == 2
+
+
+def test_a_step_is_the_window_over_its_steps_where_the_devices_were_waited_for(here: Path) -> None:
+    put(here, "20260101-000000-train-aaaa", window=(164_000_000, 4))
+    (row,) = json.loads(ask("--json"))
+    assert row["step_ns"] == 41_000_000
