@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.hardware import Device
     from perfscope.analyzers.load import Loaded, Skipped
     from perfscope.analyzers.trace import Trace
 
@@ -33,6 +34,11 @@ MOST_NAMED = 3
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Write here, not to stdout (repeatable)."
 )
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Ask this rule only (repeatable).")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Judge compiled programs for this device (H200, MI300X, TPU v5p ...) where the recording names none.",
+)
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @quiet_option
 @verbose_option
@@ -41,6 +47,7 @@ def analyze(
     form: str | None,
     outputs: tuple[str, ...],
     rules: tuple[str, ...],
+    device: str | None,
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -52,11 +59,16 @@ def analyze(
     one and compared.
     """
     from perfscope.analyzers.engine import analyze as judge
+    from perfscope.analyzers.facts.program_device import judge_for
     from perfscope.analyzers.rules import load_rule
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
+    judged = None if device is None else _device(device)
     loaded = _load(paths)
+    if judged is not None:
+        for trace in loaded.traces:
+            judge_for(trace, judged)
     _spare_inputs(loaded, outputs)
     if not quiet:
         _tell(loaded.skipped)
@@ -81,6 +93,18 @@ def _format_for(output: str, form: str | None) -> str:
     found = form or format_of(output)
     if found is None:
         raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
+    return found
+
+
+def _device(name: str) -> Device:
+    """The device a person named; one line with close names where there is none of that name."""
+    from perfscope.analyzers.hardware import DEVICES, close_names, named_device
+
+    found = named_device(name)
+    if found is None:
+        close = close_names(name)
+        known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
+        raise AskedWronglyError(f"--device {name}: not in the hardware tables; {known}")
     return found
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from perfscope.analyzers.hardware import Device, find_device
+from perfscope.analyzers.hardware import Device, find_device, named_device
 from perfscope.analyzers.trace import Trace
 
 ASSUMED = {"gpu": "NVIDIA H100 80GB HBM3", "tpu": "TPU v5 lite"}
@@ -43,7 +43,7 @@ def program_device(trace: Trace) -> ProgramDevice | None:
     platform = program_platform(trace)
     if platform is None or platform not in ASSUMED:
         return None
-    named = find_device(trace.judged_device) if trace.judged_device is not None else None
+    named = named_device(trace.judged_device) if trace.judged_device is not None else None
     if named is not None and platform_of(named) == platform:
         return ProgramDevice(device=named, recorded=False, given=True)
     assumed = find_device(ASSUMED[platform])
@@ -59,3 +59,36 @@ def program_platform(trace: Trace) -> str | None:
 def platform_of(device: Device) -> Literal["gpu", "tpu"]:
     """The XLA platform that compiles for a device."""
     return "tpu" if device.vendor == "Google" else "gpu"
+
+
+def judge_for(trace: Trace, device: Device) -> None:
+    """Judge the compiled programs of a trace for a device the user named.
+
+    Asked before any fact of the trace is. Where the device does not count, a note of the source says why.
+    """
+    trace.judged_device = device.name
+    why = _unused(trace, device)
+    if why is not None:
+        note = f"--device {device.name} is not used: {why}"
+        trace.source = replace(trace.source, notes=(*trace.source.notes, note))
+
+
+def _unused(trace: Trace, device: Device) -> str | None:
+    if not trace.hlo:
+        return "there is no compiled XLA program; everything else is measured, or judged for the device it ran on"
+    recorded = sorted({trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""})
+    if recorded:
+        return f"the recording names the device the programs ran on, {', '.join(recorded[:3])}"
+    platforms = {module.platform for module in trace.hlo if module.is_scheduled} - {None}
+    wanted = platform_of(device)
+    if wanted in platforms:
+        return None
+    if "cpu" in platforms:
+        return (
+            "the programs were compiled for a CPU, which fuses and schedules in another way; they are judged by their "
+            "structure and by measured time"
+        )
+    others = ", ".join(sorted(platform.upper() for platform in platforms if platform is not None))
+    return (
+        f"the programs were compiled for {f'a {others}' if others else 'no known platform'}, not for a {wanted.upper()}"
+    )

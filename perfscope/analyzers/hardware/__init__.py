@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 from perfscope.analyzers.hardware.amd import AMD
 from perfscope.analyzers.hardware.device import Device
@@ -11,7 +12,7 @@ from perfscope.analyzers.hardware.nvidia import NVIDIA
 
 DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 
-__all__ = ["DEVICES", "Device", "find_device"]
+__all__ = ["DEVICES", "Device", "close_names", "find_device", "named_device"]
 
 
 def find_device(name: str) -> Device | None:
@@ -20,3 +21,21 @@ def find_device(name: str) -> Device | None:
     ``NVIDIA H100 80GB HBM3``, ``AMD Instinct MI300X VF``, ``TPU v5 lite``.
     """
     return next((device for device in DEVICES if re.search(device.match, name, re.IGNORECASE)), None)
+
+
+def named_device(name: str) -> Device | None:
+    """The device a person calls ``name``: as the tables print it, in any case and spacing, or as a driver does."""
+    spelled = _plain(name)
+    return next((device for device in DEVICES if _plain(device.name) == spelled), None) or find_device(name)
+
+
+def close_names(name: str) -> tuple[str, ...]:
+    """Devices whose names hold ``name`` or look like it, the best first; empty if none does."""
+    spelled, names = _plain(name), {_plain(device.name): device.name for device in DEVICES}
+    holding = [shown for plain, shown in names.items() if spelled and spelled in plain]
+    alike = [names[plain] for plain in get_close_matches(spelled, names, n=5, cutoff=0.5)]
+    return tuple(dict.fromkeys([*holding, *alike]))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

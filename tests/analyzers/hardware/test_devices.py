@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.hardware import DEVICES, find_device
+from perfscope.analyzers.hardware import DEVICES, close_names, find_device, named_device
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,25 @@ def test_links_are_counted_in_one_direction():
     assert by_name["T4"].link is None
     # every entry of the side tables is a product of the main table
     assert sum(device.link is not None for device in DEVICES) == 17
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_device_answers_to_its_own_name(device) -> None:
+    assert named_device(device.name) is device
+    assert named_device(device.name.lower().replace(" ", "-")) is device
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"), [("h100 sxm", "H100 SXM"), ("H100", "H100 SXM"), ("tpu-v5p", "TPU v5p"), ("mi300x", "MI300X")]
+)
+def test_devices_as_people_type_them(typed: str, name: str) -> None:
+    found = named_device(typed)
+    assert found is not None
+    assert found.name == name
+
+
+def test_close_names_of_what_is_not_there() -> None:
+    assert named_device("A100") is None
+    assert close_names("A100")[:3] == ("A100 SXM 80GB", "A100 PCIe 80GB", "A100 40GB")
+    assert "MI300X" in close_names("MI300")
+    assert close_names("abacus") == ()
