@@ -188,8 +188,20 @@ class FusionRefusal:
     second_kernel: str | None = None
     shared_bytes: int | None = None
     """Bytes the second reads of what the first writes; ``None`` where not known."""
+    common_read_bytes: int | None = None
+    """Bytes the second reads of what the first reads as well; ``None`` where not known."""
     times: int = 1
     """Rounds of the scheduler that refused it: the same refusal is said once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpan:
+    """From the first to the last record of a step in which something was compiled (`perfscope run`)."""
+
+    step: int | None
+    """Steps of the whole run, counted from 0; what ran before the first step counts to it. ``None``: not known."""
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,3 +232,15 @@ class CompileLog:
     """Whether inductor logged which nodes each kernel computes."""
     clock_offset_ns: int = 0
     """Add it to a time to get the clock of the trace this log belongs to."""
+    steps: tuple[StepSpan, ...] = ()
+    """Steps of the run in which something was compiled, in order of time; none where nobody counted steps."""
+    scheduled_graphs: int | None = None
+    """Graphs whose fusion inductor decided while it was watched; those from its caches were decided before."""
+    settings: tuple[str, ...] = ()
+    """Settings of inductor that perfscope put for the run, all of them part of the keys of its caches: a miss may be
+    a hit without perfscope."""
+
+    def step_at(self, time_ns: int) -> int | None:
+        """The step of the run that a time of this log lies in, or is nearest to; ``None`` where not known."""
+        nearest = min(self.steps, key=lambda span: max(span.start_ns - time_ns, time_ns - span.end_ns, 0), default=None)
+        return None if nearest is None else nearest.step

@@ -11,6 +11,7 @@
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
+  rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
 
@@ -28,6 +29,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, xplane
+from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
@@ -146,6 +148,11 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
                 timed[capture.pass_name] = _whole_steps(kineto.read(path / capture.artifact), capture.steps)
             elif capture.tool == "op_graph":
                 op_graph = read_op_graph(path / capture.artifact)
+            elif capture.tool == "torch_compile":  # comes behind the passes whose clock it is put on
+                timing = next((timed[name] for name in _TIMED if name in timed), None)
+                rows = None if timing is None else timing.rows["steps"]
+                logs["compile_log"], said = read_compile(path / capture.artifact, rows)
+                notes += said
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is damaged: {error}")
     main = next((timed[name] for name in _TIMED if name in timed), None)
@@ -153,7 +160,7 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
     if main is None and programs is not None:
         hlo, problems = _programs(programs)
         notes += problems
-    if main is None and op_graph is None and not hlo:
+    if main is None and op_graph is None and not hlo and "compile_log" not in logs:
         return None
     if main is not None and "timing" not in timed:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
