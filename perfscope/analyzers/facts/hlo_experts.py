@@ -9,9 +9,11 @@ sight, the shapes tell the groups: the matrices' leading dimension is also one o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.hlo_program import costs, primitive
+from perfscope.analyzers.facts.hlo_roofline import roof_of
+from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import Computation, Instruction
 from perfscope.analyzers.trace import Trace
@@ -33,6 +35,8 @@ class DenseRagged:
     row: InstructionCost
     groups: int | None
     """Matrices it multiplies every row with; None: the shapes do not tell."""
+    rows_bytes: int
+    """Of the copies of the rows, each time: the masked factor, else the larger one."""
 
     @property
     def flops(self) -> int:
@@ -43,6 +47,30 @@ class DenseRagged:
     def wasted_flops(self) -> int:
         """Those on rows that a mask has set to zero."""
         return self.flops - self.flops // self.groups if self.groups else 0
+
+    def saved_ns(self, kernel: InstructionCost, device: Device) -> float | None:
+        """Roof of the kernel that holds it less that of a grouped one, in one run of the program.
+
+        A grouped kernel does the arithmetic of one group a row, and reads each row once where the dense one reads its
+        copies. ``None`` where the device's peak for the product, or the number of groups, is not known.
+        """
+        if not self.groups:
+            return None
+        cost = kernel.once
+        copies = min(self.rows_bytes, cost.bytes_read) * (self.groups - 1) // self.groups
+        grouped = replace(
+            kernel,
+            once=replace(
+                cost,
+                flops=cost.flops - self.row.once.flops * (self.groups - 1) // self.groups,
+                products={kind: flops // self.groups for kind, flops in cost.products.items()},
+                bytes_read=cost.bytes_read - copies,
+            ),
+        )
+        dense, less = roof_of(kernel, device), roof_of(grouped, device)
+        if dense.compute_ns is None or less.compute_ns is None:
+            return None
+        return max(0.0, dense.roof_ns - less.roof_ns) * kernel.runs
 
 
 def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
@@ -62,7 +90,10 @@ def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
             groups = masked[id(row)] or _groups(cost, row, callers)
             if groups is not None:
                 told[_line(row)] = max(groups, told.get(_line(row), 0))
-        found += [DenseRagged(cost=cost, row=row, groups=told.get(_line(row))) for row in rows]
+        found += [
+            DenseRagged(cost=cost, row=row, groups=told.get(_line(row)), rows_bytes=_rows_bytes(cost, row, callers))
+            for row in rows
+        ]
     return tuple(found)
 
 
@@ -73,6 +104,12 @@ def _is_product(row: InstructionCost) -> bool:
         and row.runs > 0
         and row.place != "control"
     )
+
+
+def _rows_bytes(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int:
+    computation, names = cost.module.computations[row.computation], row.instruction.operands[:2]
+    masked = [name for name in names if _groups_masking(cost, row, name, callers) is not None]
+    return max(computation.by_name[name].shape.bytes for name in masked or names)
 
 
 def _line(row: InstructionCost) -> tuple[str | None, int | None]:
@@ -94,13 +131,17 @@ def _groups(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Com
 
 def _masked(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int | None:
     """Groups of the mask on one of the two factors."""
-    for name in row.instruction.operands[:2]:
-        computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
-        if one.opcode == "select" and computation.by_name[one.operands[1]].opcode == "broadcast":
-            groups = _groups_of_mask(computation, computation.by_name[one.operands[0]], one.shape.dims)
-            if groups is not None:
-                return groups
-    return None
+    found = (_groups_masking(cost, row, name, callers) for name in row.instruction.operands[:2])
+    return next((groups for groups in found if groups is not None), None)
+
+
+def _groups_masking(
+    cost: ModuleCost, row: InstructionCost, name: str, callers: dict[str, tuple[Computation, Instruction]]
+) -> int | None:
+    computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
+    if one.opcode != "select" or computation.by_name[one.operands[1]].opcode != "broadcast":
+        return None
+    return _groups_of_mask(computation, computation.by_name[one.operands[0]], one.shape.dims)
 
 
 def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int, ...]) -> int | None:
