@@ -180,8 +180,9 @@ def program_labels(modules: Sequence[HloModule]) -> tuple[str, ...]:
             labels[index] = f"{labels[index]} (program {modules[index].program_id})"
     seen: Counter[str] = Counter()
     for index in _shared_at(labels):
-        seen[labels[index]] += 1
-        labels[index] = f"{labels[index]} #{seen[labels[index]]}"
+        label = labels[index]
+        seen[label] += 1
+        labels[index] = f"{label} #{seen[label]}"
     return tuple(labels)
 
 
@@ -196,8 +197,11 @@ def _file(module: HloModule) -> str:
 
 
 def _tail(file: str, files: Iterable[str]) -> str:
-    """The last parts of a path, as few as tell it from the other ``files``."""
+    """The last parts of a path, as few as tell it from the other ``files``; those in between only where needed."""
     parts = PurePath(file).parts
     others = [PurePath(other).parts for other in files if other != file]
     depth = next((n for n in range(1, len(parts)) if all(one[-n:] != parts[-n:] for one in others)), len(parts))
-    return str(PurePath(*parts[-depth:]))
+    tail = parts[-depth:]
+    if depth > 2 and all(one[-depth:][:1] + one[-1:] != (tail[0], tail[-1]) for one in others):
+        return f"{tail[0]}/…/{tail[-1]}"
+    return str(PurePath(*tail))

@@ -25,8 +25,11 @@ MIN_FLOPS_SHARE = 0.05
 MEDIUM_FLOPS_SHARE = 0.1
 """No time is known, so nothing is called high."""
 
-SAME_MEMORY = 0.05
-"""Peaks this close count as equal: modelled ones are no better, assigned ones differ by alignment."""
+SAME_ASSIGNED = 0.01
+"""Peaks that XLA assigned count as equal up to this: they differ by alignment and by where buffers found room."""
+
+SAME_MODELLED = 0.05
+"""Peaks of a model are no better than this, though what it misses it misses in both programs."""
 
 MAX_ROWS = 20
 
@@ -46,6 +49,11 @@ class Policy:
     def assigned(self) -> bool:
         """Whether XLA itself said the peak; else it is modelled."""
         return self.cost.module.buffer_assignment is not None
+
+    @property
+    def tolerance(self) -> float:
+        """Share of the peak within which another peak, known in the same way, is no larger."""
+        return SAME_ASSIGNED if self.assigned else SAME_MODELLED
 
     @property
     def share(self) -> float:
@@ -106,7 +114,7 @@ def _better(policy: Policy, group: Sequence[Policy]) -> Policy | None:
         other
         for other in group
         if other.assigned == policy.assigned
-        and other.peak <= (1 + SAME_MEMORY) * policy.peak
+        and other.peak <= (1 + policy.tolerance) * policy.peak
         and policy.again - other.again >= MIN_FLOPS_SHARE * policy.cost.total.flops
     ]
     return min(found, key=lambda other: (other.again, other.peak), default=None)
@@ -135,8 +143,9 @@ def _finding(group: Sequence[Policy], better: Sequence[Policy | None], worst: in
             }
             for one, found in rows[:MAX_ROWS]
         ),
-        advice=f"Use the checkpoint policy of {best.label}: it recomputes less, and its peak memory is the same to "
-        f"{100 * SAME_MEMORY:.0f}% or smaller. What a policy keeps: jax.ad_checkpoint.print_saved_residuals(f, *args).",
+        advice=f"Use the checkpoint policy of {best.label}: it recomputes less, and its peak memory is the same "
+        f"to {100 * policy.tolerance:.0f}% or smaller. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what "
+        "a policy keeps.",
     )
 
 

@@ -31,7 +31,7 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     """Programs that were handed in together as one trace: they are no ranks, each is judged by itself.
 
     ``path``: the folder they lie in, or their files. A program that lies there twice (XLA dumps each as text and as
-    proto) is kept once, the proto; one from before XLA optimized it is left out if the optimized one is there.
+    proto) is kept once; one from before XLA optimized it is left out if the optimized one is there.
     """
     given = [module for trace in traces for module in trace.hlo]
     kept = _once(given)
@@ -80,14 +80,22 @@ def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
 
 
 def _once(modules: Sequence[HloModule]) -> list[HloModule]:
-    """Each program once, where it was first: of text and proto of one dump the proto, which knows its buffers."""
-    kept: dict[tuple[str, str], HloModule] = {}
+    """Each program of a folder once, where it was first: the copy that knows its buffers, which only protos do."""
+    kept: dict[tuple[object, ...], HloModule] = {}
     for module in modules:
-        key = (_stem(module), module.name)
+        key = (Path(module.source).parent, module.name, module.is_scheduled, _content(module))
         before = kept.get(key)
         if before is None or (before.buffer_assignment is None and module.buffer_assignment is not None):
             kept[key] = module
     return list(kept.values())
+
+
+def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
+    """What tells a program from another of its name: all that it computes, whatever spelled it."""
+    return frozenset(
+        (computation.name, one.name, one.opcode, one.shape.dtype, one.shape.dims, one.operands)
+        for computation, one in module.instructions()
+    )
 
 
 def _superseded(modules: Sequence[HloModule]) -> set[int]:

@@ -16,6 +16,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, uniform
 from perfscope.workloads.jax.online import blocked_attention
@@ -73,20 +74,22 @@ class Block:
 
     def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """x_BLD."""
-        x_BLD = x_BLD + self.attention(weights, x_BLD)
+        x_BLD = checkpoint_name(x_BLD + self.attention(weights, x_BLD), "middle")
         return x_BLD + self.feed_forward(weights, x_BLD)
 
     def attention(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """What attention adds to x_BLD."""
         z_BLD = layer_norm(weights["norm1"], x_BLD)
-        q_BHLK, k_BHMK, v_BHMK = jnp.einsum("bld,dchk->cbhlk", z_BLD, weights["qkv_DCHK"])
+        q_BHLK, k_BHMK, v_BHMK = checkpoint_name(jnp.einsum("bld,dchk->cbhlk", z_BLD, weights["qkv_DCHK"]), "qkv")
         o_BHLK = self.attend(q_BHLK, k_BHMK, v_BHMK)
         return jnp.einsum("bhlk,hkd->bld", o_BHLK, weights["out_HKD"])
 
     def feed_forward(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """What the hidden layer adds to x_BLD."""
         h_BLF = layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"]
-        return jax.nn.gelu(h_BLF, approximate=False) @ weights["down_FD"] + weights["down_D"]
+        g_BLF = jax.nn.gelu(h_BLF, approximate=False)
+        g_BLF = checkpoint_name(g_BLF, "hidden")  # defect: --policy names keeps this, the backward needs h_BLF
+        return g_BLF @ weights["down_FD"] + weights["down_D"]
 
 
 if __name__ == "__main__":

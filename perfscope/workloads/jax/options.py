@@ -15,6 +15,15 @@ DEFECTS = {
     "fp32": "float32 logits at full precision on a device that has TF32 and bfloat16",
 }
 
+POLICIES = {
+    "none": "keep all that the backward needs",
+    "full": "keep a block's input only and run all of it again, as --defect checkpoint",
+    "dots": "keep products of activations with weights, run the rest again",
+    "names": "keep what the block names; attention names the hidden layer behind its gelu, which keeps as much as "
+    "dots and still runs that product again",
+}
+"""What of a block ``jax.checkpoint`` keeps for the backward."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -27,6 +36,8 @@ class Options:
     dtype: str = "float32"
     defects: frozenset[str] = frozenset()
     seed: int = 0
+    policy: str = "none"
+    """One of ``POLICIES``."""
 
 
 def parser_of(
@@ -40,6 +51,8 @@ def parser_of(
     parser.add_argument("--variant", choices=variants, default=variants[0])
     effects = "; ".join(f"{name}: {what}" for name, what in defects.items())
     parser.add_argument("--defect", choices=defects, action="append", default=[], help=effects)
+    kept = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())
+    parser.add_argument("--policy", choices=POLICIES, help=f"what jax.checkpoint keeps of a block. {kept}")
     parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on gpu in bfloat16, unless said otherwise")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--device", help="cpu, gpu, gpu:1, tpu ...")
@@ -63,6 +76,7 @@ def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
         dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
         defects=frozenset(asked.defect),
         seed=asked.seed,
+        policy=asked.policy or ("full" if "checkpoint" in asked.defect else "none"),
     )
 
 

@@ -21,6 +21,15 @@ from perfscope.workloads.options import Size
 RATE, BETA1, BETA2, EPSILON, DECAY = 3e-3, 0.9, 0.999, 1e-8, 0.01
 """AdamW (Loshchilov and Hutter 2019), with the numbers of the PyTorch workloads."""
 
+NAMED = ("qkv", "middle", "hidden")
+"""What blocks name (``jax.ad_checkpoint.checkpoint_name``) for the policy ``names``."""
+POLICIES = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "names": jax.checkpoint_policies.save_only_these_names(*NAMED),
+}
+"""What ``jax.checkpoint`` keeps of a block, by the name on the command line; ``None`` is its input only."""
+
 
 class Block(Protocol):
     """The block under study."""
@@ -46,6 +55,7 @@ class LanguageModel:
 
     def __init__(self, block: Callable[[Size, str], Block], options: Options) -> None:
         self.options, self.defects = options, options.defects
+        self.policy = "full" if options.policy == "none" and "checkpoint" in self.defects else options.policy
         self.block = block(options.size, options.variant)
 
     def initial(self) -> Weights:
@@ -67,8 +77,9 @@ class LanguageModel:
         return x_BLD @ weights["head_DV"]
 
     def _layer(self, x_BLD: jax.Array, weights: Weights) -> tuple[jax.Array, None]:
-        if "checkpoint" in self.defects:
-            return jax.checkpoint(self.block)(weights, x_BLD), None  # defect: pays a second forward
+        if self.policy != "none":
+            kept = POLICIES[self.policy]
+            return jax.checkpoint(self.block, policy=kept)(weights, x_BLD), None  # defect: pays for a second forward
         return self.block(weights, x_BLD), None
 
 

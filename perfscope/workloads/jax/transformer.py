@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from perfscope.workloads.jax import attention
@@ -94,7 +95,7 @@ class Block(attention.Block):
         by_batch = NamedSharding(self.mesh, PartitionSpec(BATCH))
         weights = gathered(self.mesh, weights, stacked=False)
         x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
-        x_BLD = x_BLD + self.attention(weights, x_BLD)
+        x_BLD = checkpoint_name(x_BLD + self.attention(weights, x_BLD), "middle")
         x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
         y_BLD = jax.lax.with_sharding_constraint(self.feed_forward(weights, x_BLD), by_batch)
         if "sharding" in self.defects:
