@@ -112,8 +112,8 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
         notes.append(f"no step waits for its work: a traced step is {how}")
     if not waits and process.window_ns is None:
         notes.append(
-            f"no step time without a profiler: it takes {SIZES[0]} steps behind the traced ones, and the devices "
-            "waited for before and behind them"
+            f"no step time without a profiler: it takes {SIZES[0]} steps in a row behind the traced ones, in which "
+            "nothing is compiled"
         )
     if process.window_compilations:
         notes.append(
