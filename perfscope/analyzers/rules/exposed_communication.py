@@ -8,12 +8,17 @@ and it is split over the collectives without counting a moment twice. It is an u
 them would save: not all of it can be hidden if there is too little independent work. One rank alone
 cannot tell transferring from waiting for a slower rank: a collective kernel spins until the last rank
 has arrived, so compare its duration over the ranks (the shortest is about the transfer itself).
+Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
+CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
+nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
+says what the device would wait for.
 
 Fix: start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
 accumulation under `no_sync()`. FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`,
 `reshard_after_forward=False` where memory allows. Tensor parallelism: its asynchronous form, or sequence
 parallelism. Everywhere: lower precision on the wire, fewer and larger messages, and `async_op=True` with
-`wait()` where the result is used.
+`wait()` where the result is used. In JAX the compiler places them: `blocking_collective` says why one is not
+hidden, `XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"` lets more of them be.
 """
 
 from __future__ import annotations
@@ -26,8 +31,10 @@ import numpy as np
 
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.exposure import exposed_communication
+from perfscope.analyzers.facts.hlo_program import where_of
+from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_ns, format_share
 
@@ -42,6 +49,10 @@ PART_SHARE = 0.01
 ROWS = 20
 
 _KERNEL_OPERATION = re.compile(r"(?:nccl|rccl)\w*?Kernel_?([A-Z][A-Za-z]+)")
+_INSTRUCTION = re.compile(
+    r"^(?:async-)?(all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
+    r"collective-broadcast|send|recv)(?:-start|-done|-update)?(?:[.\-_]|$)"
+)
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 ADVICE = {
@@ -55,6 +66,12 @@ ADVICE = {
     "sendrecv": "Pipeline or all-to-all traffic: more micro-batches, interleaved schedules, or local work beside it.",
 }
 """By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
+
+XLA_ADVICE = (
+    "The compiler decides what runs beside it: let it move more (XLA_FLAGS="
+    '"--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU), give it something to move (jax.lax.scan(..., '
+    "unroll=2), or two half batches), and see blocking_collective for what it waits for and why."
+)
 
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
 
@@ -74,10 +91,16 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _without_device(trace: Trace) -> list[Finding]:
+    if trace.recorded == {"hlo"}:
+        raise AbstainError("a program has no clock: blocking_collective says what a device would wait for")
+    if len(trace.rows["collectives"]) and len(trace.rows["hlo_ops"]):
+        raise AbstainError(
+            "XLA's CPU backend: its devices share the cores of one host, so while one waits for a collective, "
+            "others compute on the same cores and nothing is idle; record on the accelerators to judge"
+        )
     if len(trace.rows["collectives"]):
         raise AbstainError(
-            "the collectives ran on the host (gloo, or XLA's CPU backend): the recording does not show when the "
-            "program waited for them"
+            "the collectives ran on the host (gloo): the recording does not show when the program waited for them"
         )
     if "host_ops" not in trace.recorded:
         raise AbstainError("neither device work nor host ops were recorded")
@@ -98,6 +121,8 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
         total = int((kernels["end_ns"] - kernels["start_ns"])[members].sum())
         worst = max(members, key=lambda row: int(exposed[row]))
         alone = trace.source.world_size != 1
+        instruction = trace.fact(communication_instructions).get(worst)
+        line = NOWHERE if instruction is None else where_of(instruction)
         yield Finding(
             subject=kind,
             title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span) run while "
@@ -106,9 +131,13 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
             basis="measured",
             cost_ns=cost,
             cost_ns_per_step=per_step(trace, cost),
-            advice=_advice(kind)
+            advice=(_advice(kind) if instruction is None else XLA_ADVICE)
             + (" One rank cannot tell transfer from waiting for a slower rank: compare the ranks." if alone else ""),
-            where=Where(kernel=_algorithm(trace.text(int(kernels["name"][worst])))),
+            where=Where(
+                file=line.file,
+                line=line.line,
+                kernel=_algorithm(trace.text(int(kernels["name"][worst]))) if line.file is None else None,
+            ),
             evidence=_evidence(trace, members, exposed, named),
         )
 
@@ -118,7 +147,8 @@ def _evidence(
 ) -> tuple[Mapping[str, Cell], ...]:
     """Exposed time by kernel, group and message size."""
     kernels, collectives = trace.rows["kernels"], trace.rows["collectives"]
-    groups: dict[tuple[str, str, int | None, int | None], list[int]] = defaultdict(list)
+    instructions = trace.fact(communication_names)
+    groups: dict[tuple[str, str, int | None, int | None, str], list[int]] = defaultdict(list)
     for row in members:
         collective = named.get(row)
         group, size, elements = "", None, None
@@ -126,11 +156,12 @@ def _evidence(
             group = trace.text(int(collectives["group"][collective]))
             size = _known(collectives["group_size"][collective])
             elements = _known(collectives["elements_in"][collective])
-        groups[trace.text(int(kernels["name"][row])), group, size, elements].append(row)
+        groups[trace.text(int(kernels["name"][row])), group, size, elements, instructions.get(row, "")].append(row)
     duration = kernels["end_ns"] - kernels["start_ns"]
     table: list[Mapping[str, Cell]] = [
         {
             "kernel": name,
+            "instruction": instruction or None,
             "group": group or None,
             "ranks": size,
             "elements_in": elements,
@@ -140,7 +171,7 @@ def _evidence(
             "shortest_ns": int(duration[rows].min()),
             "longest_ns": int(duration[rows].max()),
         }
-        for (name, group, size, elements), rows in groups.items()
+        for (name, group, size, elements, instruction), rows in groups.items()
     ]
     table.sort(key=lambda row: -int(row["exposed_ns"] or 0))
     return tuple(table[:ROWS])
@@ -153,6 +184,10 @@ def _collective_of(trace: Trace) -> dict[int, int]:
 
 
 def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
+    """The instruction says it best: kernels of NCCL send and receive for several operations."""
+    instruction = trace.fact(communication_names).get(kernel)
+    if instruction is not None and (found := _INSTRUCTION.match(instruction)) is not None:
+        return found[1].replace("-", "_")
     collective = named.get(kernel)
     name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
     if name in ("", "unknown"):
