@@ -17,7 +17,8 @@ How it is found:
     partitioner too; there it is what one wants. The cost is what the device waits for the exchange: measured, as the
     time while nothing else ran on it (waiting for slower devices included); for a program alone its bytes over all
     links of the device, less the work that is scheduled beside it, in one run, on `--device` or an H100 or TPU v5e
-    (assumed). A program compiled for a CPU gives no time by itself.
+    (assumed). A program compiled for a CPU has no cost: its devices share the cores of one host, so while one
+    waits the others compute; what each waited stands in the evidence where it was recorded.
 
 Fix:
     Say once what layout the value shall have, where the two meet, in forward and backward::
@@ -119,7 +120,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     least = "" if all(one.runs.exact for one in members) else "at least "
     makers = ", ".join(name for name, _ in Counter(primitive(_path(one)) for one in members).most_common(4))
     several, experts = len(members) > 1, all(_EXPERTS.search(_path(one)) for one in members)
-    saved = price(trace, (waiting_part(trace, one) for one in members))
+    saved = price(trace, (waiting_part(trace, one) for one in members if one.module.platform != "cpu"))
     if saved is not None and not saved.cost_ns:
         saved = None  # all of it runs beside other work
     severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"

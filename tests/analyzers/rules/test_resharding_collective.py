@@ -89,23 +89,29 @@ def test_with_a_recording_only_what_nothing_hides_counts():
     assert (finding.cost_ns, finding.basis) == (None, "structural")
 
 
-def test_a_program_for_a_cpu_has_time_only_where_it_was_measured():
+def test_devices_that_share_the_cores_of_a_host_wait_at_no_cost():
     module = exchange(platform="cpu")
     (finding,) = judge(RULE, hlo_trace(module)).findings
-    assert (finding.cost_ns, finding.basis) == (None, "structural")
+    assert (finding.cost_ns, finding.basis, finding.evidence[0]["waits_ns"]) == (None, "structural", None)
     (finding,) = judge(RULE, recorded_trace(module, ops=[("start", 0, 10)], device="")).findings
-    assert (finding.cost_ns, finding.basis) == (10_000, "measured")
+    assert (finding.cost_ns, finding.basis, finding.evidence[0]["waits_ns"]) == (None, "structural", 10_000)
 
 
 @pytest.mark.corpus
 def test_eight_virtual_devices_wait_a_measured_time(corpus: Path):
     trace = xplane.read(corpus / "aot" / "md.xplane.pb.gz")
     (finding,) = judge(RULE, trace).findings
-    assert (finding.basis, finding.where.label()) == ("measured", "/home/user/workload/md.py:13")
-    assert finding.cost_ns_per_step == round(finding.cost_ns / 3)
+    assert (finding.cost_ns, finding.basis, finding.where.label()) == (
+        None,
+        "structural",
+        "/home/user/workload/md.py:13",
+    )
     step = next(module for module in trace.hlo if "all-to-all.5" in module.computations[module.entry].by_name)
-    names = [one.start.name for one in collectives_of(step) if one.kind == "all-to-all"]
-    assert 0 < finding.cost_ns <= measured_ns(trace, step, names) / 8  # a device's share of their time
+    rows = {row["collective"]: row["measured_ns"] for row in finding.evidence}
+    assert set(rows) == {one.start.name for one in collectives_of(step) if one.kind == "all-to-all"}
+    assert rows["all-to-all.5"] > 0
+    for name, waited in rows.items():
+        assert waited <= measured_ns(trace, step, [name]) / 24  # of three runs on eight devices
 
 
 def test_the_threshold_is_four_kibibytes():
