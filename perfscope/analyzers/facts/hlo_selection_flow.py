@@ -19,6 +19,7 @@ from perfscope.analyzers.facts.hlo_selection import (
     summed,
     total,
 )
+from perfscope.analyzers.facts.hlo_selection_shapes import fits, in_memory
 from perfscope.analyzers.hlo.cost_products import dims_of
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 
@@ -29,6 +30,8 @@ _SAME = frozenset({"abs", "convert", "copy", "negate", "reduce-precision", "sign
 """Zero where the operand is; element for element."""
 
 _CUTS = frozenset({"slice", "dynamic-slice"})
+
+_WHOLE = frozenset({"s32", "u32", "s64", "u64"})
 
 _SUMS = frozenset({"add", "subtract", "maximum", "minimum", "or", "xor"})
 """Zero where both operands are."""
@@ -95,6 +98,8 @@ def _of_value(module: HloModule, value: Value, sources: Sequence[Pattern | None]
 
 def _computed(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     dims, opcode = one.shape.dims, one.opcode
+    if not fits(one, shapes):
+        return UNKNOWN
     if opcode == "constant":
         zero = one.is_zero or one.value == 0
         return Pattern(is_zero=True, constant=frozenset(range(len(dims)))) if zero else UNKNOWN
@@ -126,17 +131,14 @@ def _kept(opcode: str, one: Pattern) -> Pattern:
 
 
 def _cast(one: Pattern, source: str, target: str) -> Pattern:
-    """Positions stay apart as whole numbers, and as floating-point ones wide enough for any array."""
-    whole = ("s32", "u32", "s64", "u64")
-    if source in whole and target in (*whole, "f32", "f64"):
+    """Positions stay apart in types that can number any axis."""
+    if source in _WHOLE and target in _WHOLE:
         return one
     return Pattern(bounds=one.bounds, constant=one.constant, is_zero=one.is_zero)
 
 
-def _broadcast(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _broadcast(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
     axes = dims_of(one.attributes.get("dimensions", ""))
-    if len(axes) != len(shapes[0].dims):
-        return UNKNOWN
     return renumbered(told[0], axes, frozenset(range(len(one.shape.dims))) - frozenset(axes))
 
 
@@ -151,20 +153,13 @@ def _reshape(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Se
 
 def _bitcast(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     """The same bytes: the elements in the order of the memory, major first."""
-    before, after = _in_memory(shapes[0]), _in_memory(one.shape)
+    before, after = in_memory(shapes[0]), in_memory(one.shape)
     if shapes[0].dtype != one.shape.dtype or before is None or after is None:
         return UNKNOWN
     dims, into = shapes[0].dims, one.shape.dims
     physical = renumbered(told[0], [before.index(axis) for axis in range(len(dims))])
     regrouped_ = regrouped(physical, [dims[axis] for axis in before], [into[axis] for axis in after])
     return renumbered(regrouped_, after)
-
-
-def _in_memory(shape: Shape) -> tuple[int, ...] | None:
-    """Axes, major first."""
-    if shape.layout is None:
-        return tuple(range(len(shape.dims)))
-    return tuple(reversed(shape.layout)) if len(shape.layout) == len(shape.dims) else None
 
 
 def _compare(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
