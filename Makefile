@@ -1,18 +1,22 @@
 # make demo   install into .venv, profile the example program, print the findings, write the HTML report
 # make test   install into .venv with the test tools, check style, types and layers, run the tests
 #
-# Both need Python 3.11 or newer and nothing else. A second run reuses .venv.
+# make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
+#
+# All need Python 3.11 or newer and nothing else. A second run reuses .venv.
 
 PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+OLDEST := $(VENV)/oldest-jax
+OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml)
 
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-oldest-jax lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -27,6 +31,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
+test-oldest-jax: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -c "import jax; assert f'{jax.__version__}.'.startswith('$(OLDEST_JAX).'), jax.__version__"
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) -m jax --durations=5 -rs tests/profiler tests/commands/test_run_jax.py
+
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py
 
@@ -38,6 +46,12 @@ $(VENV)/.installed-test: EXTRAS := torch,jax,test
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml
+	@test -n '$(OLDEST_JAX)' || { echo >&2 'make: pyproject.toml does not say which jax is the oldest'; exit 1; }
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet 'jax==$(OLDEST_JAX)' 'hypothesis>=6.100' 'jsonschema>=4.23' 'pytest>=8.3' 'pytest-xdist>=3.6' --editable .
 	@touch $@
 
 $(BIN)/python:
