@@ -110,7 +110,8 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
     """What fixing all parts would save at most; ``None`` where no time can be said.
 
     Parts of one program add up, held to the time of all their instructions together: an instruction in two parts
-    is not saved twice. Severity is the share of the steps (without a recording of the program's modelled time) and
+    is not saved twice. Two findings that could gain from the same work are each bounded by it, not both together.
+    Severity is the share of the steps (without a recording of the program's modelled time) and
     never ``high`` where the time is a model on an assumed device.
     """
     grouped: dict[int, list[Part]] = {}
@@ -129,7 +130,7 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
     if is_alone(trace):
         roofs = trace.fact(program_roof_ns)
         cost, step = round(run_ns), None
-        severity = severity_of(run_ns, sum(roofs[index] for index in known))
+        severity = severity_of(run_ns, sum(roofs.get(index, 0.0) for index in known))
         programs = "program" if len(known) == 1 else "programs"
         text = f"{format_ns(run_ns)} a run of the {programs}" + ("" if device is None else f", on {device.label()}")
     else:

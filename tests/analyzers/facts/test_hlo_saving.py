@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,13 @@ def test_without_a_device_only_measured_time_counts():
     found = price(trace, [part("x", ns=None, whole=True)])
     assert found is not None
     assert found.cost_ns == 20_000
+
+
+def test_programs_of_several_platforms_have_no_device_to_be_a_share_of():
+    on_cpu = replace(MODULE, platform="cpu", name="jit_other")
+    found = price(hlo_trace(MODULE, on_cpu), [part("x", ns=2000.0)])
+    assert found is not None
+    assert (found.cost_ns, found.severity, found.text) == (2000, "low", "2.00 us a run of the program")
 
 
 @pytest.mark.corpus
