@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from perfscope.analyzers.engine import Analysis, Step
 from perfscope.analyzers.facts.device_time import DeviceTime
+from perfscope.analyzers.facts.hlo_roofline import Utilization
+from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace, HotSpots
+from perfscope.analyzers.facts.programs import Execution, LeastTime, Program
 from perfscope.analyzers.finding import Finding, Outcome, Where
+from perfscope.analyzers.programs_section import ProgramsSection
 from perfscope.analyzers.trace import Source
 
 MS = 1_000_000
@@ -106,6 +110,47 @@ def analysis(**changes: object) -> Analysis:
     return Analysis(**{**parts, **changes})  # type: ignore[arg-type]
 
 
+def programs(name: str = "jit_step", file: str = "train.py", scope: str = "mlp/dot_general") -> ProgramsSection:
+    """One program that ran 3 times on 8 devices, and its two instructions."""
+    hot = HotInstruction(
+        program=name, instruction="fusion.3" if name == "jit_step" else name, opcode="fusion", scope=scope,
+        phase="backward", file=file, line=88, calls=24, time_ns=30 * MS, bound="memory", roof_ns=400_000.5,
+        headroom_ns=20 * MS, flops=1_000_000, bytes=2_000_000,
+    )  # fmt: skip
+    rest = HotInstruction(
+        program=name, instruction="in no recorded program", opcode=None, scope=None, phase=None, file=None, line=None,
+        calls=7, time_ns=12 * MS, bound=None, roof_ns=None, headroom_ns=None, flops=None, bytes=None,
+    )  # fmt: skip
+    line = HotPlace(name=f"{file}:88", phase=None, time_ns=30 * MS, instructions=1, calls=24, mainly=scope)
+    none = HotPlace(name="in no recorded program", phase=None, time_ns=12 * MS, instructions=0, calls=7, mainly="")
+    place = HotPlace(name=scope, phase="backward", time_ns=30 * MS, instructions=1, calls=24, mainly=scope)
+    return ProgramsSection(
+        programs=(
+            Program(
+                name=name, module_index=0, program_id=7, rank=0, platform="gpu", flops=2_000_000_000, bytes=3 << 30,
+                execution=Execution(
+                    count=24, devices=8, counted=True, instructions_ns=42 * MS, launch_ns=40 * MS, span_ns=48 * MS,
+                ),
+                exact=False, unknown=1, flops_by_phase={"forward": 1_500_000_000, "recompute": 500_000_000},
+                peak_bytes=5 << 30, peak_known_by="assigned",
+                least=LeastTime(
+                    device="H100 SXM", assumed=False, total_ns=1_100_000.5, exact=True,
+                    by_bound={"memory": 1_000_000.5, "link": 100_000.0},
+                ),
+                utilization=Utilization(mfu=0.123, hfu=0.164, exact=True),
+            ),
+        ),
+        ran=1,
+        instructions_ns=42 * MS,
+        hot_spots=(
+            HotSpots(
+                rank=0, program=None, basis="measured", total_ns=42 * MS, unmatched_ns=12 * MS,
+                instructions=(hot, rest), lines=(line, none), scopes=(place, none),
+            ).top(20),
+        ),
+    )  # fmt: skip
+
+
 HOSTILE_NAMES = (
     "<script>alert(1)</script>",
     "</script><img src=x onerror=alert(1)>",
@@ -142,4 +187,5 @@ def hostile(name: str) -> Analysis:
             Outcome(rule="input_stall", status="abstained", reason=name),
         ),
         run={"command": [name], name: {"deep": name}},
+        programs=programs(name, name, name),
     )

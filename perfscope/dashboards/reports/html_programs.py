@@ -5,22 +5,21 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.reports.hot_rows import NAMES, WORDS
 from perfscope.dashboards.reports.html_findings import card, table
 from perfscope.dashboards.reports.svg import share_bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from perfscope.dashboards.reports.program_rows import HotTable, ProgramsView
+    from perfscope.dashboards.reports.hot_rows import HotTable
+    from perfscope.dashboards.reports.program_rows import ProgramsView
 
 FIRST_PROGRAMS = 5
 """Programs that stand open; the others are folded."""
 
 FIRST_ROWS = 8
 """Source lines that stand open."""
-
-_WORDS = frozenset({"program", "source line", "scope", "instruction", "op", "mainly", "at", "bound by"})
-_CODE = frozenset({"source line", "scope", "instruction", "at"})
 
 
 def programs_cards(view: ProgramsView) -> Iterator[str]:
@@ -47,7 +46,7 @@ def _programs(view: ProgramsView) -> Iterator[str]:
         more = table(heads, (drawn for _, drawn in rows[FIRST_PROGRAMS:]), kind="stacks")
         yield f"<details><summary>{len(rows) - FIRST_PROGRAMS} more programs</summary>{more}</details>"
     if view.rows_left:
-        yield f'<p class="note">and {view.rows_left:,} more (not run, or with less time)</p>'
+        yield f'<p class="note">and {view.rows_left:,} more{view.why_left}</p>'
 
 
 def _hot(view: ProgramsView) -> Iterator[str]:
@@ -75,13 +74,13 @@ def _head(name: str) -> str:
 
 
 def _side(name: str) -> str:
-    return "t" if name in _WORDS else "n"
+    return "t" if name in WORDS else "n"
 
 
 def _row(cells: Iterable[tuple[str, str]], bar: str = "") -> str:
     drawn = [f'<td class="share">{bar}</td>'] if bar else []
     for name, cell in cells:
-        text = f"<code>{escape(cell)}</code>" if name in _CODE and cell else escape(cell)
+        text = f"<code>{escape(cell)}</code>" if name in NAMES and cell else escape(cell)
         drawn.append(f'<td class="{_side(name)}" data-name="{escape(name)}">{text}</td>')
     return f"<tr>{''.join(drawn)}</tr>"
 

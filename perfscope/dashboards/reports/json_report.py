@@ -40,6 +40,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "sources": [_source(source) for source in analysis.sources],
             "devices": [_device(device) for device in analysis.devices],
             "steps": [_step(step) for step in analysis.steps],
+            "windows": [asdict(window) for window in analysis.windows],
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],
             "programs": _plain(programs_document(analysis.programs)),
             "run": None if analysis.run is None else _plain(analysis.run),

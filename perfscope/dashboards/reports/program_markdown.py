@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.reports.hot_rows import NAMES, WORDS
 from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from perfscope.dashboards.reports.program_rows import HotTable, ProgramsView
+    from perfscope.dashboards.reports.hot_rows import HotTable
+    from perfscope.dashboards.reports.program_rows import ProgramsView
 
 MOST_PROGRAMS = 5
 """Programs in a comment: an overview, the other formats hold all."""
 
 MOST_ROWS = 8
 """Source lines and instructions in a comment."""
-
-_WORDS = frozenset({"program", "source line", "scope", "instruction", "op", "mainly", "at", "bound by"})
-_CODE = frozenset({"program", "source line", "instruction", "at", "op", "mainly"})
 
 
 def programs_details(view: ProgramsView) -> str:
@@ -49,7 +48,7 @@ def _body(view: ProgramsView) -> Iterator[str]:
             yield f"- {escape(note)}"
     left = view.rows_left + len(view.rows) - len(rows)
     if left:
-        yield f"- and {left:,} more (not run, or with less time)"
+        yield f"- and {left:,} more{view.why_left}"
     yield ""
     for hot in (view.lines, view.instructions):
         if hot is not None and hot.rows:
@@ -65,10 +64,10 @@ def _table(rows: Iterable[tuple[tuple[str, str], ...]]) -> str:
     held = list(rows)
     names = [name for name, _ in held[0]]
     cells = [[_cell(name, text) for name, text in row] for row in held]
-    return markdown_table(names, cells, "".join("l" if name in _WORDS else "r" for name in names)) + "\n"
+    return markdown_table(names, cells, "".join("l" if name in WORDS else "r" for name in names)) + "\n"
 
 
 def _cell(name: str, text: str) -> str:
-    if name in _CODE and text:
+    if name in NAMES and text:
         return code(text)
-    return escape(text) if name in _WORDS else in_html(text).replace("~", "\\~")
+    return escape(text) if name in WORDS else in_html(text).replace("~", "\\~")

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, HotTable, hot_title, instruction_table, place_table
+from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace, HotSpots
     from perfscope.analyzers.facts.programs import Execution, LeastTime, Program
     from perfscope.analyzers.programs_section import ProgramsSection
-
-NAME_LIMIT = 28
-"""Characters of a program's or an instruction's name in a table."""
-
-PLACE_LIMIT = 40
-"""Characters of a source line or a scope in a table: the end tells."""
 
 SMALL_PART = 0.005
 """A part of the arithmetic or of the least time below half a percent shows as 0% and is left out."""
@@ -63,30 +57,13 @@ class ProgramRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HotRow:
-    """A line, a scope or an instruction as cells, and its share as a number for a bar."""
-
-    cells: tuple[tuple[str, str], ...]
-    """(column, cell); the same columns in every row of a table."""
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotTable:
-    """Rows worst first, and what is not in them."""
-
-    title: str
-    rows: tuple[HotRow, ...]
-    left: str
-    """``'and 204 more, 12.3 ms together'`` of what the model already left out; ``''`` if nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsView:
     """The whole section."""
 
     rows: tuple[ProgramRow, ...]
     rows_left: int
+    why_left: str
+    """``' (not run, or with less time)'`` of a recording."""
     columns: tuple[str, ...]
     """Columns that any row fills."""
     known_by: str
@@ -109,12 +86,13 @@ def programs_view(section: ProgramsSection) -> ProgramsView | None:
     return ProgramsView(
         rows=rows,
         rows_left=left,
+        why_left=" (not run, or with less time)" if section.ran else "",
         columns=tuple(name for name, _ in rows[0].cells() if name in filled) if rows else (),
         known_by=_known_by(section.programs[: len(rows)]),
-        hot_title=_hot_title(spots),
-        lines=None if spots is None else _places("source line", spots.lines, spots, "lines"),
-        scopes=None if spots is None else _places("scope", spots.scopes, spots, "scopes"),
-        instructions=None if spots is None else _instructions(spots),
+        hot_title="" if spots is None else hot_title(spots),
+        lines=None if spots is None else place_table("source line", spots.lines, spots, "lines"),
+        scopes=None if spots is None else place_table("scope", spots.scopes, spots, "scopes"),
+        instructions=None if spots is None else instruction_table(spots),
         notes=tuple(_notes(section)),
     )
 
@@ -134,7 +112,7 @@ def _program(program: Program, section: ProgramsSection) -> ProgramRow:
     peak = "" if program.peak_bytes is None else format_bytes(program.peak_bytes)
     use = program.utilization
     return ProgramRow(
-        name=rank + shown(program.name, NAME_LIMIT),
+        name=rank + (shown(program.name, NAME_LIMIT) or "no name"),
         runs="" if ran is None else _runs(ran),
         time="" if ran is None else format_ns(ran.instructions_ns),
         share="" if ran is None else format_share(ran.instructions_ns, section.instructions_ns),
@@ -186,14 +164,13 @@ def _least(least: LeastTime) -> str:
 _WORDS = {"unnamed": "added by XLA", "unknown": "what is not known"}
 
 
-def _parts(parts: object, whole: float) -> str:
+def _parts(parts: Mapping[Any, float], whole: float) -> str:
     """``'backward 65.1%, forward 34.5%'``, the largest first."""
-    held = dict(parts)  # type: ignore[call-overload]
-    largest = sorted(held, key=lambda name: -held[name])
+    largest = sorted(parts, key=lambda name: -parts[name])
     said = [
-        f"{_WORDS.get(name, name)} {format_share(held[name], whole)}"
+        f"{_WORDS.get(name, name)} {format_share(parts[name], whole)}"
         for name in largest
-        if whole and held[name] / whole >= SMALL_PART
+        if whole and parts[name] / whole >= SMALL_PART
     ]
     return ", ".join(said)
 
@@ -228,72 +205,3 @@ def _notes(section: ProgramsSection) -> Iterator[str]:
         what = "recording" if section.hot_spots[0].basis == "measured" else "program"
         yield f"lines and instructions are those of the {what} with the most time, of {others + 1:,}"
     yield from section.problems
-
-
-def _hot_title(spots: HotSpots | None) -> str:
-    if spots is None:
-        return ""
-    whole = format_ns(spots.total_ns)
-    rank = f" of {shown(spots.program, NAME_LIMIT)}" if spots.program else ""
-    rank += f" of rank {spots.rank}" if spots.rank is not None else ""
-    if spots.basis == "measured":
-        missed = f", {format_share(spots.unmatched_ns, spots.total_ns)} of it in no recorded program"
-        return f"where the time{rank} goes: {whole} of instructions, measured" + (missed if spots.unmatched_ns else "")
-    return f"where the least time{rank} goes: {whole} a run, modelled"
-
-
-def _places(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str) -> HotTable:
-    rows = tuple(
-        HotRow(
-            cells=(
-                ("time", format_ns(place.time_ns)),
-                ("share", format_share(place.time_ns, spots.total_ns)),
-                (what, _place(place)),
-                *((("mainly", shorten(shown(place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
-                ("instructions", f"{place.instructions:,}" if place.instructions else "-"),
-            ),
-            share=place.time_ns / spots.total_ns if spots.total_ns else 0.0,
-        )
-        for place in places
-    )
-    return HotTable(title=f"by {what}", rows=rows, left=_left(spots, key))
-
-
-def _place(place: HotPlace) -> str:
-    phase = f" ({place.phase})" if place.phase not in (None, "forward") else ""
-    return _end(shown(place.name)) + phase
-
-
-def _end(text: str) -> str:
-    """The end of a path or scope that is too long, cut at a slash where one is."""
-    if len(text) <= PLACE_LIMIT:
-        return text
-    kept = text[-(PLACE_LIMIT - 2) :]
-    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(text, PLACE_LIMIT)
-
-
-def _instructions(spots: HotSpots) -> HotTable:
-    rows = tuple(
-        HotRow(cells=tuple(_instruction(row, spots)), share=row.time_ns / spots.total_ns if spots.total_ns else 0.0)
-        for row in spots.instructions
-    )
-    return HotTable(title="by instruction", rows=rows, left=_left(spots, "instructions"))
-
-
-def _instruction(row: HotInstruction, spots: HotSpots) -> Iterator[tuple[str, str]]:
-    yield "time", format_ns(row.time_ns)
-    yield "share", format_share(row.time_ns, spots.total_ns)
-    yield "instruction", shorten(shown(row.instruction), NAME_LIMIT)
-    yield "op", shorten(shown(row.scope or row.opcode or ""), NAME_LIMIT)
-    yield "at", "" if row.file is None else _end(shown(row.file if row.line is None else f"{row.file}:{row.line}"))
-    yield "calls", f"{row.calls:,}"
-    if any(one.bound is not None for one in spots.instructions):
-        yield "bound by", row.bound or "-"
-        yield "roof", "-" if row.roof_ns is None else format_ns(row.roof_ns)
-    if any(one.headroom_ns is not None for one in spots.instructions):
-        yield "headroom", "-" if row.headroom_ns is None else format_ns(row.headroom_ns)
-
-
-def _left(spots: HotSpots, key: str) -> str:
-    left = spots.left.get(key)
-    return f"and {left.count:,} more, {format_ns(left.time_ns)} together" if left is not None and left.count else ""

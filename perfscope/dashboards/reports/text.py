@@ -70,7 +70,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
     yield ""
     yield from _findings(summary, width, verbose=verbose)
     if summary.programs is not None:
-        yield from programs_section(summary.programs, verbose=verbose)
+        yield from programs_section(summary.programs, width, verbose=verbose)
     yield from _not_flagged(summary)
     yield from (_line("  ", remark) for remark in summary.remarks)
     if verbose:
