@@ -45,7 +45,7 @@ def executions(trace: Trace) -> Mapping[int, Executions]:
         runs = ops["run_id"][rows]
         count: float | None
         if (runs != MISSING).all():
-            count = float(np.unique(np.stack([ops["ordinal"][rows], runs]), axis=1).shape[1])
+            count = float(len(_split(np.stack([ops["ordinal"][rows], runs]))))
         else:
             agreed = agreed_executions(times, index, costs[index])
             count = None if agreed is None else float(agreed)
@@ -181,7 +181,10 @@ def _split(keys: Int64) -> list[tuple[tuple[int, ...], Int64]]:
     """Rows of every distinct key; ``keys`` is (parts of the key, rows)."""
     if not keys.shape[1]:
         return []
-    distinct, index = np.unique(keys, axis=1, return_inverse=True)
-    order = np.argsort(index.reshape(-1), kind="stable")
-    bounds = np.cumsum(np.bincount(index.reshape(-1), minlength=distinct.shape[1]))[:-1]
-    return [(tuple(int(part) for part in distinct[:, i]), rows) for i, rows in enumerate(np.split(order, bounds))]
+    code = np.zeros(keys.shape[1], np.int64)
+    for part in keys:  # one number a key sorts far faster than rows of several
+        distinct, index = np.unique(part, return_inverse=True)
+        code = code * len(distinct) + index.reshape(-1)
+    order = np.argsort(code, kind="stable")
+    bounds = np.flatnonzero(np.diff(code[order])) + 1
+    return [(tuple(int(part) for part in keys[:, rows[0]]), rows) for rows in np.split(order, bounds)]
