@@ -49,7 +49,8 @@ class Finding:
     """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
 
     ``cost_ns`` is over the whole trace, ``cost_ns_per_step`` per step (``None``: no step known or
-    no time known). Both are after overlap: time the device was busy anyway is not in them.
+    no time known). Both are after overlap: time the device was busy anyway is not in them. Of compiled
+    programs without a recording ``cost_ns`` is that of one run, modelled.
     """
 
     subject: str
