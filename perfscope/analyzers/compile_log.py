@@ -160,7 +160,8 @@ class CompiledKernel:
     calls: int = 1
     """Times the output code calls it."""
     nodes: tuple[str, ...] = ()
-    """Nodes of the graph it computes."""
+    """Nodes of the graph it computes. Empty where not logged: torch 2.13 does not say it of a backward graph that is
+    compiled on its own, when the first backward runs; ``places`` are there."""
     ops: tuple[str, ...] = ()
     """ATen ops of those nodes."""
     places: tuple[Place, ...] = ()

@@ -33,6 +33,7 @@ _PREAMBLE = re.compile(
     r"|Graph break under|Call to `torch\._dynamo\.graph_break\(\)` encountered)[^\n]*\n\s*\n",
 )
 _MARK = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_OUTSIDE = re.compile(r"\n[ \t]*\n(?!  )")
 _LINK = re.compile(r"/gb/(gb\d{3,6})\b|\b(gb\d{4})\b")
 _STACK_END = re.compile(r"^(?:Traceback \(most recent|NoneType: None|NOTE: )", re.MULTILINE)
 _SKIPS = (
@@ -135,12 +136,12 @@ def _headline(text: str) -> str:
 
 
 def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
-    """What follows each ``mark``, up to the next mark or an empty line before the link."""
+    """What follows each ``mark``, up to the next mark or to where the text is no longer indented under it."""
     pieces = _MARK.split(text)
     found = []
     for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         if name == mark:
-            said = piece.split("\n For more details about this graph break", 1)[0]
+            said = _OUTSIDE.split(piece, maxsplit=1)[0]
             found.append(clean("\n".join(line.strip() for line in said.strip().split("\n")).strip()))
     return tuple(dict.fromkeys(found))[:most]
 

@@ -61,7 +61,7 @@ def parse(text: str) -> GraphText:
     if at is None:
         return GraphText()
     header, at = _header(lines, at)
-    inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header))
+    inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header) if name != "self")
     known = {one.name for one in inputs}
     nodes: list[GraphNode] = []
     place: Place | None = None
