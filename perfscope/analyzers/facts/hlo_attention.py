@@ -30,7 +30,8 @@ _LINEAR = VIEWS | {"multiply", "divide", "select", "negate", "reduce-precision"}
 _SLICES = frozenset({"dynamic-slice", "slice"})
 
 _MOST_STEPS = 500
-"""From a factor back to what computed it; projections, norms and rotary embeddings are within a hundred."""
+"""From a value back to what computed it; projections, norms and rotary embeddings are within a hundred, masks and
+scales of scores within fifty. Keeps the search linear in the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,7 @@ class _Search:
         """Values of the group that a value is computed from, the nearest first; up to products."""
         found = {number: None}
         waiting = [number]
-        while waiting:
+        while waiting and len(found) < _MOST_STEPS:
             value = self.flow.values[waiting.pop(0)]
             for source in value.names or value.operands:
                 if source in values and source not in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from perfscope.analyzers.facts.hlo_attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.facts.hlo_program import costs, where_of
@@ -46,14 +46,33 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     rows = [row for cost in judged for row in cost.rows if row.runs and row.place != "control"]
     if not any(row.once.products for row in rows) and any(row.once.unknown for row in rows):
         raise AbstainError("the programs call kernels that are not known, and no matrix product that is")
-    places: dict[Where, list[WrittenAttention]] = {}
-    for one in trace.fact(written_attention):
-        places.setdefault(_where(one), []).append(one)
+    places = _places(trace.fact(written_attention))
     for where, members in places.items():
         whole = sum({id(one.cost): one.cost.total.bytes for one in members}.values())
         share = sum(one.bytes for one in members) / whole if whole else 0.0
         if any(_is_long(one) for one in members) and share >= MIN_SHARE:
             yield _finding(trace, where, sorted(members, key=lambda one: -one.bytes), whole)
+
+
+def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttention]]:
+    """By line. What backward computes again may bear the line of `jax.checkpoint`: it goes to its forward."""
+    places: dict[Where, list[WrittenAttention]] = {}
+    again: list[WrittenAttention] = []
+    for one in found:
+        (again if one.phase == "recompute" else places.setdefault(_where(one), [])).append(one)
+    for one in again:
+        where = _where(one)
+        if where not in places:
+            alike = [place for place, members in places.items() if any(_is_alike(one, other) for other in members)]
+            where = alike[0] if len(alike) == 1 else where
+        places.setdefault(where, []).append(one)
+    return places
+
+
+def _is_alike(one: WrittenAttention, other: WrittenAttention) -> bool:
+    """Scores of the same size, from heads of the same size, in the same program."""
+    mine, theirs = one.group.scores[0], other.group.scores[0]
+    return one.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
 
 
 def _where(one: WrittenAttention) -> Where:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.hlo_attention_flow import POINTWISE, VIEWS, Flow
 
+_MOST_STEPS = 500
+"""From a row's maximum back to the scores; some ten in programs. Beyond it, it counts as running: nothing is found."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maxima:
@@ -54,6 +57,8 @@ class RowMaxima:
         reductions: set[int] = set()
         running = False
         while waiting:
+            if len(seen) > _MOST_STEPS:
+                return frozenset(reductions), True
             for back in flow.back([waiting.pop()]):
                 if back in seen:
                     continue

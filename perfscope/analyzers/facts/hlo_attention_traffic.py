@@ -73,9 +73,18 @@ def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
             if (moved := _read(flow, group, computation, one) + _written(flow, group, computation, one))
         )
         if uses:
-            first = flow.values[group.scores[0].number]
-            row = cost.by_name[first.computation.name, first.instruction.name]
-            yield WrittenAttention(cost=cost, group=group, times=row.runs, uses=uses)
+            yield WrittenAttention(cost=cost, group=group, times=_times(flow, cost, group), uses=uses)
+
+
+def _times(flow: Flow, cost: ModuleCost, group: ScoreGroup) -> int:
+    """Runs of the products of one phase: two calls of one fusion share a group."""
+    first = phase_of(group.scores[0].instruction.op_name)
+    names = [
+        (flow.values[score.number].computation.name, score.instruction.name)
+        for score in group.scores
+        if phase_of(score.instruction.op_name) == first
+    ]
+    return sum(cost.by_name[name].runs for name in names)
 
 
 def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction) -> int:
