@@ -84,6 +84,7 @@ class Record:
     _data: bytes | mmap.mmap
     _span: tuple[int, int]
     _crlf: bool
+    _held: bytes | None = None
 
     @property
     def compile_id(self) -> str | None:
@@ -98,6 +99,8 @@ class Record:
 
     def payload(self) -> bytes:
         """The payload without its tabs; ``DamagedError`` if it is not what was written, or too long to hold."""
+        if self._held is not None:
+            return self._held
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
             raise DamagedError("payload too long")
@@ -112,8 +115,9 @@ class Record:
         if said is None:
             return True
         start, end = self._span
-        if self._crlf and end - start <= MAX_PAYLOAD_BYTES:
-            return hashlib.md5(self.payload(), usedforsecurity=False).hexdigest() == said
+        if end - start <= _PIECE or (self._crlf and end - start <= MAX_PAYLOAD_BYTES):
+            self._held = self.payload()
+            return hashlib.md5(self._held, usedforsecurity=False).hexdigest() == said
         digest = hashlib.md5(usedforsecurity=False)
         at = start + 1
         while at < end:
@@ -163,7 +167,7 @@ class Reader:
             raise DamagedError("no kind")
         if envelope.rank is None and prefix[1]:
             envelope.rank = int(prefix[1])
-        month, day, hour, minute, second = (int(prefix[n]) for n in range(2, 7))
+        month, day, hour, minute, second = map(int, prefix.group(2, 3, 4, 5, 6))
         record = Record(
             kind,
             _artifact(keys[kind]) if kind == "artifact" else "",
