@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.engine import Analysis, TimedWindow, analyze
 from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.analyzers.programs_section import ProgramsSection
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
@@ -175,6 +175,14 @@ def test_a_cost_says_what_it_is_over(format_: str, saves: str, over: str) -> Non
         assert saves in said
     finding = json_report.document(held)["outcomes"][0]["findings"][0]
     assert (finding["cost_ns"], finding["cost_over"]) == (95_400, over)
+
+
+def test_the_page_shows_the_step_time_with_the_devices_waited_for() -> None:
+    window = TimedWindow(rank=0, duration_ns=400 * MS, steps=4)
+    said = html_report.render(analysis(windows=(window,)))
+    assert '<div class="big">100 ms</div><div class="note">mean of 4 without a profiler, waited for' in said
+    same = html_report.render(analysis(windows=(replace(window, duration_ns=4 * 41 * MS),)))
+    assert "waited for" not in same  # the host's own steps say the same
 
 
 def test_the_time_shown_is_the_time_measured() -> None:

@@ -140,7 +140,9 @@ def programs(trace: Trace) -> tuple[Program, ...]:
     found = []
     for key, rows in ran.items():
         index = next((row.module_index for row in rows if row.module_index is not None), None)
-        agreed = None if index is None else agreed_executions(trace.fact(hlo_time), index, costs[index])
+        agreed = None
+        if index is not None and not numbered[key].complete:
+            agreed = agreed_executions(trace.fact(hlo_time), index, costs[index])
         execution = _execution(rows, numbered[key], agreed)
         found.append(
             _unrecorded(trace, key, rows, execution)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.units import format_ns
@@ -19,7 +20,7 @@ from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, find
 from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
-from perfscope.dashboards.reports.summary import SHARE_OF, Spread, Summary, summarize
+from perfscope.dashboards.reports.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.dashboards.shown import TEXT_LIMIT, shown
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
     free = [step.duration_ns for step in analysis.steps if not step.traced]
     spread = Spread.of(free or [step.duration_ns for step in analysis.steps])
-    if spread is not None:
+    waited = window_mean(analysis, median(free) if free else None)
+    if waited is not None:
+        yield _tile("step time", format_ns(waited[0]), f"mean of {waited[1]:,} {WAITED}")
+    elif spread is not None:
         how = "no profiler on" if free else "while traced"
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
         yield _tile("step time", format_ns(spread.median_ns), f"median of {spread.count:,}, {how}; {around}")

@@ -86,7 +86,7 @@ th,td{padding-right:10px}td.t{min-width:7em}
 .stacks td,.stacks td.t{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;min-width:0;
 white-space:normal;text-align:right}
 .stacks td::before{content:attr(data-name);color:var(--soft);flex:none;text-align:left}
-.stacks td.share{width:auto}.ps-share{width:100%}
+.stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}

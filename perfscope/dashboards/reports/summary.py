@@ -31,6 +31,9 @@ FEW_STEPS = 10
 HOST_AHEAD = 1.1
 """Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
 
+WAITED = "without a profiler, waited for at both ends"
+"""How steps were timed whose work the devices go on with behind them."""
+
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
 
@@ -232,15 +235,19 @@ def _facts(analysis: Analysis) -> list[str]:
     return said
 
 
-def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
-    """The step time with the devices waited for, unless the host's own (``host_ns``) says the same."""
+def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:
+    """(mean step in ns, steps) with the devices waited for, unless the host's own (``host_ns``) says the same."""
     steps = sum(window.steps for window in analysis.windows)
     if not steps:
         return None
     mean_ns = sum(window.duration_ns for window in analysis.windows) / steps
-    if host_ns is not None and mean_ns < HOST_AHEAD * host_ns:
-        return None
-    return f"step {format_ns(mean_ns)} (mean of {steps:,} without a profiler, waited for at both ends)"
+    return None if host_ns is not None and mean_ns < HOST_AHEAD * host_ns else (mean_ns, steps)
+
+
+def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
+    """``window_mean`` in words."""
+    found = window_mean(analysis, host_ns)
+    return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
 
 
 def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
