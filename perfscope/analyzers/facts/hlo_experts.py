@@ -139,7 +139,9 @@ def _groups_masking(
     cost: ModuleCost, row: InstructionCost, name: str, callers: dict[str, tuple[Computation, Instruction]]
 ) -> int | None:
     computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
-    if one.opcode != "select" or computation.by_name[one.operands[1]].opcode != "broadcast":
+    if one.opcode != "select" or len(one.operands) != 3:
+        return None
+    if computation.by_name[one.operands[1]].opcode != "broadcast":
         return None
     return _groups_of_mask(computation, computation.by_name[one.operands[0]], one.shape.dims)
 
@@ -153,7 +155,9 @@ def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int
         compare = computation.by_name[name]
         sides = [computation.by_name[side] for side in compare.operands]
         offsets = [
-            side for side in sides if side.opcode == "broadcast" and "," not in side.attributes.get("dimensions", ",")
+            side
+            for side in sides
+            if side.opcode == "broadcast" and side.operands and "," not in side.attributes.get("dimensions", ",")
         ]
         if (
             compare.opcode != "compare"
@@ -175,9 +179,8 @@ def _behind(
     for _ in range(_MOST_STEPS):
         if one.opcode in _VIEWS and one.operands:
             one = computation.by_name[one.operands[0]]
-        elif one.parameter_number is not None and computation.name in callers:
-            computation, caller = callers[computation.name]
-            one = computation.by_name[caller.operands[one.parameter_number]]
+        elif (outside := _argument(computation, one, callers)) is not None:
+            computation, one = outside
         elif one.opcode == "fusion" and one.called and not one.shape.parts:
             computation = cost.module.computations[one.called[0]]
             one = computation.root
@@ -194,8 +197,19 @@ def _origin(
     while True:
         if one.opcode in _VIEWS and one.operands:
             one = computation.by_name[one.operands[0]]
-        elif one.parameter_number is not None and computation.name in callers:
-            computation, caller = callers[computation.name]
-            one = computation.by_name[caller.operands[one.parameter_number]]
+        elif (outside := _argument(computation, one, callers)) is not None:
+            computation, one = outside
         else:
             return one.shape.dims
+
+
+def _argument(
+    computation: Computation, one: Instruction, callers: dict[str, tuple[Computation, Instruction]]
+) -> tuple[Computation, Instruction] | None:
+    """What a parameter of a fusion's body is outside."""
+    if one.parameter_number is None or computation.name not in callers:
+        return None
+    holder, caller = callers[computation.name]
+    if one.parameter_number >= len(caller.operands):
+        return None
+    return holder, holder.by_name[caller.operands[one.parameter_number]]

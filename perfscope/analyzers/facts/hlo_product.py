@@ -66,7 +66,7 @@ def casts(
     inside = module.computations[computation]
     one = inside.by_name[name]
     for _ in range(_MOST_STEPS):
-        if one.opcode == "convert":
+        if one.opcode == "convert" and one.operands:
             source = inside.by_name[one.operands[0]]
             yield one, source
             one = source
@@ -74,6 +74,8 @@ def casts(
             one = inside.by_name[one.operands[0]]
         elif one.parameter_number is not None and inside.name in callers:
             holder_name, caller = callers[inside.name]
+            if one.parameter_number >= len(caller.operands):
+                return
             inside = module.computations[holder_name]
             one = inside.by_name[caller.operands[one.parameter_number]]
         elif one.opcode == "fusion" and one.called and not one.shape.parts:

@@ -47,7 +47,7 @@ def patterns(flow: Flow) -> Sequence[Pattern]:
         number = waiting.pop()
         queued[number] = False
         value = flow.values[number]
-        new = _of_value(flow.module, value, [found[source] for source in value.names or value.operands])
+        new = _of_value(flow, value, [found[source] for source in value.names or value.operands])
         if new is None or new == found[number]:
             continue
         if found[number] is not None:
@@ -82,18 +82,20 @@ def _sources_first(flow: Flow) -> list[int]:
     return order
 
 
-def _of_value(module: HloModule, value: Value, sources: Sequence[Pattern | None]) -> Pattern | None:
+def _of_value(flow: Flow, value: Value, sources: Sequence[Pattern | None]) -> Pattern | None:
     """``None``: nothing can be said before more is known of its sources."""
     one = value.instruction
     if one.shape.dtype == "tuple":
         return UNKNOWN
     if value.names:
+        if any(flow.values[name].instruction.shape.dims != one.shape.dims for name in value.names):
+            return UNKNOWN
         known = [source for source in sources if source is not None]
         return same_values(known) if known else None
     if any(source is None for source in sources):
         return None
     shapes = [value.computation.by_name[name].shape for name in one.operands]
-    return _computed(module, one, [source for source in sources if source is not None], shapes)
+    return _computed(flow.module, one, [source for source in sources if source is not None], shapes)
 
 
 def _computed(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:

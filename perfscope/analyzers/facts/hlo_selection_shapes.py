@@ -44,7 +44,9 @@ def fits(one: Instruction, shapes: Sequence[Shape]) -> bool:
             and all(dims[axis] == size for axis, size in zip(axes, shapes[0].dims, strict=True))
         )
     if opcode == "transpose":
-        return ranks == [len(axes)] and _are_axes(axes, dims) and dims == tuple(shapes[0].dims[axis] for axis in axes)
+        if ranks != [len(axes)] or not _are_axes(axes, shapes[0].dims):
+            return False
+        return dims == tuple(shapes[0].dims[axis] for axis in axes)
     if opcode == "reduce":
         kept = len(shapes) == 2 and [size for axis, size in enumerate(shapes[0].dims) if axis not in axes]
         return bool(one.called) and _are_axes(axes, shapes[0].dims if shapes else ()) and kept == list(dims)

@@ -104,6 +104,26 @@ def test_a_mask_selects_only_where_it_leaves_zeros(rest: str, status: str):
     assert _judge(PROGRAM.replace("ROOT %h = f32[512,1024] convert(%same)", chosen)).status == status
 
 
+@pytest.mark.parametrize(
+    ("spelled", "instead"),
+    [
+        ("broadcast(%i), dimensions={0}", "broadcast(%i), dimensions={3}"),
+        ("broadcast(%i), dimensions={0}", "broadcast(%i), dimensions={0,1}"),
+        ("broadcast(%i), dimensions={0}", "transpose(%i), dimensions={1}"),
+        ("compare(%wanted, %at)", "compare(%i, %at)"),
+        ("compare(%wanted, %at)", "compare(%wanted)"),
+        ("iota_dimension=1", "iota_dimension=2"),
+        ("%one_hot = f32[512,1024] fusion", "%one_hot = f32[512,1024,7] fusion"),
+        ("ROOT %h = f32[512,1024] convert(%same)", "ROOT %h = f32[512] reduce(%same), dimensions={1}"),
+        ("ROOT %h = f32[512,1024] convert(%same)", "ROOT %h = f32[512,1024] bitcast(%i)"),
+        ("ROOT %h = f32[512,1024] convert(%same)", "ROOT %h = f32[512,1024]{3,1} bitcast(%same)"),
+    ],
+)
+def test_nothing_is_concluded_from_what_does_not_fit(spelled: str, instead: str):
+    assert spelled in PROGRAM
+    assert _judge(PROGRAM.replace(spelled, instead)).status == "clean"
+
+
 def test_a_product_on_tpu_is_a_convolution_and_may_be_meant():
     text = PROGRAM.replace(
         "ROOT %d = f32[512,256] dot(%one_hot, %table), FACTORS",
