@@ -24,8 +24,9 @@ How it is found:
     batch dimensions, as JAX's own policy has it. The cost
     is the time of the kernels that hold them: measured while nothing else ran, or for a program alone their
     roofline in one run, on `--device` or an H100 or TPU v5e (assumed); programs for a CPU have measured time only.
-    It is said a MiB that keeping would take: the dearest are the first to keep. Where several programs of one function are there, one that recomputes more
-    than another and needs as much memory is named: its policy is dominated.
+    It is said for each MiB that keeping would take: the dearest are the first to keep. Where several programs
+    of one function are there, one that recomputes more than another and needs as much memory is named: its
+    policy is dominated.
 
 Fix:
     Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
