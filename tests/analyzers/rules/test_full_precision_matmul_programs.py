@@ -192,3 +192,24 @@ def test_what_jax_makes_of_a_precision_on_a_cpu(dtype: str, precision: str | Non
     outcome = judge(RULE, hlo_trace(module_of(text.splitlines(), "layers.hlo.txt")))
     assert outcome.status == status
     assert {finding.where.file for finding in outcome.findings} <= {__file__}
+
+
+@pytest.mark.jax
+def test_the_workload_is_flagged_at_its_defect_and_not_without_it():
+    jax = pytest.importorskip("jax")
+    from perfscope.workloads.jax import attention, training
+    from perfscope.workloads.jax.options import Options
+
+    source = Path(training.__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(source, 1) if 'precision="highest"' in text and "# defect:" in text]
+    found = {}
+    for defects in (frozenset({"fp32"}), frozenset[str]()):
+        options = Options(variant="blocked", size=attention.SIZES["cpu"], defects=defects)
+        model = training.LanguageModel(attention.Block, options)
+        tokens = jax.ShapeDtypeStruct((options.size.batch, options.size.seq + 1), "int32")
+        text = jax.jit(training.step_of(model)).lower(training.start(model), tokens).compile().as_text()
+        found[defects] = judge(RULE, hlo_trace(module_of(text.splitlines(), "step.hlo.txt")))
+    assert [one.status for one in found.values()] == ["flagged", "clean"]
+    (finding,) = found[frozenset({"fp32"})].findings
+    assert (Path(finding.where.file or "").name, finding.where.line) == ("training.py", line)
+    assert len(finding.evidence) == 3  # forward, and the gradients of its two factors
