@@ -31,10 +31,12 @@ MOST_PARANOID = 2
 KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS")
 
 _PROBE = """
-import json, sys
+import importlib.util, json, os, shutil
 found = {"captures": {}}
 try:
     import torch
+    found["compiler"] = any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+    found["triton"] = importlib.util.find_spec("triton") is not None
     found["torch"] = str(torch.__version__)
     found["cuda"] = torch.version.cuda
     found["hip"] = torch.version.hip
@@ -154,7 +156,20 @@ def _torch_checks(probe: dict[str, Any]) -> list[Check]:
         checks.append(Check(name="devices", status="absent", text="none; CPU programs are captured and judged too"))
     else:
         checks.append(Check(name="devices", status="problem", text=f"torch is built for {platform} and sees no device"))
+    checks.append(_compile_check(compiler=probe["compiler"], triton=probe["triton"], devices=bool(probe["devices"])))
     return checks
+
+
+def _compile_check(*, compiler: bool, triton: bool, devices: bool) -> Check:
+    """Whether torch.compile finds what inductor hands its code to."""
+    name = "torch.compile"
+    if devices and not triton:
+        text = "no Triton: nothing can be compiled for the device"
+        return Check(name=name, status="problem", text=text, advice="pip install triton")
+    if not compiler:
+        text = "no C++ compiler on PATH: inductor needs one for code on the CPU, and for launching Triton's kernels"
+        return Check(name=name, status="problem", text=text, advice="install g++, or name a compiler in CXX")
+    return Check(name=name, status="ok", text=f"C++ compiler, {'Triton' if triton else 'no Triton (GPUs need it)'}")
 
 
 def _jax_checks(probe: dict[str, Any]) -> list[Check]:

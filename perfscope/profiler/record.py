@@ -91,8 +91,8 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions) -> 
     except DataError as error:
         processes = ()
         notes.append(f"what a process wrote of itself cannot be read: {error}")
-    if not processes:
-        notes.append(_why_nothing(directory, options))
+    if not any(process.step_source for process in processes):
+        notes.append(_why_nothing(directory, options, logged=bool(processes)))
     failures = directory / FAILURES_FILE
     if failures.exists():
         notes.append(failures.read_text(errors="replace").splitlines()[0])
@@ -104,14 +104,15 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions) -> 
     return replace(run, state=state, exit_code=ended.code, notes=tuple(notes), processes=processes)
 
 
-def _why_nothing(directory: Path, options: CaptureOptions) -> str:
-    """Why no process wrote anything, and what to do about it."""
+def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool) -> str:
+    """Why no process captured a step, and what to do about it. ``logged``: what torch compiled was logged."""
     if not (directory / ATTACHED_FILE).exists():
         return "nothing was captured: no Python process of the program imported torch or jax"
+    what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
     if options.step_annotation is not None:
-        return f"nothing was captured: no annotation named {options.step_annotation!r} was seen"
+        return f"{what}: no annotation named {options.step_annotation!r} was seen"
     return (
-        "nothing was captured: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, "
+        f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, "
         f"an optimizer's step, calls of a jitted function; {first_step(options)} go by before the first capture). "
         "Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or take the "
         "whole program with --whole"

@@ -67,11 +67,31 @@ def test_a_torch_that_is_absent_crashes_or_hangs_is_said(
 
 def test_a_build_for_a_gpu_that_sees_none_is_a_problem() -> None:
     probe = {"torch": "2", "cuda": "12", "hip": None, "activities": ["CPU"], "devices": [], "distributed": []}
+    probe |= {"compiler": True, "triton": False}
     checks = {check.name: check for check in module._torch_checks(probe)}
     assert checks["devices"].status == "problem"
     probe["cuda"] = None
     checks = {check.name: check for check in module._torch_checks(probe)}
     assert checks["devices"].status == "absent"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "triton", "devices", "status", "said"),
+    [
+        (True, False, False, "ok", "no Triton (GPUs need it)"),
+        (True, True, True, "ok", "C++ compiler, Triton"),
+        (True, False, True, "problem", "no Triton: nothing can be compiled for the device"),
+        (False, False, False, "problem", "no C++ compiler on PATH"),
+        (False, True, True, "problem", "no C++ compiler on PATH"),
+    ],
+)
+def test_what_torch_compile_lacks_is_a_problem(
+    compiler: bool, triton: bool, devices: bool, status: str, said: str
+) -> None:
+    check = module._compile_check(compiler=compiler, triton=triton, devices=devices)
+    assert check.status == status
+    assert said in check.text
+    assert (check.advice is None) == (status == "ok")
 
 
 @pytest.mark.parametrize(("level", "uid", "status"), [("2", 1, "ok"), ("4", 0, "ok"), ("4", 1, "problem")])

@@ -115,7 +115,7 @@ class TorchCompileCapture:
                 return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=self._reason)]
             return []
         folder = directory / FOLDER
-        if not folder.is_dir():
+        if not (self._packed or (folder / compile_trace.FILE).exists()):
             return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=trace.problem or "no file was made")]
         self._save_steps(folder / STEPS_FILE, source)
         if last and not self._packed:
