@@ -29,7 +29,7 @@ _LINEAR = VIEWS | {"multiply", "divide", "select", "negate", "reduce-precision"}
 
 _SLICES = frozenset({"dynamic-slice", "slice"})
 
-_MOST_STEPS = 500
+_MOST_STEPS = 300
 """From a value back to what computed it; projections, norms and rotary embeddings are within a hundred, masks and
 scales of scores within fifty. Keeps the search linear in the program."""
 

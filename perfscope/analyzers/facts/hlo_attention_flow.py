@@ -146,7 +146,7 @@ class Flow:
         holders: list[tuple[Computation, Instruction]] = []
         if depth > _MOST_NAMES:
             return (), True  # unknown, so nothing is concluded from it
-        if one.opcode == "tuple":
+        if one.opcode == "tuple" and index < len(one.operands):
             return (self.numbers[computation.name, one.operands[index]],), False
         if one.opcode in ("fusion", "call", "conditional"):
             bodies = [self.module.computations[name] for name in one.called]
@@ -173,6 +173,8 @@ class Flow:
     ) -> tuple[tuple[int, ...], bool]:
         """An element of a loop's state: what goes in, and what the body returns unless that is the same."""
         first, carried = self._element(computation, computation.by_name[loop.operands[0]], index, depth + 1)
+        if len(loop.called) != 2:
+            return first, True
         body = self.module.computations[loop.called[1]]
         root = body.root
         if root.opcode != "tuple" or index >= len(root.operands):

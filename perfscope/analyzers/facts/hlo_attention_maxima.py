@@ -8,11 +8,12 @@ exponential of the difference of two maxima rescales what was summed before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from perfscope.analyzers.facts.hlo_attention_flow import POINTWISE, VIEWS, Flow
 
-_MOST_STEPS = 500
-"""From a row's maximum back to the scores; some ten in programs. Beyond it, it counts as running: nothing is found."""
+_MOST_STEPS = 150
+"""From a row's maximum back to the scores; some thirty in programs. Beyond it counts as running: nothing is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,6 @@ class RowMaxima:
 
     def __init__(self, flow: Flow, size: int) -> None:
         self._flow, self._size = flow, size
-        self._rescaled = self._find_rescaled()
 
     def of(self, number: int) -> Maxima:
         """The maxima behind a value."""
@@ -74,7 +74,8 @@ class RowMaxima:
                     waiting.extend(value.operands)  # through sums too: a softmax may subtract the log of its sum
         return frozenset(reductions), running
 
-    def _find_rescaled(self) -> frozenset[int]:
+    @cached_property
+    def _rescaled(self) -> frozenset[int]:
         """Maxima whose difference with another one is exponentiated."""
         flow = self._flow
         found: set[int] = set()
