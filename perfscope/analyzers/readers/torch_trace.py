@@ -31,11 +31,16 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """The log in ``path``, as a trace with nothing but ``compile_log``. ``DataError`` as in ``read_log``."""
+    """The log in ``path``, as a trace with nothing but ``compile_log``. ``DataError`` as in ``read_log``.
+
+    ``compile_log`` counts as recorded where there is a compilation in it.
+    """
     log = read_log(path)
     notes = ["this is a log of compiling, not a recording of a run: it holds no time of any op or kernel"]
     if log.corrupt:
         notes.append(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are damaged and left out")
+    if not log.compiles:
+        notes.append("no compilation in it: torch.export and AOTInductor log without ids of compilations")
     notes.extend(f"{count:,} {what} are left out" for what, count in sorted(log.left_out.items()))
     source = Source(
         path=str(path),
@@ -46,7 +51,8 @@ def read(path: Path) -> Trace:
         unplaced={"damaged": log.corrupt} if log.corrupt else {},
         notes=tuple(notes),
     )
-    return Trace(source=source, strings=[], rows={}, recorded=frozenset({"compile_log"}), compile_log=log)
+    recorded = frozenset({"compile_log"} if log.compiles else ())  # a rule that has nothing to look at says so
+    return Trace(source=source, strings=[], rows={}, recorded=recorded, compile_log=log)
 
 
 def read_log(path: Path) -> CompileLog:

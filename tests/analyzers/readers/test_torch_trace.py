@@ -446,6 +446,19 @@ def test_every_rule_can_meet_a_log_alone(tmp_path: Path) -> None:
     assert not [outcome.reason for outcome in analysis if "Error" in (outcome.reason or "")]
 
 
+def test_a_log_without_a_compilation_is_nothing_to_judge_by(tmp_path: Path) -> None:
+    path = LogText().artifact("torch_version", {"pytorch_version": "2.13.0"}).write(tmp_path)
+    (trace,) = load(path)
+    assert trace.recorded == frozenset()
+    assert any("no compilation in it" in note for note in trace.source.notes)
+    assert {outcome.status for outcome in analyze([trace])} == {"abstained"}
+
+
+def test_output_code_in_another_language_is_said(tmp_path: Path) -> None:
+    log = log_of(LogText().at(0).add("inductor_output_code", {}, "#include <torch/csrc/inductor/cpp_wrapper/cpu.h>"))
+    assert (log.kernels, log.left_out) == ((), {"output codes that are no Python": 1})
+
+
 def test_text_logs_are_not_taken_for_it(tmp_path: Path) -> None:
     assert not sniff(tmp_path, b"V0921 16:13:20.000000 77 torch/x.py:3] [0/0] Graph break {x}\n")
     assert not sniff(tmp_path, b'{"traceEvents": []}')

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from perfscope.analyzers.compile_log import CompileLog
+from perfscope.analyzers.readers import kineto
 from perfscope.analyzers.readers.torch_log.records import Reader
 from perfscope.analyzers.readers.torch_log.text import places_of
 from perfscope.analyzers.readers.torch_trace import read_log
@@ -75,6 +76,16 @@ class Model(torch.nn.Module):
 
 model = torch.compile(Model())
 model(torch.randn(8, 16)).backward()
+"""
+
+PROFILED = """
+import torch
+
+model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), backend="aot_eager")
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    model(torch.randn(4, 8)).sum().backward()
+    model(torch.randn(6, 8)).sum().backward()
+profiler.export_chrome_trace("trace.json")
 """
 
 
@@ -194,6 +205,24 @@ def test_recomputed_nodes_are_those_that_both_passes_define(inductor: tuple[Path
     assert not saved & set(backward.recomputed)  # what is saved is not computed again
     made = {one.name for one in forward.nodes}
     assert any(name in made for name in backward.recomputed)
+
+
+def test_the_log_and_the_profiler_have_one_clock(tmp_path: Path) -> None:
+    """Kineto's times and the log's are both since the epoch: the profiler's spans of the compiler are the log's."""
+    log = read_log(record(PROFILED, tmp_path))
+    trace = kineto.read(tmp_path / "trace.json")
+    slices = trace.rows["slices"]
+    starts: dict[str, list[int]] = {}
+    for name, start in zip(slices["name"], slices["start_ns"], strict=True):
+        starts.setdefault(trace.text(int(name)), []).append(int(start))
+    near = 100_000_000  # ns; another clock would be seconds to years away
+    for name in ("dynamo", "entire_frame_compile", "backend_compile", "build_guards"):
+        logged = sorted(one.start_ns for one in log.phases if one.name == name)
+        assert len(logged) == len(starts[name]) == 2
+        assert all(abs(ours - theirs) < near for ours, theirs in zip(logged, sorted(starts[name]), strict=True))
+    whole = [one for one in log.phases if one.name == "dynamo"]
+    for start in starts["Torch-Compiled Region: 0/0"]:  # the compiled frame runs after its compilation ended
+        assert start > whole[0].end_ns - near
 
 
 def test_dtypes_are_torchs() -> None:

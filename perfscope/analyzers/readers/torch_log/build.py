@@ -6,7 +6,7 @@ import mmap
 from collections import Counter
 from collections.abc import Iterator
 
-from perfscope.analyzers.compile_log import CompileLog, Direction, Graph, Recompile
+from perfscope.analyzers.compile_log import CompileLog, Direction, Graph, Place, Recompile
 from perfscope.analyzers.readers.torch_log import breaks, compiles, kernels
 from perfscope.analyzers.readers.torch_log.collect import Collector
 from perfscope.analyzers.readers.torch_log.limits import MAX_KERNELS
@@ -60,18 +60,23 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 
 def _recompiles(collector: Collector) -> Iterator[Recompile]:
     """Those with a record of why; in a log without any such record those whose id says that they are not the first."""
-    for unit, reasons, time_ns in collector.recompiles:
-        yield _recompile(unit, reasons, time_ns)
+    for unit, reasons, guard_place, time_ns in collector.recompiles:
+        yield _recompile(unit, reasons, guard_place, time_ns)
     if collector.recompiles:
         return
     for unit in collector.units.all:
         if (unit.started or unit.finished) and not unit.compile_id.endswith("/0") and "/" in unit.compile_id:
-            yield _recompile(unit, (), unit.start_ns)
+            yield _recompile(unit, (), None, unit.start_ns)
 
 
-def _recompile(unit: Unit, reasons: tuple[str, ...], time_ns: int | None) -> Recompile:
+def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: Place | None, time_ns: int | None) -> Recompile:
     return Recompile(
-        compile_id=unit.compile_id, function=unit.function, place=unit.place, reasons=reasons, time_ns=time_ns
+        compile_id=unit.compile_id,
+        function=unit.function,
+        place=unit.place,
+        reasons=reasons,
+        guard_place=guard_place,
+        time_ns=time_ns,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from perfscope.analyzers.compile_log import Direction, GraphBreak
+from perfscope.analyzers.compile_log import Direction, GraphBreak, Place
 from perfscope.analyzers.readers.torch_log import (
     breaks,
     caches,
@@ -79,7 +79,7 @@ class Collector:
         self.clock = WallClock()
         self.strings = Strings()
         self.breaks: list[GraphBreak] = []
-        self.recompiles: list[tuple[Unit, tuple[str, ...], int | None]] = []
+        self.recompiles: list[tuple[Unit, tuple[str, ...], Place | None, int | None]] = []
         self.unknown: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.rank: int | None = None
@@ -182,6 +182,8 @@ class Collector:
         if unit is None:
             return
         code = output_code.parse(record.payload().decode("utf-8", "replace"))
+        if not code.is_python:
+            self.left_out["output codes that are no Python"] += 1
         section = unit.section
         if section is None or section.code is not None:
             section = Section()
@@ -229,7 +231,7 @@ class Collector:
         if len(self.recompiles) >= MAX_COMPILES:
             self.left_out["recompilations beyond the limit"] += 1
             return
-        self.recompiles.append((unit, recompiles.reasons(record), self._now(record)))
+        self.recompiles.append((unit, *recompiles.failed(record), self._now(record)))
 
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)

@@ -57,6 +57,8 @@ class Code:
     direction: Direction | None = None
     defined: dict[str, Defined] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    is_python: bool = True
+    """False: inductor's C++ wrapper, whose calls are not read."""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class _Comments:
 def parse(text: str) -> Code:
     """Definitions and calls of ``text``."""
     named = _AOT_ID.search(text[:4096])
-    code = Code(direction=_DIRECTIONS[named[1]] if named else None)
+    code = Code(direction=_DIRECTIONS[named[1]] if named else None, is_python="def call(" in text)
     held = _Comments()
     quoted = False
     for line in text.split("\n"):
