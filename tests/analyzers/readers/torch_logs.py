@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.compile_log import CompileLog
+from perfscope.analyzers.readers.torch_log.build import read as read_bytes
 from tests.profiler.programs import environment
 
 
@@ -69,6 +71,13 @@ class LogText:
         path = folder / name
         path.write_bytes(self.text().encode())
         return path
+
+
+def log_of(text: LogText) -> CompileLog:
+    """What the reader makes of a log that is intact."""
+    log = read_bytes(text.text().encode(), "x")
+    assert log.corrupt == 0
+    return log
 
 
 @dataclass
