@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfscope.analyzers.facts.hlo_attention_traffic import written_attention
 from perfscope.analyzers.facts.hlo_fusion import PRODUCTS, RoundTrip, is_softmax, round_trips, touched_bytes
 from perfscope.analyzers.facts.hlo_fusion_saving import TripTime, part_of, trip_time
 from perfscope.analyzers.facts.hlo_program import NO_WORK, fused, where_of
@@ -39,7 +40,10 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         raise AbstainError(_why_not(platforms))
     whole = sum(touched_bytes(module) for module in trace.hlo if module.platform == "gpu")
     places: dict[tuple[Where, str], list[_Timed]] = {}
+    scores = _score_kernels(trace)
     for trip in trace.fact(round_trips):
+        if all((id(trip.module), one.name) in scores for one in (trip.producer, *trip.consumers)):
+            continue  # `unfused_attention` counts these bytes
         time = trip_time(trace, trip)
         if trip.module.is_scheduled and not time.is_worse_fused:
             places.setdefault((_where(trip), _what(trip)), []).append((trip, time))
@@ -52,6 +56,13 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
             continue  # many bytes, but under 1% of the time: the program is held back by something else
         if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
             yield _finding(where, what, trips, saved, whole)
+
+
+def _score_kernels(trace: Trace) -> frozenset[tuple[int, str]]:
+    """Kernels that write or read the scores of attention, by program and name."""
+    return frozenset(
+        (id(found.cost.module), use.instruction.name) for found in trace.fact(written_attention) for use in found.uses
+    )
 
 
 def _why_not(platforms: set[Platform | None]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.hlo_origin import served, users_of
 from perfscope.analyzers.facts.hlo_program import program_label
 from perfscope.analyzers.facts.hlo_roofline import Bound, Roof, measured_roofline
 from perfscope.analyzers.facts.hlo_time import InstructionTime, hlo_time
@@ -22,6 +23,8 @@ from perfscope.analyzers.trace import Trace
 
 UNMATCHED = "in no recorded program"
 NO_LINE = "no source line"
+ADDED = " (added by XLA)"
+"""Behind the line that an instruction without one serves."""
 NO_SCOPE = "added by XLA, no scope"
 
 
@@ -39,6 +42,8 @@ class HotInstruction:
     """``forward``, ``backward`` or ``recompute`` by its path; None where XLA added it."""
     file: str | None
     line: int | None
+    serves: str | None = None
+    """``file:line`` of the nearest reader of its value; only where it has no line of its own."""
     calls: int
     """Pieces of work in the recording; modelled: runs in one run of the program."""
     time_ns: int
@@ -128,15 +133,15 @@ def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
             for roof in found
             if trace.hlo[index].is_scheduled
         }
-    times = trace.fact(hlo_time)
+    times, lines = trace.fact(hlo_time), _Lines(trace)
     if times.instructions:
-        rows = [_measured(trace, row, roofs) for row in times.instructions if _is_leaf(row)]
+        rows = [_measured(trace, lines, row, roofs) for row in times.instructions if _is_leaf(row)]
         rows += _unmatched([row for row in times.instructions if not row.encloses and row.module_index is None])
         return (_spots(trace, None, rows, times.unmatched_ns),)
     modelled: dict[int, list[HotInstruction]] = {}
     for (index, _, _), roof in roofs.items():
         if roof.roof_ns and roof.row.runs:
-            modelled.setdefault(index, []).append(_modelled(trace, index, roof))
+            modelled.setdefault(index, []).append(_modelled(trace, lines, index, roof))
     found = [
         _spots(trace, program_label(trace.hlo[index], trace), sorted(rows, key=lambda row: -row.time_ns), 0)
         for index, rows in modelled.items()
@@ -148,7 +153,31 @@ def _is_leaf(row: InstructionTime) -> bool:
     return not row.encloses and row.module_index is not None
 
 
-def _measured(trace: Trace, row: InstructionTime, roofs: dict[tuple[int, str, str], Roof]) -> HotInstruction:
+class _Lines:
+    """Lines that instructions without one serve."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._users: dict[tuple[int, str], Mapping[str, tuple[Instruction, ...]]] = {}
+
+    def of(self, index: int, computation: str, name: str) -> str | None:
+        held = self._trace.hlo[index].computations[computation]
+        one = held.by_name[name]
+        if one.file is not None:
+            return None
+        if (index, computation) not in self._users:
+            self._users[index, computation] = users_of(held)
+        reader = served(one, self._users[index, computation])
+        return None if reader is None else _place(reader)
+
+
+def _place(one: Instruction | HotInstruction) -> str:
+    return f"{one.file}" if one.line is None else f"{one.file}:{one.line}"
+
+
+def _measured(
+    trace: Trace, lines: _Lines, row: InstructionTime, roofs: dict[tuple[int, str, str], Roof]
+) -> HotInstruction:
     index, computation = row.module_index, row.computation
     if index is None or computation is None:
         raise ValueError(f"{row.instruction}: no recorded program has it")
@@ -159,6 +188,7 @@ def _measured(trace: Trace, row: InstructionTime, roofs: dict[tuple[int, str, st
     return _row(
         trace.hlo[index].computations[computation].by_name[row.instruction],
         program=program_label(trace.hlo[index], trace),
+        serves=lines.of(index, computation, row.instruction),
         calls=row.calls,
         time_ns=row.total_ns,
         roof=roof,
@@ -168,10 +198,11 @@ def _measured(trace: Trace, row: InstructionTime, roofs: dict[tuple[int, str, st
     )
 
 
-def _modelled(trace: Trace, index: int, roof: Roof) -> HotInstruction:
+def _modelled(trace: Trace, lines: _Lines, index: int, roof: Roof) -> HotInstruction:
     return _row(
         roof.row.instruction,
         program=program_label(trace.hlo[index], trace),
+        serves=lines.of(index, roof.row.computation, roof.row.instruction.name),
         calls=roof.row.runs,
         time_ns=round(roof.roof_ns * roof.row.runs),
         roof=roof,
@@ -185,6 +216,7 @@ def _row(
     one: Instruction,
     *,
     program: str,
+    serves: str | None,
     calls: int,
     time_ns: int,
     roof: Roof | None,
@@ -201,6 +233,7 @@ def _row(
         phase=scope.phase if scope is not None else None,
         file=one.file,
         line=one.line,
+        serves=serves,
         calls=calls,
         time_ns=time_ns,
         bound=None if roof is None else roof.bound,
@@ -253,8 +286,8 @@ def _line(row: HotInstruction) -> str:
     if row.opcode is None:
         return UNMATCHED
     if row.file is None:
-        return NO_LINE
-    return row.file if row.line is None else f"{row.file}:{row.line}"
+        return NO_LINE if row.serves is None else f"{row.serves}{ADDED}"
+    return _place(row)
 
 
 def _scope(row: HotInstruction) -> str:
