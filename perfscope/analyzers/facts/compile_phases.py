@@ -1,0 +1,182 @@
+"""Where torch.compile's time goes: every moment counted once, for the innermost phase of the log that it lies in."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from perfscope.analyzers.compile_log import Compile, Phase
+from perfscope.analyzers.trace import Trace
+
+
+class Stage(StrEnum):
+    """A part of the compiler's work, in its order."""
+
+    TRACING = "dynamo: tracing and guards"
+    START = "starting the backend (imports)"
+    AOT = "AOT autograd"
+    LOWERING = "graph passes, lowering and fusion"
+    CODE = "code generation"
+    KERNELS = "building kernels (C++ or Triton)"
+    TUNING = "autotuning"
+    CACHES = "caches and loading"
+    CUDA_GRAPHS = "CUDA graphs"
+    OTHER = "other"
+
+
+CACHED = (Stage.AOT, Stage.LOWERING, Stage.CODE, Stage.KERNELS, Stage.TUNING)
+"""What a warm cache spares. Dynamo traces and guards anew in every process."""
+
+NOT_COMPILING = frozenset({"CUDAGraphTreeManager.run_eager"})
+"""The program's own first run, which inductor times as a phase."""
+
+_STAGES: tuple[tuple[re.Pattern[str], Stage], ...] = (
+    (re.compile(r"autotun|benchmark|CachingAutotuner", re.IGNORECASE), Stage.TUNING),
+    (re.compile(r"cudagraph", re.IGNORECASE), Stage.CUDA_GRAPHS),
+    (
+        re.compile(r"^(entire_frame_compile|dynamo|compile_attempt_\d+|bytecode_tracing|build_guards|gc)$"),
+        Stage.TRACING,
+    ),
+    (re.compile(r"^(insert_deferred_runtime_asserts|pgo\.|_compile\b|compile_inner|cleanup)"), Stage.TRACING),
+    (re.compile(r"^backend_compile$"), Stage.START),
+    (re.compile(r"^(compile_file|async_compile|triton|compile_worker|precompile)"), Stage.KERNELS),
+    (re.compile(r"cache|TritonBundler", re.IGNORECASE), Stage.CACHES),
+    (re.compile(r"^(create_aot|aot_|min_cut|compile_fx\.|entire_backward_compile|additional_fake_tensor)"), Stage.AOT),
+    (re.compile(r"^(pass\.|_recursive_|inductor_compile$|fx_codegen_and|GraphLowering\.run)"), Stage.LOWERING),
+    (re.compile(r"^Scheduler\.(?!codegen)"), Stage.LOWERING),
+    (re.compile(r"codegen|code_gen|compile_to_fn|compile_to_module", re.IGNORECASE), Stage.CODE),
+)
+"""Names of phases in torch 2.5 to 2.13, the first match holds; ``backend_compile`` itself is mostly inductor's import."""
+
+
+def stage_of(name: str) -> Stage:
+    """The stage a phase of that name belongs to."""
+    return next((stage for pattern, stage in _STAGES if pattern.search(name)), Stage.OTHER)
+
+
+def exclusive_ns(phases: Sequence[Phase]) -> list[int]:
+    """For each phase the ns in which it is the innermost: the one that began last of those that run.
+
+    Phases of several threads may overlap; every moment goes to one of them, so that the sum is their union.
+    """
+    spent = [0] * len(phases)
+    order = sorted(range(len(phases)), key=lambda index: (phases[index].start_ns, -phases[index].end_ns, index))
+    running: list[tuple[int, int, int]] = []  # (-rank in the order, index, end): the top began last
+    now = 0
+    for rank, index in enumerate(order):
+        start, end = phases[index].start_ns, phases[index].end_ns
+        now = _advance(running, spent, now, start)
+        if end > start:
+            heapq.heappush(running, (-rank, index, end))
+    _advance(running, spent, now, None)
+    return spent
+
+
+def _advance(running: list[tuple[int, int, int]], spent: list[int], now: int, until: int | None) -> int:
+    """Give the time from ``now`` to ``until`` (``None``: to the end) to whatever runs; where it stands then."""
+    while running:
+        _, index, end = running[0]
+        if end <= now:
+            heapq.heappop(running)
+            continue
+        reached = end if until is None else min(end, until)
+        spent[index] += reached - now
+        now = reached
+        if until is not None and now >= until:
+            return now
+    return now if until is None else until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTime:
+    """Time of one compilation, its backward included; moments are counted once over the whole log."""
+
+    compile: Compile
+    stages_ns: dict[Stage, int] = field(default_factory=dict)
+    """Empty where the log holds no phases of it."""
+
+    @property
+    def total_ns(self) -> int:
+        """Of all stages; without phases the duration that the metrics say."""
+        if self.stages_ns:
+            return sum(self.stages_ns.values())
+        return (self.compile.duration_ns or 0) + (self.compile.backward_ns or 0)
+
+    @property
+    def cached_ns(self) -> int:
+        """The part that a warm cache spares at most; 0 where the log does not part it."""
+        return sum(self.stages_ns.get(stage, 0) for stage in CACHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """Phases of one name."""
+
+    name: str
+    stage: Stage
+    count: int
+    exclusive_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTimes:
+    """Where all compiling of a log went. The stages sum to the total, and so do the phases."""
+
+    compiles: tuple[CompileTime, ...]
+    """In the order of the log."""
+    phases: tuple[PhaseTime, ...]
+    """The dearest first."""
+    stages_ns: dict[Stage, int]
+    """The dearest first."""
+
+    @property
+    def total_ns(self) -> int:
+        """Time in which something was compiled, moments once; without phases the sum of all durations."""
+        return sum(self.stages_ns.values()) if self.stages_ns else sum(one.total_ns for one in self.compiles)
+
+
+def compile_times(trace: Trace) -> CompileTimes:
+    """Exclusive times of the log's phases, by name, by stage and by compilation; nothing without a log."""
+    log = trace.compile_log
+    if log is None:
+        return CompileTimes(compiles=(), phases=(), stages_ns={})
+    phases = [phase for phase in log.phases if phase.name not in NOT_COMPILING]
+    begun: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for index, one in enumerate(log.compiles):
+        begun[one.compile_id].append((one.start_ns or 0, index))
+    by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    by_stage: dict[Stage, int] = defaultdict(int)
+    by_compile: list[dict[Stage, int]] = [defaultdict(int) for _ in log.compiles]
+    for phase, spent in zip(phases, exclusive_ns(phases), strict=True):
+        stage = stage_of(phase.name)
+        by_name[phase.name][0] += 1
+        by_name[phase.name][1] += spent
+        by_stage[stage] += spent
+        owners = begun.get(phase.compile_id or "", [])
+        if owners and spent:
+            by_compile[_owner(owners, phase.start_ns)][stage] += spent
+    return CompileTimes(
+        compiles=tuple(
+            CompileTime(compile=one, stages_ns=dict(spent)) for one, spent in zip(log.compiles, by_compile, strict=True)
+        ),
+        phases=tuple(
+            sorted(
+                (
+                    PhaseTime(name=name, stage=stage_of(name), count=n, exclusive_ns=ns)
+                    for name, (n, ns) in by_name.items()
+                ),
+                key=lambda one: (-one.exclusive_ns, one.name),
+            )
+        ),
+        stages_ns=dict(sorted(by_stage.items(), key=lambda pair: -pair[1])),
+    )
+
+
+def _owner(owners: list[tuple[int, int]], time_ns: int) -> int:
+    """Of the compilations that had an id in turn the one that ran at a time."""
+    before = [index for start, index in owners if start <= time_ns]
+    return before[-1] if before else owners[0][1]
