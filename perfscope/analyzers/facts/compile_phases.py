@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfscope.analyzers.compile_log import Compile, Phase
+from perfscope.analyzers.compile_log import Compile, CompileLog, Phase
 from perfscope.analyzers.trace import Trace
 
 
@@ -50,7 +50,8 @@ _STAGES: tuple[tuple[re.Pattern[str], Stage], ...] = (
     (re.compile(r"^Scheduler\.(?!codegen)"), Stage.LOWERING),
     (re.compile(r"codegen|code_gen|compile_to_fn|compile_to_module", re.IGNORECASE), Stage.CODE),
 )
-"""Names of phases in torch 2.5 to 2.13, the first match holds; ``backend_compile`` itself is mostly inductor's import."""
+"""Names of phases in torch 2.5 to 2.13, the first match holds; ``backend_compile`` itself is mostly the import of
+inductor."""
 
 
 def stage_of(name: str) -> Stage:
@@ -144,21 +145,17 @@ def compile_times(trace: Trace) -> CompileTimes:
     log = trace.compile_log
     if log is None:
         return CompileTimes(compiles=(), phases=(), stages_ns={})
-    phases = [phase for phase in log.phases if phase.name not in NOT_COMPILING]
-    begun: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for index, one in enumerate(log.compiles):
-        begun[one.compile_id].append((one.start_ns or 0, index))
+    kept = [(phase, owner) for phase, owner in zip(log.phases, _owners(log), strict=True) if _is_compiling(phase)]
     by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     by_stage: dict[Stage, int] = defaultdict(int)
     by_compile: list[dict[Stage, int]] = [defaultdict(int) for _ in log.compiles]
-    for phase, spent in zip(phases, exclusive_ns(phases), strict=True):
+    for (phase, owner), spent in zip(kept, exclusive_ns([phase for phase, _ in kept]), strict=True):
         stage = stage_of(phase.name)
         by_name[phase.name][0] += 1
         by_name[phase.name][1] += spent
         by_stage[stage] += spent
-        owners = begun.get(phase.compile_id or "", [])
-        if owners and spent:
-            by_compile[_owner(owners, phase.start_ns)][stage] += spent
+        if owner is not None and spent:
+            by_compile[owner][stage] += spent
     return CompileTimes(
         compiles=tuple(
             CompileTime(compile=one, stages_ns=dict(spent)) for one, spent in zip(log.compiles, by_compile, strict=True)
@@ -176,7 +173,31 @@ def compile_times(trace: Trace) -> CompileTimes:
     )
 
 
-def _owner(owners: list[tuple[int, int]], time_ns: int) -> int:
-    """Of the compilations that had an id in turn the one that ran at a time."""
-    before = [index for start, index in owners if start <= time_ns]
-    return before[-1] if before else owners[0][1]
+def _is_compiling(phase: Phase) -> bool:
+    return phase.name not in NOT_COMPILING
+
+
+def _owners(log: CompileLog) -> list[int | None]:
+    """Of each phase the compilation it belongs to, as an index: by its id, or that of the phase around it."""
+    holders: dict[str, list[int]] = defaultdict(list)
+    for index, one in enumerate(log.compiles):
+        holders[one.compile_id].append(index)
+    owners: list[int | None] = []
+    for phase in log.phases:
+        around = phase.parent
+        if around is not None and phase.compile_id in (None, log.phases[around].compile_id):
+            owners.append(owners[around])
+        else:
+            owners.append(_owner(log.compiles, holders.get(phase.compile_id or "", []), phase))
+    return owners
+
+
+def _owner(compiles: Sequence[Compile], holders: Sequence[int], phase: Phase) -> int | None:
+    """Of the compilations that had an id in turn the latest that had begun by the end of its outermost phase.
+
+    That phase begins some ms before the start that the metrics tell.
+    """
+    begun = [index for index in holders if (compiles[index].start_ns or 0) <= phase.end_ns]
+    if not begun:
+        return holders[0] if holders else None
+    return max(begun, key=lambda index: compiles[index].start_ns or 0)
