@@ -8,18 +8,17 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections import deque
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 
-from perfscope.profiler import annotate, jax_compat, observe
-from perfscope.profiler.active import ActivePass, start_pass
+from perfscope.profiler import annotate, observe
 from perfscope.profiler.captures.torch_compile import TorchCompileCapture
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.options import Message
-from perfscope.profiler.plan import RESTING_STEPS, SETTLING_STEPS, Framework, Pass, first_step, passes
-from perfscope.profiler.run import PROCESS_FILE, Capture, Process, dump
+from perfscope.profiler.pass_runner import PassRunner
+from perfscope.profiler.plan import SETTLING_STEPS, Framework, first_step
+from perfscope.profiler.run import PROCESS_FILE, Process, dump
 from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
 from perfscope.profiler.window import TimedWindows
@@ -50,18 +49,13 @@ class Session:
         self.options = message.options
         self._run = Path(message.directory)
         self._pid = os.getpid()
-        self._queue = deque(passes(self.options))
+        self._passes = PassRunner(self.options, self._run)
         self._first = first_step(self.options)
-        self._done: list[Capture] = []
-        self._active: ActivePass | None = None
-        self._delay = "the program ended before"
-        """Why the passes in the queue did not run, if they never do."""
         self._hooks = Hooks()
         self._frameworks: list[Framework] = []
         self._jax: JaxSide | None = None
         self._compile: TorchCompileCapture | None = None
         self._finder = StepFinder(self.options, self, self._forget)
-        self._starting = False
         self._seen: observe.Seen | None = None
         self._source: str | None = None
         self._number = 0
@@ -69,8 +63,6 @@ class Session:
         self._running = False
         self._begin_ns = 0
         self._settling = 0
-        self._recorded: int | None = None
-        """Number of the last step under torch's profiler."""
         self._times: list[int] = []
         self._windows = self._new_windows()
         self._written = 0.0
@@ -89,7 +81,7 @@ class Session:
                 )
             else:
                 make_way = functools.partial(self._make_way, "torch_profiler")
-                self._hooks.install(self._finder, ours=lambda: self._starting, make_way=make_way)
+                self._hooks.install(self._finder, ours=lambda: self._passes.starting, make_way=make_way)
                 self._compile = TorchCompileCapture(
                     self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
                 )
@@ -137,7 +129,7 @@ class Session:
         self._source = source
         self._ended = completed
         self._first = max(self._first, completed)
-        self._queue = deque(passes(self.options, self._framework(self._finder.source)))
+        self._passes.plan(self._framework(self._finder.source))
         if self._seen is None:
             self._seen = observe.look(self._run)
         else:  # claimed when the first function was compiled: more is known of this process now
@@ -146,7 +138,7 @@ class Session:
                 self._compile.moved(self._seen.path)
         if self._jax is not None:
             self._jax.settled(self._finder.source)
-        observe.say_plan(self.options, self._seen, source, self._first, tuple(self._queue))
+        observe.say_plan(self.options, self._seen, source, self._first, self._passes.to_come)
         self._write()
 
     def _place(self) -> Path:
@@ -157,29 +149,24 @@ class Session:
 
     def unsettled(self) -> None:
         """``perfscope.step()`` was called after captures of another source began: start over."""
-        if self._active is not None:
-            self._active.abort()
-            self._active = None
-            self._recorded = self._number
-        self._done.clear()
+        self._passes.start_over(self._number)
         self._times.clear()
         self._windows = self._new_windows()
         self._running = False
-        self._queue = deque(passes(self.options))
         self._first = first_step(self.options)
 
     def begin(self, number: int) -> None:
         """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
         try:
             self._number = number
-            if self._active is None and self._queue and number >= self._first:
-                self._start(self._queue[0])
-                if self._active is None:
-                    self._settling = max(self._settling, int(self._rests()))
-            if self._active is not None:
-                if self._compile is not None and self._active.due.tool == "torch_profiler":
+            if self._passes.active is None and self._passes.to_come and number >= self._first:
+                self._start()
+                if self._passes.active is None:
+                    self._settling = max(self._settling, int(self._passes.rests(number)))
+            if self._passes.active is not None:
+                if self._compile is not None and self._passes.active.due.tool == "torch_profiler":
                     self._compile.step_begins(number)
-                self._active.begin_step(number)
+                self._passes.active.begin_step(number)
             else:
                 if monotonic() - self._written > WRITE_EVERY_S:
                     self._write()
@@ -198,8 +185,9 @@ class Session:
         try:
             if self._jax is not None:
                 self._jax.step_ended()
-            if self._active is not None:
-                self._end_in_pass(self._active)
+            if self._passes.active is not None:
+                if self._passes.end_step(self._number):
+                    self._pass_ended()
             elif self._settling > 0:
                 self._settling -= 1
             else:
@@ -223,19 +211,14 @@ class Session:
     def _open_window(self, number: int) -> None:
         """Open a window of timed steps behind the last pass, or long enough before the first."""
         steps = self._windows.next_size
-        if steps and not self._settling and (not self._queue or number + steps <= self._first):
+        if steps and not self._settling and (not self._passes.to_come or number + steps <= self._first):
             self._windows.before_step()
 
     def broken(self, error: Exception) -> None:
         """Something of ours failed: give up in this process and say why."""
         reason = f"perfscope failed here: {type(error).__name__}: {error}"
         try:
-            if self._active is not None:
-                self._active.abort()
-                self._done.append(self._active.missing(reason))
-                self._active = None
-            self._done += [_missing(one, reason) for one in self._queue]
-            self._queue.clear()
+            self._passes.give_up(reason)
             self._silence()
             observe.note_failure(self._run, reason)
             self._write()
@@ -250,14 +233,15 @@ class Session:
             now = perf_counter_ns()
             if self.options.whole:
                 self.end(now)
-            if self._active is not None:
-                self._finish_active()
+            if self._passes.active is not None:
+                self._passes.finish(self._number)
+                self._pass_ended()
             best = self._finder.best()
             if self._source is None and best is not None and self._finder.completed[best]:
                 self._source = self._finder.label(best)
                 self._ended = self._finder.completed[best]
-                self._queue = deque(passes(self.options, self._framework(best)))
-                self._delay = f"the program took {self._ended} steps ({self._source}) and ended before"
+                self._passes.plan(self._framework(best))
+                self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
             self._write(last=True)
             self._silence()
@@ -266,11 +250,8 @@ class Session:
 
     def abandon(self) -> None:
         """In a forked child (a data loader's worker): everything is the parent's."""
-        active, self._active = self._active, None
-        self._queue.clear()
         try:
-            if active is not None:
-                active.abandon_in_fork()
+            self._passes.abandon_in_fork()
             annotate.listen(None)
             self._hooks.remove()
             if self._compile is not None:
@@ -288,78 +269,26 @@ class Session:
         if self._jax is not None:
             self._jax.stop()
 
-    def _start(self, due: Pass) -> None:
+    def _start(self) -> None:
         assert self._seen is not None
         if not self._seen.memory:
             self._seen = observe.with_memory(self._seen, self._hooks.optimizers)
-        if due.tool == "torch_profiler" and (self._hooks.program_profilers or observe.profiler_records()):
-            self._delay = "the program's own torch.profiler was recording; the program ended before"
-            return
-        if due.tool == "torch_profiler" and self._rests():
-            return
-        if due.tool == "jax_profiler" and jax_compat.trace_runs():
-            self._delay = "the program's own jax.profiler was recording; the program ended before"
-            return
-        if observe.below_compiled_code():
-            self._delay = "steps ended inside a compiled function, where no capture can start; the program ended before"
-            return
-        self._queue.popleft()
         self._windows.drop()
-        self._starting = True
-        try:
-            started = start_pass(due, self._number, self._seen.path, self._jax)
-        finally:
-            self._starting = False
-        if isinstance(started, str):
-            self._done.append(_missing(due, started))
-            if self._queue:
-                self._start(self._queue[0])
-        else:
-            self._active = started
+        profiles = bool(self._hooks.program_profilers)
+        self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles)
+        if self._passes.active is not None:
             self._write()
 
-    def _rests(self) -> bool:
-        """Whether a recording of torch's profiler ended too short a while ago for another to begin."""
-        return self._recorded is not None and self._number <= self._recorded + RESTING_STEPS
-
-    def _end_in_pass(self, active: ActivePass) -> None:
-        if active.due.tool == "op_graph" and observe.modes_on_stack() > 1:
-            # Modes leave in the order opposite to which they came; ours must wait for the program's.
-            active.spoiled = True
-            return
-        if active.spoiled:
-            active.abort()
-            self._active = None
-            self._done.append(active.missing("a dispatch mode of the program's own outlived the step it began in"))
-            return
-        active.end_step()
-        if active.complete:
-            self._finish_active()
-
-    def _finish_active(self) -> None:
-        active, self._active = self._active, None
-        if active is not None:
-            if active.due.tool == "torch_profiler":
-                self._recorded = self._number
-            try:
-                self._done.append(active.finish(self._run))
-            except Exception as error:
-                self._done.append(active.missing(f"perfscope failed here: {type(error).__name__}: {error}"))
-                raise
-            if not self._queue:
-                self._settling = SETTLING_STEPS
-            self._write()
+    def _pass_ended(self) -> None:
+        if not self._passes.to_come:
+            self._settling = SETTLING_STEPS
+        self._write()
 
     def _make_way(self, tool: str) -> None:
         """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
         try:
-            active = self._active
             self._windows.drop()
-            if active is not None and active.due.tool == tool:
-                self._active = None
-                active.interrupt()
-                self._queue.appendleft(active.due)
-                self._delay = f"the program started its own {tool.replace('_', '.')}; the program ended before"
+            if self._passes.make_way(tool):
                 self._write()
         except Exception as error:
             self.broken(error)
@@ -368,10 +297,7 @@ class Session:
         self._written = monotonic()
         if self._seen is None:
             return
-        captures = list(self._done)
-        if self._active is not None:
-            captures.append(self._active.missing("the program ended during this pass"))
-        captures += [_missing(one, f"{self._delay} this pass began") for one in self._queue]
+        captures = self._passes.captures()
         if self._jax is not None:
             captures += self._jax.save(self._seen.path, last=last)
         if self._compile is not None:
@@ -395,7 +321,3 @@ class Session:
         )
         # The program waits for this, and a slow disk must not be felt between its steps.
         write_atomically(self._seen.path / PROCESS_FILE, dump(process), durable=False)
-
-
-def _missing(due: Pass, reason: str) -> Capture:
-    return Capture(pass_name=due.name, tool=due.tool, state="missing", reason=reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Undo = Callable[[], None]
@@ -15,8 +16,8 @@ Undo = Callable[[], None]
 TRACE_LOGGER = "torch.__trace"
 """The logger of torch's structured trace; ``TORCH_TRACE=DIR`` gives it a handler that writes files."""
 
-COMPILE_WORKER = "torch._inductor.compile_worker"
-"""Helpers that inductor starts run this module: they compile for another process and are none of the program's."""
+COMPILE_WORKER = ("torch", "_inductor", "compile_worker", "__main__.py")
+"""Helpers that inductor starts run this file: they compile for another process and are none of the program's."""
 
 SETTINGS = {
     "provenance": ("trace", "provenance_tracking_level", "INDUCTOR_PROVENANCE"),
@@ -27,8 +28,8 @@ SETTINGS = {
 
 def in_compile_worker() -> bool:
     """Whether this process is one of inductor's own helpers."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and str(spec.name).startswith(COMPILE_WORKER)
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file is not None and Path(file).parts[-len(COMPILE_WORKER) :] == COMPILE_WORKER
 
 
 def trace_formatter() -> logging.Formatter | str:

@@ -143,6 +143,19 @@ def test_an_error_of_ours_never_reaches_the_scheduler(log: FusionLog, tmp_path: 
     assert not (tmp_path / "fusion.jsonl").exists()
 
 
+def test_helpers_of_inductor_are_known_by_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    assert not torch_compat.in_compile_worker()
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("torch is not installed")
+    file = Path(spec.origin).parent / "_inductor" / "compile_worker" / "__main__.py"
+    assert file.is_file()  # what inductor starts
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)))  # type: ignore[arg-type]
+    assert torch_compat.in_compile_worker()
+
+
 @pytest.fixture
 def inductor(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(
