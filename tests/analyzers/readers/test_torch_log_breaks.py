@@ -132,6 +132,27 @@ def test_breaks_before_there_was_a_record_of_them() -> None:
     assert [one.attempts for one in log.compiles] == [2, 2, 1, 1]
 
 
+def test_a_break_in_a_frame_without_code_skipped_it() -> None:
+    text = LogText().at(0).start(("/u/a.py", 4, "f")).artifact("dynamo_graph_break_reason", OLD_BREAK)
+    (found,) = log_of(text.metrics(has_guarded_code=False)).breaks
+    assert found.skipped_frame
+
+
+def test_torch_2_6_gives_a_frame_up_without_a_word() -> None:
+    text = LogText().at(0).start(("/u/a.py", 4, "f")).metrics()
+    text.at(0, 1).artifact("recompile_reasons", ["0/0: k == 0"]).add("bwd_compilation_metrics", {"duration_us": 483})
+    log = log_of(text)
+    (found,) = log.breaks
+    assert (found.compile_id, found.reason, found.skipped_frame) == ("0/1", "cache_size_limit reached", True)
+    assert found.place == log.compiles[0].place
+    assert (log.compiles[1].complete, log.compiles[1].has_code, log.compiles[1].backward_ns) == (True, False, None)
+
+
+def test_strings_of_the_program_are_not_shown() -> None:
+    said = "Graph break in user code at /u/a.py:7\nReason: Unsupported: call ConstantVariable(str: 'pass\\'word') {}\n"
+    assert break_of(said).reason == "Unsupported: call ConstantVariable(str: '...') {}"
+
+
 def test_a_recompile_limit_is_a_frame_that_stays_eager() -> None:
     text = LogText().at(0).start(("/u/a.py", 4, "f")).metrics()
     text.at(0, 1).artifact("recompile_reasons", "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 12")

@@ -70,13 +70,14 @@ def parse(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
 
 def of_failure(unit: Unit) -> GraphBreak | None:
     """A frame that failed without a record of its own: recompile limit, a backend that raised."""
-    if unit.breaks or not unit.fail_type:
+    reason = unit.fail_reason or unit.fail_type
+    if unit.breaks or reason is None:
         return None
     text = unit.fail_text or ""
     explained = _parts(text, "Explanation", 1)
     return GraphBreak(
         compile_id=unit.compile_id,
-        reason=unit.fail_reason or unit.fail_type,
+        reason=reason,
         explanation=explained[0] if explained else None,
         hints=_parts(text, "Hint", MAX_ITEMS),
         doc_id=doc_id(text),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from perfscope.analyzers.compile_log import CompileLog, Direction, Graph, Place, Recompile
+from perfscope.analyzers.compile_log import CompileLog, Direction, Graph, GraphBreak, Place, Recompile
 from perfscope.analyzers.readers.torch_log import breaks, compiles, kernels
 from perfscope.analyzers.readers.torch_log.collect import Collector
 from perfscope.analyzers.readers.torch_log.limits import MAX_KERNELS
@@ -45,7 +46,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         rank=collector.rank,
         torch_version=collector.version,
         compiles=tuple(unit.build() for unit in units),
-        breaks=(*collector.breaks, *unsaid),
+        breaks=(*_with_skips(collector.breaks), *unsaid),
         recompiles=tuple(_recompiles(collector)),
         graphs=tuple(graph for unit in units for graph in _graphs(unit)),
         kernels=tuple(made[:MAX_KERNELS]),
@@ -56,6 +57,12 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         left_out=dict(left_out),
         has_provenance=collector.has_provenance,
     )
+
+
+def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
+    """Breaks, with those marked that left their frame without code: the text of torch 2.6 does not say it."""
+    for unit, one in found:
+        yield replace(one, skipped_frame=True) if unit.has_code is False else one
 
 
 def _recompiles(collector: Collector) -> Iterator[Recompile]:

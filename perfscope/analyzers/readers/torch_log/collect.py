@@ -78,7 +78,7 @@ class Collector:
         self.phases = Phases()
         self.clock = WallClock()
         self.strings = Strings()
-        self.breaks: list[GraphBreak] = []
+        self.breaks: list[tuple[Unit, GraphBreak]] = []
         self.recompiles: list[tuple[Unit, tuple[str, ...], Place | None, int | None]] = []
         self.unknown: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
@@ -241,4 +241,5 @@ class Collector:
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
             return
-        self.breaks.append(breaks.parse(record.payload().decode("utf-8", "replace"), unit, self._now(record)))
+        found = breaks.parse(record.payload().decode("utf-8", "replace"), unit, self._now(record))
+        self.breaks.append((unit, found))

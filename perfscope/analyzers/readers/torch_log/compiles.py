@@ -35,6 +35,10 @@ _NAMES = {
 """One name for what versions of torch call differently (``CompilationMetrics`` of ``torch._dynamo.utils``)."""
 
 
+LIMIT_REACHED = "cache_size_limit reached"
+"""What torch 2.6 says, elsewhere, of a frame it has compiled too often (``_compile`` of ``convert_frame``)."""
+
+
 class _Start(msgspec.Struct):
     stack: list[Frame] = []
 
@@ -165,6 +169,10 @@ def metrics(unit: Unit, record: Record) -> str | None:
 def backward_metrics(unit: Unit, record: Record) -> None:
     """``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
     said = decode(record.body, _Metrics)
+    if not unit.started and not unit.finished and not unit.sections:
+        # torch 2.6 gives a frame up before it begins, and logs the metrics as if of a backward
+        unit.finished, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
+        return
     seconds = _seconds(record)
     for name, value in seconds.items():
         unit.seconds[f"backward.{name}"] = value

@@ -11,12 +11,17 @@ from perfscope.analyzers.compile_log import Place
 from perfscope.analyzers.readers.torch_log.limits import MAX_STACK, MAX_STRINGS, MAX_TEXT
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONSTANT = re.compile(r"""(Variable\((?:str|bytes): )b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""")
+"""Dynamo's name of a string: ``ConstantVariable(str: 'value')``."""
 _FRAME = re.compile(r'\s*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,512}))?$')
 
 
 def clean(text: str, most: int = MAX_TEXT) -> str:
-    """``text`` without control characters, at most ``most`` characters."""
-    return _UNSEEN.sub("", text[: most + 256])[:most]
+    """``text`` without control characters and the program's own strings, at most ``most`` characters."""
+    text = text[: most + 256]
+    if "Variable(" in text:
+        text = _CONSTANT.sub(r"\1'...'", text)
+    return _UNSEEN.sub("", text)[:most]
 
 
 def headline(text: str) -> str:
