@@ -111,7 +111,7 @@ class Recompile:
     reasons: tuple[str, ...]
     """Guards that failed, with values: ``tensor 'x' size mismatch at index 0. expected 32, actual 33``."""
     guard_place: Place | None = None
-    """The line that made the first guard necessary, where torch says it. The file may be a folder and a name only."""
+    """The line that made the first guard necessary, where torch says it. Of the file it may be the end only."""
     time_ns: int | None = None
 
 

@@ -42,8 +42,8 @@ def failed(record: Record) -> tuple[tuple[str, ...], Place | None]:
 def _made_at(said: Sequence[str]) -> Place | None:
     """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` behind it, or a stack below it.
 
-    Of the file torch writes the last folder and the name in the first form; a stack, perhaps below another guard of
-    the same line, has the whole path.
+    Of a file torch writes the end in the first form, perhaps from within a folder's name; a stack, perhaps below
+    another guard of the same line, has the whole path.
     """
     stacks = [places_of(text[:20_000].partition("\nUser stack trace:")[2]) for text in said]
     if not stacks:
@@ -55,7 +55,7 @@ def _made_at(said: Sequence[str]) -> Place | None:
     if made is None:
         return None
     file, line = clean(made[1], 4096), int(made[2])
-    same = (stack[-1] for stack in stacks if stack and stack[-1].line == line and stack[-1].file.endswith("/" + file))
+    same = (stack[-1] for stack in stacks if stack and stack[-1].line == line and stack[-1].file.endswith(file))
     code = clean(first[: made.start()].partition("  # ")[2].strip()) or None
     return next(same, Place(file=file, line=line, function=made[3], code=code))
 

@@ -1,0 +1,213 @@
+"""Frames that torch.compile compiled again while the program ran its steps, and which guards made it do so.
+
+Not counted: the first compilation of a frame, what is compiled in the first step that was seen, and one single
+recompilation afterwards: dynamo makes a size or number dynamic when it sees a second value, and is done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.compile_log import Compile, CompileLog, Place, Recompile
+from perfscope.analyzers.facts.compile_frames import CompiledFrame, compile_spans, compiled_frames, is_users
+from perfscope.analyzers.facts.compile_guards import Guard, parse_guard
+from perfscope.analyzers.finding import Cell
+from perfscope.analyzers.trace import Trace
+
+MIN_RECOMPILATIONS = 2
+"""Of a frame, in different steps where steps are known. One is how dynamo learns that a size is dynamic."""
+
+MIN_SIZES = 3
+"""Of one dimension of one tensor. With automatic dynamic shapes the second size makes the dimension dynamic, so a third
+one that is compiled anew shows that it stays specialised."""
+
+CHURN_SHARE = 0.5
+"""Of a frame's recompilations: where so many are for sizes of one dimension, that dimension is what to fix."""
+
+MAX_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """A frame that was compiled again and again."""
+
+    frame: CompiledFrame
+    compiles: tuple[Compile, ...]
+    """Those that count, in order."""
+    guards: tuple[Guard | None, ...]
+    """For each, the guard that failed of the latest compilation before it; ``None``: the log does not say."""
+    places: tuple[Place | None, ...]
+    """For each, the line that made that guard necessary, if the log says it."""
+    steps: tuple[int | None, ...]
+    """For each, the step it happened in."""
+    spent_ns: int
+    """Moments once."""
+    over_steps: int | None
+    """Steps it is spread over; ``None`` where nobody counted steps."""
+
+    @property
+    def per_step_ns(self) -> int | None:
+        """The time as that of one step; ``None`` where no step is known."""
+        return None if self.over_steps is None else self.spent_ns // self.over_steps
+
+    def main_guard(self) -> Guard | None:
+        """A guard of the most frequent kind and source; of those the first."""
+        known = [guard for guard in self.guards if guard is not None]
+        if not known:
+            return None
+        key = Counter(guard.key for guard in known).most_common(1)[0][0]
+        return next(guard for guard in known if guard.key == key)
+
+    def values_of(self, guard: Guard) -> tuple[str, ...]:
+        """Values that the earlier compilations were made for, as far as guards of the same key name them."""
+        same = [one for one in self.guards if one is not None and one.key == guard.key]
+        return tuple(dict.fromkeys(one.expected for one in same if one.expected is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Churn:
+    """A dimension that is compiled anew for each of its sizes."""
+
+    tensor: str
+    dimension: int
+    sizes: tuple[int, ...]
+    """Seen, ascending."""
+    recompilations: int
+    """Of the frame, for this dimension."""
+
+
+def compiled_again(trace: Trace) -> tuple[Again, ...]:
+    """Frames with at least ``MIN_RECOMPILATIONS`` that count."""
+    log = trace.compile_log
+    if log is None:
+        return ()
+    first = min(
+        (step for step in (log.step_at(one.start_ns or 0) for one in log.compiles) if step is not None), default=None
+    )
+    found = []
+    for frame in trace.fact(compiled_frames):
+        again = _again(trace, log, frame, first)
+        if again is not None:
+            found.append(again)
+    return tuple(found)
+
+
+def churn_of(again: Again) -> Churn | None:
+    """The dimension whose sizes make up most of a frame's recompilations; ``None`` if there is none with many sizes."""
+    sizes: dict[tuple[str, int], set[int]] = defaultdict(set)
+    counted: Counter[tuple[str, int]] = Counter()
+    for guard in again.guards:
+        if guard is None or guard.kind != "size" or guard.source is None or guard.dimension is None:
+            continue
+        key = (guard.source, guard.dimension)
+        counted[key] += 1
+        sizes[key].update(int(size) for size in (guard.expected, guard.actual) if size is not None and size.isdecimal())
+    if not counted:
+        return None
+    (tensor, dimension), most = counted.most_common(1)[0]
+    seen = sizes[tensor, dimension]
+    if len(seen) < MIN_SIZES or most < CHURN_SHARE * len(again.compiles):
+        return None
+    return Churn(tensor=tensor, dimension=dimension, sizes=tuple(sorted(seen)), recompilations=most)
+
+
+def user_line(trace: Trace, again: Again) -> Place | None:
+    """The user's line: the one that most often made the guard necessary, else the frame's."""
+    made = Counter(
+        place
+        for one, guard in zip(again.places, again.guards, strict=True)
+        if guard is not None and (place := _whole(trace, one)) is not None
+    )
+    return made.most_common(1)[0][0] if made else again.frame.user_place
+
+
+def rows_of(trace: Trace, again: Again) -> tuple[Mapping[str, Cell], ...]:
+    """Evidence: one row a compilation, the dearest first."""
+    rows: list[dict[str, Cell]] = []
+    for one, guard, place, step in zip(again.compiles, again.guards, again.places, again.steps, strict=True):
+        line = _whole(trace, place)
+        rows.append(
+            {
+                "compile_id": one.compile_id,
+                "step": step,
+                "spent_ns": compile_spans(trace, (one,)).total(),
+                "guard": guard.text if guard is not None else None,
+                "guard_made_at": f"{line.file}:{line.line}" if line is not None else None,
+            }
+        )
+    rows.sort(key=lambda row: -int(row["spent_ns"] or 0))
+    return tuple(rows[:MAX_ROWS])
+
+
+def _again(trace: Trace, log: CompileLog, frame: CompiledFrame, first_step: int | None) -> Again | None:
+    reasons = _reasons(frame)
+    chosen: list[Compile] = []
+    steps: list[int | None] = []
+    for one in frame.compiles[1:]:
+        step = log.step_at(one.start_ns) if one.start_ns is not None else None
+        if first_step is not None and (step is None or step <= first_step):
+            continue
+        if one.traced_graphs or one.has_code is not False:  # the one that hit the limit compiled nothing
+            chosen.append(one)
+            steps.append(step)
+    different = len(chosen) if first_step is None else len(set(steps))
+    if different < MIN_RECOMPILATIONS:
+        return None
+    said = [reasons.get(one.compile_id) for one in chosen]
+    return Again(
+        frame=frame,
+        compiles=tuple(chosen),
+        guards=tuple(parse_guard(one.reasons[0]) if one is not None and one.reasons else None for one in said),
+        places=tuple(one.guard_place if one is not None else None for one in said),
+        steps=tuple(steps),
+        spent_ns=compile_spans(trace, chosen).total(),
+        over_steps=None if first_step is None else _over_steps(trace, log),
+    )
+
+
+def _over_steps(trace: Trace, log: CompileLog) -> int:
+    """Steps of the run as far as they are known: those that compiled something may be few, those timed as well."""
+    numbers = [span.step for span in log.steps if span.step is not None]
+    spanned = max(numbers) - min(numbers) + 1 if numbers else 1
+    recorded = trace.rows["steps"]["number"]
+    seen = int(recorded.max()) + 1 if len(recorded) else 0
+    return max(spanned, seen, len(trace.step_times_ns))
+
+
+def _reasons(frame: CompiledFrame) -> dict[str, Recompile]:
+    return {one.compile_id: one for one in frame.recompiles}
+
+
+def _whole(trace: Trace, place: Place | None) -> Place | None:
+    """The user's place with its whole path where the log has it elsewhere; ``None`` if it is not the user's."""
+    if place is None:
+        return None
+    if not place.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
+        full = {file for file in trace.fact(_files) if file.endswith(place.file)}
+        if len(full) == 1:
+            place = Place(file=full.pop(), line=place.line, function=place.function, code=place.code)
+    return place if is_users(place.file) else None
+
+
+def _files(trace: Trace) -> frozenset[str]:
+    """All files that the log names with their whole path."""
+    log = trace.compile_log
+    return frozenset(place.file for place in (_places(log) if log is not None else ()) if place.file.startswith("/"))
+
+
+def _places(log: CompileLog) -> Iterable[Place]:
+    for one in log.compiles:
+        yield from one.stack
+        if one.place is not None:
+            yield one.place
+    for found in log.breaks:
+        yield from found.stack
+    for kernel in log.kernels:
+        yield from kernel.places
+    for graph in log.graphs:
+        yield from (node.place for node in graph.nodes if node.place is not None)
+    for recompile in log.recompiles:
+        if recompile.guard_place is not None:
+            yield recompile.guard_place

@@ -1,0 +1,129 @@
+"""What host time outside compiled code costs at most: on a CPU that time, with an accelerator what it idles for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.facts.blocking_calls import blocking_calls
+from perfscope.analyzers.facts.compile_regions import Window
+from perfscope.analyzers.facts.device_time import device_busy
+from perfscope.analyzers.facts.intervals import Int64, Intervals, complement, covered, union
+from perfscope.analyzers.facts.span_work import time_of
+from perfscope.analyzers.trace import CallKind, SliceKind, Trace
+
+HOST_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"})
+"""Ops whose result the host must know before it can go on."""
+
+_LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerCost:
+    """Of some host time, in ns over the whole trace."""
+
+    cost_ns: int
+    """Upper bound of what is saved without it: where an accelerator's work was recorded its idle time from there to
+    the next work, and the time of what was launched there while nothing else ran; else the host time."""
+    host_ns: int
+    visits: int
+    syncs: int
+    """Times the host waited in it for a value."""
+    sync_wait_ns: int
+    """Of waiting calls; 0 without an accelerator."""
+    on_device: bool
+
+
+def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
+    """The cost of some windows. Windows may touch but not overlap on one thread."""
+    host = union([one.start_ns for one in windows], [one.end_ns for one in windows])
+    on_device = "device_work" in trace.recorded
+    host_ns = sum(one.end_ns - one.start_ns for one in windows)
+    syncs, waited = _syncs(trace, windows, on_device=on_device)
+    return EagerCost(
+        cost_ns=_device_ns(trace, windows) if on_device else host.total(),
+        host_ns=host_ns,
+        visits=len(windows),
+        syncs=syncs,
+        sync_wait_ns=waited,
+        on_device=on_device,
+    )
+
+
+def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:
+    """Of the device that loses most: what it idles for the windows, and their work while nothing else runs."""
+    calls = trace.rows["calls"]
+    launching = np.isin(calls["kind"], _LAUNCHING)
+    inside = np.flatnonzero(_inside(windows, calls["thread"], calls["start_ns"]) & launching)
+    waiting = trace.fact(blocking_calls)
+    waits = np.sort(calls["start_ns"][waiting])
+    worst = 0
+    for device, busy in trace.fact(device_busy).items():
+        lost = _idle_for(trace, device, busy, windows, waits)
+        for table in ("kernels", "copies"):
+            work = trace.rows[table]
+            mine = (work["device"] == device) & np.isin(work["call"], inside)
+            lost += time_of(trace, table, np.flatnonzero(mine)).exposed_ns
+        worst = max(worst, lost)
+    return worst
+
+
+def _idle_for(trace: Trace, device: int, busy: Intervals, windows: Sequence[Window], waits: Int64) -> int:
+    """Idle time from each window to the work that is launched first behind it; the moments of two windows once.
+
+    A window in which the host waits for the device lets its queue run dry: all of it. Otherwise the host is late by
+    no more than the window is long.
+    """
+    if not len(busy.starts):
+        return 0
+    idle = complement(busy, int(busy.starts[0]), int(busy.ends[-1]))
+    launched, began = _launches(trace, device)
+    total, reached = 0, 0
+    for one in sorted(windows, key=lambda one: one.start_ns):
+        behind = int(np.searchsorted(launched, one.end_ns))
+        until = int(began[behind]) if behind < len(began) else one.end_ns
+        begin = max(one.start_ns, reached)
+        if until <= begin:
+            continue
+        lost = int(covered(idle, [begin], [until])[0])
+        syncs = np.searchsorted(waits, one.end_ns) > np.searchsorted(waits, one.start_ns)
+        total += lost if syncs else min(lost, one.end_ns - one.start_ns)
+        reached = until
+    return total
+
+
+def _launches(trace: Trace, device: int) -> tuple[Int64, Int64]:
+    """When each piece of work of a device was launched, ascending, and when it began."""
+    launched, began = [], []
+    for table in ("kernels", "copies"):
+        work = trace.rows[table]
+        rows = np.flatnonzero((work["device"] == device) & (work["call"] >= 0))
+        launched.append(trace.rows["calls"]["start_ns"][work["call"][rows]])
+        began.append(work["start_ns"][rows])
+    times, starts = np.concatenate(launched), np.concatenate(began)
+    order = np.argsort(times, kind="stable")
+    return times[order], starts[order]
+
+
+def _syncs(trace: Trace, windows: Sequence[Window], *, on_device: bool) -> tuple[int, int]:
+    if on_device:
+        calls, rows = trace.rows["calls"], trace.fact(blocking_calls)
+        mine = rows[_inside(windows, calls["thread"][rows], calls["start_ns"][rows])]
+        return len(mine), int((calls["end_ns"][mine] - calls["start_ns"][mine]).sum())
+    slices = trace.rows["slices"]
+    names = [code for code, text in enumerate(trace.strings) if text in HOST_READS]
+    reads = np.flatnonzero((slices["kind"] == SliceKind.OP) & np.isin(slices["name"], names))
+    return int(_inside(windows, slices["thread"][reads], slices["start_ns"][reads]).sum()), 0
+
+
+def _inside(windows: Sequence[Window], threads: Int64, times: Int64) -> np.ndarray:
+    """Mask: begins in one of the windows, on its thread."""
+    found = np.zeros(len(times), bool)
+    for thread in {one.thread for one in windows}:
+        begun = sorted((one.start_ns, one.end_ns) for one in windows if one.thread == thread)
+        starts, ends = (np.array(part, np.int64) for part in zip(*begun, strict=True))
+        place = np.searchsorted(starts, times, side="right") - 1
+        found |= (threads == thread) & (place >= 0) & (times < ends[np.maximum(place, 0)])
+    return found

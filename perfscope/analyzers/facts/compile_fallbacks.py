@@ -1,0 +1,160 @@
+"""Frames that torch.compile left to eager mode as a whole, and the host time of their own ops.
+
+Whose an op is tells the Python stack: of the trace itself, or of ``Trace.detail``, a second recording of the same
+program whose ops are matched by their order (``alignment``). A frame that dynamo gave up still compiles the
+functions it calls, so only what it runs outside compiled regions is its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.compile_log import Compile, GraphBreak, Place
+from perfscope.analyzers.facts.alignment import detail_row
+from perfscope.analyzers.facts.compile_frames import CompiledFrame, compiled_frames, hit_limit, user_place
+from perfscope.analyzers.facts.compile_regions import REGION, Window
+from perfscope.analyzers.facts.frames import parse_frame
+from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+
+_NOT_OF_A_FRAME = ("autograd::", "Optimizer.", "ProfilerStep#", "perfscope.step#")
+"""Spans that stand beside the model's ops: the backward pass, which has no Python stack, and what marks steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A frame that runs in eager mode."""
+
+    frame: CompiledFrame
+    skip: GraphBreak
+    """Why: the first record of it."""
+    inner: tuple[Compile, ...]
+    """Compilations of functions that it calls."""
+    windows: tuple[Window, ...] | None
+    """Host time from its first op to its last without compiled regions and other frames' ops between; ``None``: no
+    Python stack tells which ops are its own."""
+    ran: bool
+    """Whether the frame is on a recorded Python stack."""
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether it was compiled before, until the limit of compilations."""
+        return hit_limit(self.skip)
+
+    @property
+    def place(self) -> Place | None:
+        """The user's line that made dynamo give up, where it is one; else the frame's."""
+        if self.at_limit:
+            return self.frame.user_place
+        return user_place(self.skip.place, self.skip.stack) or self.frame.user_place
+
+
+def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
+    """Every frame that was skipped whole, in the order of the log."""
+    frames = [frame for frame in trace.fact(compiled_frames) if frame.skips]
+    if not frames:
+        return ()
+    windows, ran = _windows(trace, frames)
+    log = trace.compile_log
+    compiles = log.compiles if log is not None else ()
+    return tuple(
+        Fallback(
+            frame=frame,
+            skip=frame.skips[0],
+            inner=tuple(one for one in compiles if _calls(frame, one)),
+            windows=tuple(windows[index]) if index in windows else (() if index in ran else None),
+            ran=index in ran,
+        )
+        for index, frame in enumerate(frames)
+    )
+
+
+def _calls(frame: CompiledFrame, one: Compile) -> bool:
+    """Whether a compilation that made code was reached through the frame."""
+    if one.compile_id in frame.ids or one.has_code is False or not one.graph_ops:
+        return False
+    return any(_is_frame(frame, place.file, place.function) for place in one.stack[:-1])
+
+
+def _is_frame(frame: CompiledFrame, file: str, function: str | None) -> bool:
+    place = frame.place
+    if place is None or function != frame.function:
+        return False
+    return place.file == file or place.file.endswith("/" + file)
+
+
+def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[Window]], frozenset[int]]:
+    """By index of the frame: runs of its own top-level ops. And the frames that a Python stack shows at all."""
+    stacked = trace if "python_stack" in trace.recorded else trace.detail
+    if stacked is None:
+        return {}, frozenset()
+    ran = frozenset(_shown(stacked, frames))
+    if not ran:
+        return {}, ran
+    slices = trace.rows["slices"]
+    found: dict[int, list[Window]] = defaultdict(list)
+    before: int | None = None
+    for row in _top_level(trace):
+        owner = _owner(trace, stacked, row, frames)
+        start, end, thread = (int(slices[name][row]) for name in ("start_ns", "end_ns", "thread"))
+        if owner is not None:
+            last = found[owner][-1] if found[owner] else None
+            if before == owner and last is not None and last.thread == thread:
+                found[owner][-1] = Window(thread=thread, start_ns=last.start_ns, end_ns=end)
+            else:
+                found[owner].append(Window(thread=thread, start_ns=start, end_ns=end))
+        before = owner
+    return found, ran
+
+
+def _top_level(trace: Trace) -> Iterator[int]:
+    """Ops and compiled regions in steps that no other op encloses, by thread and start."""
+    slices = trace.rows["slices"]
+    is_op = slices["kind"] == SliceKind.OP
+    rows = np.flatnonzero(is_op)
+    rows = rows[nearest_ancestor(trace, slices["parent"][rows], is_op) == MISSING]
+    steps = trace.fact(step_windows)
+    if steps.count:
+        starts = slices["start_ns"][rows]
+        inside = np.zeros(len(rows), bool)
+        for begin, end in zip(steps.starts, steps.ends, strict=True):
+            inside |= (starts >= begin) & (starts < end)
+        rows = rows[inside]
+    yield from rows.tolist()
+
+
+def _owner(trace: Trace, stacked: Trace, row: int, frames: list[CompiledFrame]) -> int | None:
+    """The innermost of the frames around an op; ``None`` for compiled regions and what is no frame's."""
+    name = trace.text(int(trace.rows["slices"]["name"][row]))
+    if name.startswith(REGION) or name.startswith(_NOT_OF_A_FRAME):
+        return None
+    match = row if stacked is trace else detail_row(trace, row)
+    if match is None:
+        return None
+    names = stacked.rows["slices"]["name"]
+    for outer in lineage(stacked, match):
+        code = int(names[outer])
+        index = _frame_index(stacked, frames, code)
+        if index is not None:
+            return index
+    return None
+
+
+def _frame_index(stacked: Trace, frames: list[CompiledFrame], code: int) -> int | None:
+    shown = parse_frame(stacked.text(code))
+    if shown is None:
+        return None
+    return next((index for index, frame in enumerate(frames) if _is_frame(frame, shown.file, shown.function)), None)
+
+
+def _shown(stacked: Trace, frames: list[CompiledFrame]) -> Iterator[int]:
+    slices = stacked.rows["slices"]
+    for code in np.unique(slices["name"][slices["kind"] == SliceKind.PYTHON]).tolist():
+        index = _frame_index(stacked, frames, code)
+        if index is not None:
+            yield index

@@ -1,0 +1,127 @@
+"""Guards of torch.compile that failed, as what they are about: a size, a Python number, an object's identity ...
+
+Forms of torch 2.3 to 2.13 (``torch._dynamo.guards`` and ``torch/csrc/dynamo/guards.cpp``). The source of a value is
+written ``L['x']`` (a local) or ``G['x']`` (a global); newer versions leave the brackets of locals out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+GuardKind = Literal[
+    "size", "number", "identity", "type", "grad_mode", "global_state", "training", "tensor", "container", "other"
+]
+
+_TENSOR = re.compile(
+    r"tensor '(?P<source>.{1,300}?)' (?P<what>size|stride|rank|dtype|device|requires_grad|\w[\w ]{0,40}?) mismatch"
+    r"(?: at index (?P<dim>\d{1,3}))?\. "
+    r"expected (?P<expected>.{1,80}?)(?:, actual (?P<actual>.{1,80}?))?(?: \(HINT.*)?$"
+)
+_SIZE = re.compile(r"(?P<source>[\w.\[\]'\"]{1,300}?)\.size\(\)\[(?P<dim>\d{1,3})\]")
+_STATE = re.compile(r"GLOBAL_STATE changed: (?P<what>.{0,200}?)\s*$")
+_OBJECT = re.compile(r"(?:___check_(?P<check>\w+?)|id|type)\((?P<source>[^,()]{1,300})[,)]")
+_LENGTH = re.compile(r"len\((?P<source>.{1,300}?)\)")
+_EQUAL = re.compile(r"^(?P<source>[\w.\[\]'\"]{1,300}) (?:==|is) (?P<value>.{1,80}?)(?: \(HINT.*)?$")
+_NUMBER = re.compile(r"-?(?:\d[\d_]*(?:\.\d*)?(?:e[+-]?\d+)?|inf|nan)$")
+_WHOLE = re.compile(r"==\s*(?P<right>\d+)\b|\b(?P<left>\d+)\s*==")
+_LOCAL = re.compile(r"^[LG]\[['\"](?P<name>\w+)['\"]\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """One guard. Values are text as torch wrote them; string values are not in the log's model."""
+
+    kind: GuardKind
+    text: str
+    source: str | None = None
+    """The value it looks at, in the program's words: ``x``, ``rate``, ``self.k``."""
+    dimension: int | None = None
+    expected: str | None = None
+    """What the earlier compilation was made for."""
+    actual: str | None = None
+
+    @property
+    def key(self) -> tuple[GuardKind, str | None, int | None]:
+        """What it is about, without values."""
+        return (self.kind, self.source, self.dimension)
+
+    def in_words(self) -> str:
+        """What it is about in the program's words, without values."""
+        if self.kind == "size":
+            return f"the size of {self.source} in dimension {self.dimension}"
+        words = {
+            "number": f"the number {self.source}",
+            "identity": f"the identity of {self.source}",
+            "type": f"the type of {self.source}",
+            "training": f"the flag {self.source}",
+            "container": f"the length or keys of {self.source}",
+            "tensor": f"the layout or type of tensor {self.source}",
+            "grad_mode": "the gradient mode",
+            "global_state": "global state",
+        }
+        return words.get(self.kind, "a guard")
+
+
+def parse_guard(text: str) -> Guard:
+    """The guard that a line of ``recompile_reasons`` names; of kind ``other`` where the form is not known."""
+    tensor = _TENSOR.match(text)
+    if tensor is not None:
+        size = tensor["what"] == "size" and tensor["dim"] is not None
+        return Guard(
+            kind="size" if size else "tensor",
+            text=text,
+            source=plain_source(tensor["source"]),
+            dimension=int(tensor["dim"]) if tensor["dim"] is not None else None,
+            expected=tensor["expected"],
+            actual=tensor["actual"],
+        )
+    size_of = _SIZE.search(text)
+    if size_of is not None:
+        whole = _WHOLE.search(text)
+        return Guard(
+            kind="size",
+            text=text,
+            source=plain_source(size_of["source"]),
+            dimension=int(size_of["dim"]),
+            expected=(whole["right"] or whole["left"]) if whole is not None else None,
+        )
+    return _of_state(text) or _of_object(text) or _of_value(text) or Guard(kind="other", text=text)
+
+
+def plain_source(source: str) -> str:
+    """``x`` of ``L['x']``, ``self.k`` of ``L['self'].k``."""
+    named = _LOCAL.match(source)
+    return source if named is None else named["name"] + source[named.end() :]
+
+
+def _of_state(text: str) -> Guard | None:
+    state = _STATE.search(text)
+    if state is None and "___check_global_state" not in text and "is_grad_enabled" not in text:
+        return None
+    what = state["what"] if state is not None else None
+    gradients = "grad_mode" in (what or "") or "is_grad_enabled" in text
+    return Guard(kind="grad_mode" if gradients else "global_state", text=text, source=what or None)
+
+
+def _of_object(text: str) -> Guard | None:
+    checked = _OBJECT.search(text)
+    if checked is None:
+        length = _LENGTH.search(text)
+        return None if length is None else Guard(kind="container", text=text, source=plain_source(length["source"]))
+    by_type = checked["check"] == "type_id" or text.lstrip("(").startswith("type(")
+    keys = checked["check"] in ("dict_contains", "dict_version", "dict_keys")
+    kind: GuardKind = "container" if keys else "type" if by_type else "identity"
+    return Guard(kind=kind, text=text, source=plain_source(checked["source"].strip()))
+
+
+def _of_value(text: str) -> Guard | None:
+    equal = _EQUAL.match(text.strip())
+    if equal is None:
+        return None
+    source, value = plain_source(equal["source"]), equal["value"].strip()
+    if source.rpartition(".")[2] == "training":
+        return Guard(kind="training", text=text, source=source, expected=value)
+    kind: GuardKind = "number" if _NUMBER.match(value) or value in ("True", "False") else "other"
+    return Guard(kind=kind, text=text, source=source, expected=value)
