@@ -80,6 +80,12 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
                 notes.append(f"fusion decisions: {found.damaged:,} lines are damaged and left out")
             if found.left_out:
                 notes.append(f"fusion decisions: {found.left_out:,} refusals beyond the limit were not kept")
+    cached = sum("hit" in compiled.caches.values() for compiled in log.compiles)
+    if cached:
+        notes.append(
+            f"inductor's caches held {cached:,} of {len(log.compiles):,} compilations: what was not fused in them is "
+            "not known; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled anew"
+        )
     watched = watched and bool(log.scheduled_graphs or log.refusals)
     return replace(log, has_refusals=watched), notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,18 @@ def test_no_refusal_is_told_from_nobody_looked(tmp_path: Path, problem: str | No
     write(tmp_path, "steps.json", json.dumps(said))
     found, notes = read_compile(log, None)
     assert (found.has_refusals, notes) == (watched, [])
+
+
+def test_of_what_a_cache_held_no_refusal_is_known(tmp_path: Path) -> None:
+    payload = '{"cache_state": "hit"}'
+    said = {"artifact": {"name": "fx_graph_cache_hit", "encoding": "json"}, "frame_id": 0, "frame_compile_id": 0}
+    said |= {"attempt": 0, "has_payload": hashlib.md5(payload.encode()).hexdigest()}
+    held = f"{LOG.partition('{')[0]}{json.dumps(said)}\n\t{payload}\n"
+    log = write(tmp_path, "torch_trace.log", LOG + held)
+    write(tmp_path, "steps.json", json.dumps({"schema": "perfscope.compile_steps/1"}))
+    found, (note,) = read_compile(log, None)
+    assert not found.has_refusals
+    assert note.startswith("inductor's caches held 1 of 1 compilations")
 
 
 @pytest.mark.parametrize("damaged", [False, True])
