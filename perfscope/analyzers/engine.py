@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perfscope.analyzers.compile_section import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
@@ -57,6 +58,8 @@ class Analysis:
     """What steps took without a profiler, their work on the devices included, where that was measured."""
     programs: ProgramsSection = NO_PROGRAMS
     """Compiled XLA programs and where their time goes."""
+    compile: CompileSection = NO_COMPILE
+    """What torch.compile did."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -98,6 +101,7 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
         ),
         outcomes=tuple(_judge_all(rule, held) for rule in chosen),
         programs=programs_section(held),
+        compile=compile_section(held),
     )
 
 
@@ -140,6 +144,10 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
         return outcome
     try:
         found = tuple(rule.compare(traces))
+    except AbstainError as cause:  # it cannot compare these; what was found in each one alone stands
+        if outcome.findings or outcome.status == "abstained":
+            return outcome
+        return replace(outcome, status="abstained", reason=str(cause))
     except Exception as error:  # as in _checked
         _log.warning("rule %s failed to compare", rule.id, exc_info=True)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -135,3 +136,17 @@ def test_evidence_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_severity_follows_the_share() -> None:
     assert [severity_of(cost, 1000) for cost in (0, 9, 10, 49, 50)] == ["low", "low", "medium", "medium", "high"]
     assert severity_of(5, 0) == "low"
+
+
+def test_a_rule_that_cannot_compare_abstains_unless_it_found_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> Iterable[Finding]:
+        raise AbstainError("one rank")
+
+    alone = replace(rule(lambda _: []), compare=refuse)
+    outcome = asked(monkeypatch, alone, trace())
+    assert (outcome.status, outcome.reason) == ("abstained", "one rank")
+    found = asked(monkeypatch, replace(rule(lambda _: [finding(5)]), compare=refuse), trace())
+    assert (found.status, found.reason) == ("flagged", None)
+    blind = replace(rule(lambda _: [], "memory"), compare=refuse)
+    reason = asked(monkeypatch, blind, trace(recorded=EVERYTHING - {"memory"})).reason
+    assert reason == "not recorded: allocator events"
