@@ -138,6 +138,19 @@ def test_a_break_in_a_frame_without_code_skipped_it() -> None:
     assert found.skipped_frame
 
 
+def test_torch_2_8_calls_a_skipped_frame_guarded_code() -> None:
+    text = (
+        LogText()
+        .at(0)
+        .artifact("dynamo_graph_break_reason", OLD_BREAK)
+        .metrics(has_guarded_code=True, guard_count=None)
+    )
+    text.at(1).artifact("dynamo_graph_break_reason", OLD_BREAK).metrics(has_guarded_code=True, guard_count=5)
+    log = log_of(text)
+    assert [one.has_code for one in log.compiles] == [False, True]
+    assert [one.skipped_frame for one in log.breaks] == [True, False]
+
+
 def test_torch_2_6_gives_a_frame_up_without_a_word() -> None:
     text = LogText().at(0).start(("/u/a.py", 4, "f")).metrics()
     text.at(0, 1).artifact("recompile_reasons", ["0/0: k == 0"]).add("bwd_compilation_metrics", {"duration_us": 483})

@@ -60,7 +60,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 
 
 def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
-    """Breaks, with those marked that left their frame without code: the text of torch 2.6 does not say it."""
+    """Breaks, with those marked that left their frame without code: the text does not say it before torch 2.9."""
     for unit, one in found:
         yield replace(one, skipped_frame=True) if unit.has_code is False else one
 

@@ -47,7 +47,7 @@ class _Metrics(msgspec.Struct):
     co_name: str | None = None
     co_filename: str | None = None
     co_firstlineno: int | None = None
-    guard_count: int | None = None
+    guard_count: int | msgspec.UnsetType | None = msgspec.UNSET
     graph_op_count: int | None = None
     start_time: float | None = None
     duration_us: float | None = None
@@ -143,7 +143,7 @@ def metrics(unit: Unit, record: Record) -> str | None:
     unit.function = clean(said.co_name) if said.co_name else unit.function
     if said.co_filename is not None and said.co_firstlineno is not None:
         unit.place = Place(file=clean(said.co_filename, 4096), line=said.co_firstlineno, function=unit.function)
-    unit.guards = said.guard_count
+    unit.guards = said.guard_count if isinstance(said.guard_count, int) else None
     unit.graph_ops = said.graph_op_count
     unit.fail_type = clean(said.fail_type, 200) if said.fail_type else None
     if said.fail_reason:
@@ -153,9 +153,9 @@ def metrics(unit: Unit, record: Record) -> str | None:
         unit.fail_place = Place(file=clean(said.fail_user_frame_filename, 4096), line=said.fail_user_frame_lineno)
     unit.restart_reasons = tuple(headline(reason) for reason in (said.restart_reasons or [])[:MAX_ITEMS])
     if said.has_guarded_code is not None or said.fail_type:
-        unit.has_code = bool(said.has_guarded_code)
-    if said.start_time is not None and 0 < said.start_time < 4e9:
-        unit.start_ns = round(said.start_time * 1e6) * 1000
+        # torch 2.8 says true of frames it skipped; what has no guards has no code
+        unit.has_code = bool(said.has_guarded_code) and said.guard_count is not None
+    unit.start_ns = _start_ns(said) or unit.start_ns
     seconds = _seconds(record)
     unit.seconds.update(seconds)
     whole = seconds.get("entire_frame_compile")
@@ -172,6 +172,7 @@ def backward_metrics(unit: Unit, record: Record) -> None:
     if not unit.started and not unit.finished and not unit.sections:
         # torch 2.6 gives a frame up before it begins, and logs the metrics as if of a backward
         unit.finished, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
+        unit.start_ns = _start_ns(said) or unit.start_ns
         return
     seconds = _seconds(record)
     for name, value in seconds.items():
@@ -192,6 +193,13 @@ def symbol(unit: Unit, record: Record) -> None:
 def clean_block(text: str) -> str:
     """A text of several lines, bounded."""
     return clean(text, 8_000)
+
+
+def _start_ns(said: _Metrics) -> int | None:
+    """When it began, ns since the epoch (metrics have it to a µs); ``None`` where not said, or no time."""
+    if said.start_time is None or not 0 < said.start_time < 4e9:
+        return None
+    return round(said.start_time * 1e6) * 1000
 
 
 def _seconds(record: Record) -> dict[str, float]:
