@@ -64,7 +64,7 @@ for size in range(2, 7):
 torch._dynamo.reset()
 @torch.compile(backend="eager")
 def scaled(x, name, factor):
-    return x * factor if name == "double" else x
+    return x * factor if name.startswith("d") else x
 for name, factor in (("double", 2.0), ("single", 3.0)):
     scaled(torch.ones(3), name, factor)
 """
@@ -145,8 +145,7 @@ def test_recompilations_have_their_guard_and_no_strings_of_the_program(dynamo: P
     assert ("forward", "tensor 'x' size mismatch at index 0. expected 4, actual 6") in reasons
     assert [function for function, _ in reasons].count("churn") == 2
     assert any(function == "scaled" and "'...'" in reason for function, reason in reasons)
-    assert '"double"' not in repr(log.recompiles)
-    assert "'double'" not in repr(log.recompiles)
+    assert "double" not in repr(log.recompiles)  # the value; the line that compares it is shown
     dynamic = [one for one in log.compiles if one.symbols]
     assert any("size()[0]" in source for one in dynamic for source in one.symbols.values())
 
