@@ -6,7 +6,7 @@ recompilation afterwards: dynamo makes a size or number dynamic when it sees a s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -96,21 +96,21 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
 
 def churn_of(again: Again) -> Churn | None:
     """The dimension whose sizes make up most of a frame's recompilations; ``None`` if there is none with many sizes."""
-    sizes: dict[tuple[str, int], set[int]] = defaultdict(set)
-    counted: Counter[tuple[str, int]] = Counter()
-    for guard in again.guards:
-        if guard is None or guard.kind != "size" or guard.source is None or guard.dimension is None:
-            continue
-        key = (guard.source, guard.dimension)
-        counted[key] += 1
-        sizes[key].update(int(size) for size in (guard.expected, guard.actual) if size is not None and size.isdecimal())
+    counted = Counter(
+        (guard.source, guard.dimension)
+        for guard in again.guards
+        if guard is not None and guard.kind == "size" and guard.source is not None and guard.dimension is not None
+    )
     if not counted:
         return None
     (tensor, dimension), most = counted.most_common(1)[0]
-    seen = sizes[tensor, dimension]
-    if len(seen) < MIN_SIZES or most < CHURN_SHARE * len(again.compiles):
+    every = [parse_guard(one.reasons[0]) for one in again.frame.recompiles if one.reasons]
+    about = [guard for guard in every if guard.key == ("size", tensor, dimension)]
+    said = (size for guard in about for size in (guard.expected, guard.actual) if size is not None)
+    sizes = {int(size) for size in said if size.isdecimal()}
+    if len(sizes) < MIN_SIZES or most < CHURN_SHARE * len(again.compiles):
         return None
-    return Churn(tensor=tensor, dimension=dimension, sizes=tuple(sorted(seen)), recompilations=most)
+    return Churn(tensor=tensor, dimension=dimension, sizes=tuple(sorted(sizes)), recompilations=most)
 
 
 def user_line(trace: Trace, again: Again) -> Place | None:

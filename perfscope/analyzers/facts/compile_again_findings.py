@@ -92,8 +92,8 @@ def _churn(trace: Trace, again: Again, churn: Churn) -> Finding:
         title=f"{again.frame.function} is compiled anew for {len(churn.sizes):,} sizes of {symbol} ({shown}{more})"
         f"{_in_steps(again)}, {format_ns(again.spent_ns)} in all{_then(again)}",
         advice=f"Make the dimension dynamic: torch._dynamo.mark_dynamic({churn.tensor}, {churn.dimension}, min={low}, "
-        f"max={high}) before the call, or torch.compile(..., dynamic=True) in place of dynamic=False; or pad to a few "
-        "sizes (the next power of two)." + _limit_advice(again),
+        f"max={high}) before the call (the sizes seen: widen it to what can come), or torch.compile(..., dynamic=True) "
+        "in place of dynamic=False; or pad to a few sizes (the next power of two)." + _limit_advice(again),
     )
 
 

@@ -2,22 +2,35 @@
 
 Why it costs:
     `jax.jit` compiles once for every combination of shapes, dtypes, static arguments and shardings it sees,
-    and for every new function object. Compiling takes from milliseconds to minutes, on the host, and the
-    device waits.
+    and for every new function object; `torch.compile` once for every set of guards. Compiling takes from
+    milliseconds to minutes, on the host, and the device waits. At its limit (8 a function) torch.compile gives
+    up: other calls of the function then run in eager mode (`eager_fallback`).
 
 How it is found:
-    From what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function in
-    a step after the first one that was seen, of a function that was compiled before. Time is that of tracing,
-    lowering and compiling it in those steps, moments counted once; it is measured, and an upper bound where
-    the device still had work queued. The first compilation of a function and whatever happens before the
-    first step are left alone. The reason stands with each, in jax's own words.
+    JAX: from what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function
+    in a step after the first one that was seen, of a function that was compiled before. Time is that of tracing,
+    lowering and compiling it in those steps, moments counted once.
+
+    PyTorch: from torch.compile's log: compilations of a frame that was compiled before, in at least two steps
+    after the first one that compiled (in a log without steps: at least two). Time is that of all phases of
+    those compilations, the backward's with them, moments counted once. Cause and line are those of the guard
+    that failed of the latest compilation; torch writes its line since 2.11, otherwise it is the function's
+    first. A frame whose recompilations are mostly for ever new sizes of one dimension is `dynamic_shape_churn`,
+    never both.
+
+    The time is measured, and an upper bound where the device still had work queued. The first compilation of a
+    function and whatever happens before the first step are left alone, and so is a single recompilation:
+    dynamo makes a size or number dynamic when it sees a second value.
 
 Fix:
-    Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays instead of
-    `static_argnums`, and define jitted functions once, outside the loop::
+    Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays or tensors, and define
+    jitted functions once, outside the loop::
 
         step = jax.jit(train_step)          # once, not in the loop
         state = step(state, batch, jnp.int32(number))
+
+        rate = torch.tensor(0.1, device="cuda")       # not a Python float that changes
+        loss = compiled_model(batch, rate)
 """
 
 from __future__ import annotations
@@ -28,6 +41,8 @@ from statistics import median
 
 import numpy as np
 
+from perfscope.analyzers.facts.compile_again_findings import recompilation_findings
+from perfscope.analyzers.facts.compile_regions import REGION
 from perfscope.analyzers.facts.intervals import union
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.jax_log import CompileEvent
@@ -37,7 +52,7 @@ from perfscope.analyzers.units import format_ns
 NEEDS = ()
 
 MIN_STEPS = 2
-"""Steps with a recompilation of the same function. A last, smaller batch compiles once more and never again."""
+"""Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
 
 MAX_ROWS = 20
 
@@ -46,10 +61,11 @@ _TIMED = frozenset({"trace", "lower", "compile"})
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function that is compiled again in several steps."""
+    if "compile_log" in trace.recorded:
+        yield from recompilation_findings(trace)
+        return
     if "compile_events" not in trace.recorded:
-        # without XLA there is nothing to compile: said in the words of the other rules on its programs
-        absent = "compile_events" if "hlo" in trace.recorded else "hlo"
-        raise AbstainError(f"not recorded: {RECORDED[absent]}")
+        raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}")
     steps = [event.step for event in trace.compile_events if event.step is not None]
     if not steps:
         return
@@ -61,6 +77,13 @@ def check(trace: Trace) -> Iterable[Finding]:
         again = _again(events, min(steps))
         if len({event.step for event in again if event.kind == "compile"}) >= MIN_STEPS:
             yield _finding(trace, function, again, max(steps) - min(steps) + 1)
+
+
+def _absent(trace: Trace) -> str:
+    """What would have told; where nothing was compiled it is said in the words of other rules on XLA's programs."""
+    if any(name.startswith(REGION) for name in trace.strings):
+        return "compile_log"
+    return "compile_events" if "hlo" in trace.recorded else "hlo"
 
 
 def _again(events: Sequence[CompileEvent], first_step: int) -> list[CompileEvent]:

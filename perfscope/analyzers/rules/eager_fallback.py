@@ -1,0 +1,137 @@
+"""A function that torch.compile was asked for runs in eager mode as a whole.
+
+Why it costs:
+    Where dynamo cannot end a graph and go on behind it (in a loop, in a `with` block or `try` it cannot leave,
+    at its limit of compilations) it leaves the whole function to Python. Its ops then run one by one, unfused,
+    and what it calls is compiled piece by piece: a graph a block in place of one for the model.
+
+How it is found:
+    From torch.compile's log: frames with a record that they are skipped, or that reached the limit of
+    compilations (the limit holds for calls that no earlier compilation fits). The place is the user's line that
+    made dynamo give up. Time is measured where a Python stack (the trace's own, or the detail pass of
+    `perfscope run`) tells which ops are the function's own: the host time from its first op to its last, without
+    compiled regions between them; with an accelerator what that idles for them and their kernels while
+    nothing else runs. It is an upper bound: compiled ops take time as well. The backward pass of these ops is
+    not in it, nor what a larger graph would have fused. Without a stack the finding is structural. A function
+    that the stack shows and whose own ops take less than a thousandth of the step is left alone. Evidence: why,
+    with torch's id of it, and which inner functions were compiled nevertheless.
+
+Fix:
+    Move the line out of the loop or out of the compiled function, or mark its function with
+    `torch._dynamo.disable` so that only it is eager; for the limit see `recompilation` and
+    `dynamic_shape_churn`. To be told at once, compile with `fullgraph=True`::
+
+        program = torch.compile(model, fullgraph=True)   # an error in place of a fallback
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from perfscope.analyzers.compile_log import GraphBreak
+from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost
+from perfscope.analyzers.facts.compile_fallbacks import Fallback, fallbacks
+from perfscope.analyzers.facts.compile_frames import compile_log_of, doc_link, first_hint, one_line, where_of
+from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_ns, format_share
+
+NEEDS = ("compile_log",)
+
+LEAST_SHARE = 0.001
+"""Of the step: the own ops of a function that take less are no reason to change it."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each frame that runs in eager mode; frames with one cause at one line are one."""
+    compile_log_of(trace)
+    seen: set[tuple[str, Where]] = set()
+    for one in trace.fact(fallbacks):
+        finding = _finding(trace, one)
+        if finding is not None and (finding.subject, finding.where) not in seen:
+            seen.add((finding.subject, finding.where))
+            yield finding
+
+
+def _finding(trace: Trace, one: Fallback) -> Finding | None:
+    cost = eager_cost(trace, one.windows) if one.windows is not None else None
+    if cost is not None and cost.host_ns == 0 and one.at_limit:
+        cost = None  # eager since a step that was not recorded
+    whole = whole_ns(trace)
+    if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
+        return None
+    place = one.place
+    function = one.frame.function
+    count = len(one.inner)
+    inner = (
+        f"; {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled"
+        if count
+        else ""
+    )
+    why = "its limit of compilations is reached" if one.at_limit else one.skip.reason
+    return Finding(
+        subject=f"{function} in eager mode",
+        title=f"{function} runs in eager mode as a whole: {why}{_in_words(cost, whole)}{inner}",
+        severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
+        basis="structural" if cost is None else "measured",
+        cost_ns=None if cost is None else cost.cost_ns,
+        cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
+        where=where_of(place),
+        evidence=tuple(_rows(one))[:MAX_ROWS],
+        advice=_advice(one),
+    )
+
+
+def _in_words(cost: EagerCost | None, whole: int) -> str:
+    if cost is None:
+        return ""
+    what = "the device loses" if cost.on_device else "its own ops take"
+    return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)})"
+
+
+def _rows(one: Fallback) -> Iterable[Mapping[str, Cell]]:
+    for skip in one.frame.skips:
+        yield _row("skipped", skip.compile_id, one.frame.function, skip)
+    for inner in one.inner:
+        place = inner.place
+        yield {
+            "what": "compiled",
+            "compile_id": inner.compile_id,
+            "function": inner.function,
+            "line": None if place is None else f"{place.file}:{place.line}",
+            "graph_ops": inner.graph_ops,
+            "reason": None,
+            "explanation": None,
+            "doc": None,
+        }
+
+
+def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping[str, Cell]:
+    place = skip.place
+    return {
+        "what": what,
+        "compile_id": compile_id,
+        "function": function,
+        "line": None if place is None else f"{place.file}:{place.line}",
+        "graph_ops": None,
+        "reason": skip.reason,
+        "explanation": one_line(skip.explanation),
+        "doc": doc_link(skip.doc_id),
+    }
+
+
+def _advice(one: Fallback) -> str:
+    if one.at_limit:
+        return (
+            "End the recompilations that used the limit up (rules recompilation and dynamic_shape_churn name guard and "
+            "line); raising torch._dynamo.config.recompile_limit only moves it."
+        )
+    hint = first_hint(one.skip)
+    said = f" torch says: {hint}" if hint else ""
+    return (
+        "Move the line out of the loop or of the compiled function, or put it into a function marked with "
+        "@torch._dynamo.disable; torch.compile(..., fullgraph=True) makes it an error." + said
+    )
