@@ -11,6 +11,7 @@ import pytest
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.load import load
 from perfscope.analyzers.readers.hlo_proto import read as read_program
+from perfscope.profiler import jax_compat
 from tests.profiler.programs import captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.jax
@@ -109,11 +110,20 @@ def test_programs_are_kept_with_their_buffers_also_those_that_were_freed(tmp_pat
     (module,) = read_program(step).hlo
     assert module.buffer_assignment is not None
     assert module.buffer_assignment.heap_traces or module.buffer_assignment.allocations
-    from perfscope.profiler import jax_compat
-
     if jax_compat.private_apis()["modules as they are compiled (hlo_module_transformation)"]:
         (freed,) = folder.glob("jit_forgotten.*.compiled.hlo.pb")
         assert read_program(freed).hlo[0].name == "jit_forgotten"
+
+
+def test_programs_that_are_freed_when_the_program_ends_stay(tmp_path: Path) -> None:
+    program = write(tmp_path, LOOP + "work(8)\ndel train_step\njax.clear_caches()\n")
+    done = captured(program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    programs = passes(only(tmp_path))["hlo"]
+    assert (programs.state, programs.reason) == ("recorded", None)
+    assert programs.artifact == "rank00000/hlo"
+    (step,) = (run_folder(tmp_path) / programs.artifact).glob("jit_train_step.*.hlo.pb")
+    assert read_program(step).hlo[0].buffer_assignment is not None
 
 
 def test_a_retrace_is_kept_with_its_reason_line_and_step(tmp_path: Path) -> None:
@@ -376,7 +386,9 @@ def test_all_work_of_the_traced_steps_is_in_the_recording(tmp_path: Path) -> Non
     of_each = ops.groupby("run_id").size()
     assert len(of_each) == 3
     assert of_each.nunique() == 1, "each step's work was recorded to its end"
-    assert not any("without an end mark" in note for note in trace.source.notes)
+    unmarked = [note for note in trace.source.notes if "without an end mark" in note]
+    # XLA of jax 0.7 does not mark every end of what goes on in its thread pool; a reader is told how many.
+    assert not unmarked or only(tmp_path).packages["jax"].startswith("0.7.")
 
 
 def test_a_window_does_not_count_a_compilation_in_it(tmp_path: Path) -> None:

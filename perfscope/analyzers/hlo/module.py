@@ -158,7 +158,8 @@ class HloModule:
     num_partitions: int = 1
     num_replicas: int = 1
     platform: Platform | None = None
-    """What it was compiled for, told from its instructions; None if it cannot be told (before optimization)."""
+    """What it was compiled for, told from its instructions, or by a profile from where it ran; None if neither tells
+    (before optimization, and many programs for the CPU)."""
     buffer_assignment: BufferAssignment | None = None
     source: str = ""
     """The file or plane it came from."""

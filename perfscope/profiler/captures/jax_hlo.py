@@ -53,6 +53,8 @@ class ProgramLog:
         self._compiled: dict[tuple[str, int], bytes] = {}
         self._held = 0
         self._dropped = 0
+        self._left_out: set[str] = set()
+        self._seen_alive: set[tuple[str, int]] = set()
         self._undo: Undo | None = None
 
     def start(self) -> None:
@@ -66,27 +68,33 @@ class ProgramLog:
             self._undo = None
 
     def save(self, directory: Path, run: Path) -> Capture:
-        """Write a snapshot, and beside it what was compiled and is not alive any more."""
+        """Write a snapshot, and beside it what was compiled and is not alive any more.
+
+        What an earlier call wrote stays and counts: when a program ends, its functions are often freed already.
+        """
         path = directory / FOLDER
         alive = {(one.name, number): one.proto for number, one in enumerate(snapshot())}
-        names = {jax_wire.name_and_id(jax_wire.module_of(proto)) for proto in alive.values()}
+        self._seen_alive |= {jax_wire.name_and_id(jax_wire.module_of(proto)) for proto in alive.values()}
         files = {_file_name(name): proto for (name, _), proto in alive.items()}
         for (name, number), module in list(self._compiled.items()):
             # A program may be compiled under one number and live under another; the name is enough to know it.
-            if (name, number) not in names:
+            if (name, number) not in self._seen_alive:
                 files.setdefault(_file_name(f"{name}({number}).compiled"), jax_wire.as_proto(module))
-        left_out = _write(path, files)
+        self._left_out |= _write(path, files)
         remarks = []
-        if left_out:
-            remarks.append(f"{left_out} programs are left out: together they are above {MOST_WRITTEN >> 20} MiB")
+        if self._left_out:
+            remarks.append(
+                f"{len(self._left_out)} programs are left out: together they are above {MOST_WRITTEN >> 20} MiB"
+            )
         if self._dropped:
             remarks.append(f"{self._dropped} programs compiled after the first {MOST_KEPT >> 20} MiB were not kept")
+        held = any(path.glob(f"*{SUFFIX}"))
         return Capture(
             pass_name=PASS,
             tool="jax_hlo",
-            state="recorded" if files else "missing",
-            reason="; ".join(remarks) or (None if files else "no compiled program is alive"),
-            artifact=path.relative_to(run).as_posix() if files else None,
+            state="recorded" if held else "missing",
+            reason="; ".join(remarks) or (None if held else "no compiled program was alive"),
+            artifact=path.relative_to(run).as_posix() if held else None,
         )
 
     def _keep(self, module: bytes) -> None:
@@ -105,16 +113,17 @@ def _file_name(name: str) -> str:
     return _UNSAFE.sub("_", name.replace("(", ".").replace(")", ""))[:MOST_NAME].strip(".") + SUFFIX
 
 
-def _write(path: Path, files: dict[str, bytes]) -> int:
-    """Add what is not there yet, the smallest first; how many were left out. A program never changes."""
+def _write(path: Path, files: dict[str, bytes]) -> set[str]:
+    """Add what is not there yet, the smallest first; names of those left out. A program never changes."""
     path.mkdir(exist_ok=True)
-    written = left_out = 0
+    there = {file.name: file.stat().st_size for file in path.glob(f"*{SUFFIX}")}
+    written = sum(there.values())
+    left_out = set()
     for name, proto in sorted(files.items(), key=lambda one: len(one[1])):
-        if (path / name).exists():
-            written += len(proto)
+        if name in there:
             continue
         if written + len(proto) > MOST_WRITTEN:
-            left_out += 1
+            left_out.add(name)
             continue
         write_atomically(path / name, proto, durable=False)
         written += len(proto)

@@ -14,7 +14,8 @@ from perfscope.analyzers.load import load_path
 from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.readers.xspace.planes import whole_ns
 from perfscope.analyzers.trace import SliceKind
-from tests.analyzers.readers.profiles import CALLS, US, op, read, texts
+from tests.analyzers.hlo.test_proto import made
+from tests.analyzers.readers.profiles import CALLS, GPU, US, op, read, texts
 from tests.analyzers.readers.wire import SpaceWriter
 
 
@@ -49,6 +50,35 @@ def test_an_instruction_around_others_says_so(tmp_path: Path) -> None:
     )
     ops = read(tmp_path, space).rows["hlo_ops"]
     assert ops["encloses"].tolist() == [True, False]
+
+
+def compiled(*, scheduled: bool = True, **instruction: object) -> bytes:
+    """A program ``jit_f`` without a mark of its platform, unless the instruction has one."""
+    whole = made({"name": "dot", "opcode": "add", "operand_ids": [1, 1], **instruction})
+    if scheduled:
+        whole.hlo_module.schedule.sequences.add(key=1, value={"instruction_ids": [1, 2]})
+    return bytes(whole.SerializeToString())
+
+
+def test_what_ran_on_the_host_was_compiled_for_the_cpu(tmp_path: Path) -> None:
+    programs = {
+        "jit_f(7)": compiled(),
+        "jit_f(8)": compiled(),  # did not run
+        "jit_f(9)": compiled(backend_config=b'{"operation_queue_id":"0"}'),
+        "jit_f(10)": compiled(scheduled=False),
+    }
+    ran = [op("dot", number, number + 1, number, program_id=number) for number in (7, 9, 10)]
+    trace = read(tmp_path, SpaceWriter().metadata(**programs).plane("/host:CPU", {"python": ran}))
+    assert {one.program_id: one.platform for one in trace.hlo} == {7: "cpu", 8: None, 9: "gpu", 10: None}
+
+
+def test_what_ran_on_a_device_is_not_taken_for_a_program_of_the_cpu(tmp_path: Path) -> None:
+    programs = {"jit_f(3)": compiled()}
+    host = {"pool": [op("dot.1", 10, 11, 1, program_id=3)]}
+    space = SpaceWriter().metadata(**programs).plane("/device:GPU:0", GPU).plane("/host:CPU", host)
+    trace = read(tmp_path, space)
+    assert set(trace.rows["hlo_ops"]["program_id"].tolist()) == {3}
+    assert [one.platform for one in trace.hlo] == [None]
 
 
 def test_annotations_steps_and_what_is_the_runtimes(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def build(data: Data, shown: str) -> Trace:
         notes=(*_notes(framed, planes, pool, rows, devices), *programs.problems),
     )
     recorded = _recorded(rows) | (frozenset({"hlo"}) if programs.modules else frozenset())
-    return Trace(source=source, strings=pool.strings, rows=rows, recorded=recorded, hlo=tuple(programs.modules))
+    hlo = programs.placed(rows["hlo_ops"], pool.strings)
+    return Trace(source=source, strings=pool.strings, rows=rows, recorded=recorded, hlo=hlo)
 
 
 def _read_lines(data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, shown: str) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.xspace.planes import Plane, signed
+from perfscope.analyzers.trace import MISSING, Rows
 from perfscope.profiler.errors import DataError
 
 _STAT = "Hlo Proto"
@@ -47,3 +52,26 @@ class Programs:
             self.problems.append(f"the program {name} was not read: {str(error).rpartition(': ')[2]}")
             return
         self.modules.append(replace(module, program_id=None if program is None else signed(program)))
+
+    def placed(self, ops: Rows, strings: Sequence[str]) -> tuple[HloModule, ...]:
+        """The modules; one that says nothing of its platform is of the CPU's if it ran on threads of the host.
+
+        XLA's CPU compiler leaves no mark of its own in many programs, before jax 0.10 in most.
+        ``ops``: the table ``hlo_ops``; only the CPU backend's rows are slices of the host.
+        """
+        on_host = _programs_of(ops, ops["slice"] != MISSING, strings) if len(ops) else set()
+        on_device = _programs_of(ops, ops["slice"] == MISSING, strings) if len(ops) else set()
+        ran = on_host - on_device
+        return tuple(
+            replace(one, platform="cpu")
+            if one.platform is None and one.is_scheduled and (one.name, one.program_id) in ran
+            else one
+            for one in self.modules
+        )
+
+
+def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:
+    """Name and number of the programs of some instructions; where either was not recorded, of none."""
+    chosen = chosen & (ops["module"] != MISSING) & (ops["program_id"] != MISSING)
+    keys = np.stack([ops["module"][chosen].astype(np.int64), ops["program_id"][chosen]])
+    return {(strings[module], program) for module, program in np.unique(keys, axis=1).T.tolist()}
