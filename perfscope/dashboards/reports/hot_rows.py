@@ -20,11 +20,13 @@ NAME_LIMIT = 28
 PLACE_LIMIT = 40
 """Characters of a source line or a scope in a table: the end tells."""
 
-WORDS = frozenset({"program", "source line", "scope", "instruction", "op", "mainly", "at", "bound by"})
-"""Columns of text, here and in the table of programs; the others are numbers."""
+NAMES = frozenset(
+    {"program", "source line", "scope", "instruction", "op", "mainly", "at", "frame", "kernel", "lines", "ATen ops"}
+)
+"""Columns whose words are names of the program, here and in the tables of programs and of torch.compile."""
 
-NAMES = frozenset({"program", "source line", "scope", "instruction", "op", "mainly", "at"})
-"""Columns whose words are names of the program."""
+WORDS = NAMES | {"bound by", "state", "backend", "FX cache"}
+"""Columns of text; the others are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

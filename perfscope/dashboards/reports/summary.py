@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.trace import RECORDED
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
@@ -114,8 +115,28 @@ NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
 PROGRAM_FORMATS = frozenset({"hlo_proto", "hlo_text"})
 """Formats that hold a compiled program and no recording of its run."""
 
+LOG_FORMAT = "torch_trace"
+"""The format of torch.compile's log alone."""
+
+LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
+"""Why the other rules cannot look at such a log."""
+
+COMPILE_RULES = frozenset(
+    {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
+     "unfused_ops"}
+)  # fmt: skip
+"""Rules that look at such a log: where one of them cannot, its own reason tells more."""
+
+FOLDED = {
+    NO_PROGRAMS: "XLA programs",
+    f"not recorded: {RECORDED['compile_log']}": "torch.compile",
+    "nothing was compiled": "torch.compile",
+    LOG_ALONE: "recordings of a run",
+}
+"""How a reason ends -> what the rules are on that abstain for it."""
+
 FOLDED_FROM = 3
-"""Rules on XLA programs from which they are one phrase; who asked for one or two of them wants their names."""
+"""Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +162,8 @@ class Summary:
     """Unplaced events, repairs and notes of the readers."""
     programs: ProgramsView | None = None
     """Compiled XLA programs and where their time goes; ``None`` where there are none."""
+    compile: CompileView | None = None
+    """What torch.compile did; ``None`` where it compiled nothing."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -151,10 +174,11 @@ class Summary:
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = _Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
+    compiled = compile_view(analysis.compile)
     rows = [_finding_row(rule, finding, wholes, several=several, alone=alone) for rule, finding in analysis.findings()]
     return Summary(
         headline=_headline(analysis),
-        facts=tuple(_facts(analysis)),
+        facts=(*_facts(analysis), *([compiled.headline] if compiled is not None and compiled.headline else [])),
         devices=fold_devices(analysis.devices),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
@@ -168,6 +192,7 @@ def summarize(analysis: Analysis) -> Summary:
         again=_again(analysis),
         remarks=tuple(remarks(analysis.sources)),
         programs=programs_view(analysis.programs),
+        compile=compiled,
     )
 
 
@@ -188,7 +213,7 @@ def _headline(analysis: Analysis) -> str:
     sources = analysis.sources
     if not sources:
         return "nothing was read"
-    unit = "instructions" if programs_alone(analysis) else "events"
+    unit = "instructions" if programs_alone(analysis) else "records" if logs_alone(analysis) else "events"
     events = f"{sum(source.events_read for source in sources):,} {unit}"
     formats = ", ".join(sorted({shown(source.format) for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
@@ -208,8 +233,18 @@ def programs_alone(analysis: Analysis) -> bool:
     )
 
 
+def logs_alone(analysis: Analysis) -> bool:
+    """Logs of torch.compile and no recording of a run: no op, step or device is in them, whatever ran."""
+    return bool(analysis.compile.ranks) and not (
+        analysis.steps
+        or analysis.windows
+        or analysis.devices
+        or any(source.format != LOG_FORMAT and source.events_read for source in analysis.sources)
+    )
+
+
 def _facts(analysis: Analysis) -> list[str]:
-    if programs_alone(analysis):
+    if programs_alone(analysis) or logs_alone(analysis):
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
@@ -252,18 +287,21 @@ def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
 
 def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     reasons: dict[str, list[str]] = {}
+    alone = logs_alone(analysis)
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
+            reason = LOG_ALONE if alone and outcome.rule not in COMPILE_RULES else reason
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
-    folded = [_fold_programs(reason, rules) for reason, rules in reasons.items()]
-    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(NO_PROGRAMS)))
+    folded = [_fold(reason, rules) for reason, rules in reasons.items()]
+    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
 
 
-def _fold_programs(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Rules on XLA programs as one short phrase: where none ran they do not concern the reader."""
-    if reason.endswith(NO_PROGRAMS) and len(rules) >= FOLDED_FROM:
-        return reason, (f"{len(rules)} rules on XLA programs",)
+def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Rules on what is not there as one short phrase: they do not concern the reader."""
+    of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
+    if of is not None and len(rules) >= FOLDED_FROM:
+        return reason, (f"{len(rules)} rules on {of}",)
     return reason, tuple(rules)
 
 

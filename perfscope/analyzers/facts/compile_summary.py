@@ -1,0 +1,255 @@
+"""What torch.compile did in one process, summed up for a report: counts, time, and frames with what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from perfscope.analyzers.compile_log import (
+    CacheResult,
+    Compile,
+    CompileLog,
+    Direction,
+    Place,
+)
+from perfscope.analyzers.facts.compile_frames import (
+    CompiledFrame,
+    compile_spans,
+    compiled_frames,
+    plain_function,
+    resumed_at,
+)
+from perfscope.analyzers.facts.compile_phases import CompileTime, compile_times
+from perfscope.analyzers.facts.compile_rows import (
+    BreakSummary,
+    Holders,
+    KernelSummary,
+    RecompileSummary,
+    break_rows,
+    holder_of,
+    holders_of,
+    kernel_rows,
+    leaves_frame,
+    recompile_rows,
+)
+from perfscope.analyzers.facts.intervals import intersection_total, union
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.trace import Trace
+
+FrameState = Literal["compiled", "eager", "partly eager", "recompile limit", "nothing to compile", "unfinished"]
+"""``eager``: all of the frame runs in eager mode; ``partly eager``: earlier compilations of it are used where their
+guards hold; ``nothing to compile``: it holds no op; ``unfinished``: the log ends before its compilation did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphGroup:
+    """Graphs of one frame and one direction."""
+
+    direction: Direction
+    count: int
+    ops_least: int
+    ops_most: int
+    """Ops of the smallest and of the largest of them, after inductor's passes where the log has that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSummary:
+    """One code object: a function, or what follows a graph break in it."""
+
+    function: str
+    """The program's name of it."""
+    after_line: int | None
+    """It is what follows a graph break at this line of the function."""
+    place: Place | None
+    """Its first line, or the user's line that called it."""
+    compiles: int
+    restarts: int
+    """Attempts beyond the first of each compilation."""
+    graphs: tuple[GraphGroup, ...]
+    dynamo_graphs: int
+    """Graphs that dynamo handed to the backend; what it did with them is in ``graphs``, where it was inductor."""
+    breaks: int
+    recompiles: int
+    caches: Mapping[str, Mapping[CacheResult, int]]
+    cache_reasons: tuple[str, ...]
+    time_ns: int
+    stages_ns: Mapping[str, int]
+    """Exclusive; their sum is ``time_ns`` where the log has phases, else it is empty."""
+    state: FrameState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSummary:
+    """All of one process."""
+
+    rank: int | None
+    path: str
+    torch_version: str | None
+    compiles: int
+    graphs: int
+    """That inductor compiled; those of dynamo where it compiled none."""
+    graph_kind: Literal["inductor", "dynamo"]
+    breaks: int
+    """Breaks that left the rest of their frame compiled."""
+    eager_frames: int
+    """Frames that are in eager mode as a whole or from some moment on, the limit aside."""
+    limit_frames: int
+    recompiles: int
+    caches: Mapping[str, Mapping[CacheResult, int]]
+    total_ns: int
+    in_steps_ns: int | None
+    """Of it inside the recorded steps; ``None``: there are none."""
+    stages_ns: Mapping[str, int]
+    frames: tuple[FrameSummary, ...]
+    """The longest compiled first."""
+    break_rows: tuple[BreakSummary, ...]
+    recompile_rows: tuple[RecompileSummary, ...]
+    kernels: tuple[KernelSummary, ...]
+    unowned_ns: int = 0
+    """Compile time that the log says of no frame."""
+    corrupt: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def compile_summary(trace: Trace) -> CompileSummary | None:
+    """The summary of a trace's log; ``None`` where there is no log or nothing was compiled."""
+    log = trace.compile_log
+    if log is None or not (log.compiles or log.breaks):
+        return None
+    times = trace.fact(compile_times)
+    holders = holders_of(log)
+    frames = _frames(trace, log, holders)
+    rows = break_rows(log, holders)
+    return CompileSummary(
+        rank=trace.source.rank if trace.source.rank is not None else log.rank,
+        path=log.path,
+        torch_version=log.torch_version,
+        compiles=len(log.compiles),
+        graphs=len(log.graphs) or sum(one.dynamo_graphs for one in frames),
+        graph_kind="inductor" if log.graphs else "dynamo",
+        breaks=sum(row.count for row in rows if not row.whole_frame),
+        eager_frames=sum(one.state in ("eager", "partly eager") for one in frames),
+        limit_frames=sum(one.state == "recompile limit" for one in frames),
+        recompiles=len(log.recompiles),
+        caches=_caches(log.compiles),
+        total_ns=times.total_ns,
+        in_steps_ns=_in_steps(trace, log),
+        stages_ns={str(stage): spent for stage, spent in times.stages_ns.items()},
+        frames=frames,
+        break_rows=rows,
+        recompile_rows=recompile_rows(log),
+        kernels=kernel_rows(log.kernels),
+        unowned_ns=times.total_ns - sum(one.time_ns for one in frames),
+        corrupt=log.corrupt,
+        unknown=log.unknown,
+    )
+
+
+def _in_steps(trace: Trace, log: CompileLog) -> int | None:
+    steps = trace.fact(step_windows)
+    if not steps.count:
+        return None
+    return intersection_total(compile_spans(trace, log.compiles), union(steps.starts, steps.ends))
+
+
+def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction, int]]]:
+    """By ``id()`` of the compilation the (direction, ops) of its graphs.
+
+    Graphs have no time of their own: of an id that was given anew each further graph that is no backward belongs to
+    the next compilation that traced one.
+    """
+    turns = {name: [one for one in held if one.traced_graphs] or list(held) for name, held in holders.items()}
+    begun: Counter[str] = Counter()
+    found: dict[int, list[tuple[Direction, int]]] = defaultdict(list)
+    for graph in log.graphs:
+        held = turns.get(graph.compile_id)
+        if not held:
+            continue
+        begun[graph.compile_id] += graph.direction != "backward"
+        turn = min(max(begun[graph.compile_id], 1), len(held)) - 1
+        found[id(held[turn])].append((graph.direction, len(graph.nodes)))
+    return found
+
+
+def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSummary, ...]:
+    """Frames of one code object together, also where it was numbered anew."""
+    whole = trace.fact(compile_times)
+    times = {id(one.compile): one for one in whole.compiles}
+    graphs = _graphs(log, holders)
+    broken = Counter(id(holder_of(holders, one)) for one in log.breaks if not leaves_frame(holders, one))
+    groups: dict[object, list[CompiledFrame]] = defaultdict(list)
+    for frame in trace.fact(compiled_frames):
+        first = frame.compiles[0]
+        key = (first.function, first.place.file, first.place.line) if first.place is not None else id(frame)
+        groups[key].append(frame)
+    rows = []
+    for held in groups.values():
+        compiles = [one for frame in held for one in frame.compiles]
+        mine = [pair for one in compiles for pair in graphs.get(id(one), ())]
+        breaks = sum(broken[id(one)] for one in compiles)
+        rows.append(_frame(held, times, mine, breaks, parted=bool(whole.stages_ns)))
+    return tuple(sorted(rows, key=lambda row: -row.time_ns))
+
+
+def _frame(
+    held: Sequence[CompiledFrame],
+    times: Mapping[int, CompileTime],
+    graphs: Sequence[tuple[Direction, int]],
+    breaks: int,
+    *,
+    parted: bool,
+) -> FrameSummary:
+    """``parted``: the log has phases, so that a compilation without any took no moment of its own."""
+    compiles = [one for frame in held for one in frame.compiles]
+    stages: Counter[str] = Counter()
+    for one in compiles:
+        stages.update({str(stage): spent for stage, spent in times[id(one)].stages_ns.items()})
+    name = next((one.function for one in compiles if one.function), None)
+    resumed = resumed_at(name)
+    return FrameSummary(
+        function=plain_function(name),
+        after_line=None if resumed is None else resumed[1],
+        place=held[0].user_place,
+        compiles=len(compiles),
+        restarts=sum(one.attempts - 1 for one in compiles),
+        graphs=tuple(_groups(graphs)),
+        dynamo_graphs=sum(one.traced_graphs for one in compiles),
+        breaks=breaks,
+        recompiles=sum(len(frame.recompiles) for frame in held),
+        caches=_caches(compiles),
+        cache_reasons=tuple(dict.fromkeys(reason for one in compiles for reason in one.cache_reasons.values())),
+        time_ns=sum(times[id(one)].total_ns for one in compiles if parted == bool(times[id(one)].stages_ns)),
+        stages_ns=dict(stages.most_common()),
+        state=_state(held, compiles, any_graph=bool(graphs)),
+    )
+
+
+def _groups(graphs: Sequence[tuple[Direction, int]]) -> Iterable[GraphGroup]:
+    directions: tuple[Direction, ...] = ("forward", "backward", "inference")
+    for direction in directions:
+        ops = [count for where, count in graphs if where == direction]
+        if ops:
+            yield GraphGroup(direction=direction, count=len(ops), ops_least=min(ops), ops_most=max(ops))
+
+
+def _state(held: Sequence[CompiledFrame], compiles: Sequence[Compile], *, any_graph: bool) -> FrameState:
+    if any(frame.limit is not None for frame in held):
+        return "recompile limit"
+    worked = any_graph or any(one.traced_graphs and one.has_code is not False for one in compiles)
+    if any(frame.skips for frame in held) or any(one.complete and one.has_code is False for one in compiles):
+        return "partly eager" if worked else "eager"
+    if any(not one.complete for one in compiles):
+        return "unfinished"
+    return "compiled" if worked else "nothing to compile"
+
+
+def _caches(compiles: Iterable[Compile]) -> dict[str, dict[CacheResult, int]]:
+    """By cache and result; a forward's and a backward's lookups in one cache are counted together."""
+    found: dict[str, dict[CacheResult, int]] = {}
+    for one in compiles:
+        for cache, result in one.caches.items():
+            counts = found.setdefault(cache.removesuffix("_backward"), {})
+            counts[result] = counts.get(result, 0) + 1
+    return found

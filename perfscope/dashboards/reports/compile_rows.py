@@ -1,0 +1,248 @@
+"""What torch.compile did as rows and sentences, decided once for every report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_ns, format_share
+from perfscope.dashboards.reports.compile_words import counted, headline, rank_notes
+from perfscope.dashboards.shown import shorten, shown
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.compile_log import CacheResult, Place
+    from perfscope.analyzers.compile_section import CompileSection
+    from perfscope.analyzers.facts.compile_rows import BreakSummary, KernelSummary, RecompileSummary
+    from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary, GraphGroup
+
+SMALL_PART = 0.005
+"""A stage of compiling below half a percent shows as 0% and is left out of the sentence."""
+
+NAME_LIMIT = 40
+"""Characters of a function or a kernel in a table."""
+
+PLACE_LIMIT = 34
+"""Characters of a place: the file's name, its folder and the line."""
+
+REASON_LIMIT = 110
+"""Characters of a reason or a guard: one line and a half of a narrow terminal."""
+
+FEW_OPS = 6
+"""ATen ops of a kernel that are named."""
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{7,}(?![\w.])")
+"""A float that Python wrote with all its digits: ``0.09000000000000001``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRow:
+    """A frame as cells; ``''``: none, or not logged."""
+
+    cells: tuple[tuple[str, str], ...]
+    """(column, cell); the same columns in every row."""
+    details: tuple[str, ...]
+    """Sentences: where its compile time went, what the caches said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileView:
+    """The whole section."""
+
+    headline: str
+    """The one sentence that stands with the facts on the whole run."""
+    title: str
+    frames: tuple[FrameRow, ...]
+    frames_left: int
+    columns: tuple[str, ...]
+    """Columns that any frame fills."""
+    stages: str
+    """Where all compile time went."""
+    events: tuple[str, ...]
+    """Graph breaks, frames left to eager mode, and recompilations: a sentence a line of the program."""
+    events_left: tuple[str, ...]
+    """How many are not in ``events``."""
+    kernels: tuple[tuple[tuple[str, str], ...], ...]
+    """Kernels as cells, the ones with most measured time first, or those with most ops where no time is known."""
+    kernels_left: int
+    kernels_title: str
+    notes: tuple[str, ...]
+    hint: str
+    """How to see the whole log: the command."""
+
+    def cells_of(self, row: FrameRow) -> list[tuple[str, str]]:
+        """The cells of a row in columns that hold something."""
+        return [(name, cell) for name, cell in row.cells if name in self.columns]
+
+
+def compile_view(section: CompileSection) -> CompileView | None:
+    """The section as rows; ``None`` where nothing was compiled and nothing went wrong."""
+    detail = section.detail
+    if detail is None:
+        return None if not section.problems else _problems(section)
+    rows = tuple(_frame(one, detail) for one in detail.frames)
+    events = (*map(_break, detail.break_rows), *map(_recompile, detail.recompile_rows))
+    timed = any(one.time_ns is not None for one in detail.kernels)
+    return CompileView(
+        headline=headline(section),
+        title="torch.compile" if len(section.ranks) == 1 else f"torch.compile, {section.detail_label}",
+        frames=rows,
+        frames_left=section.left.get("frames", 0),
+        columns=tuple(name for name, _ in rows[0].cells if any(dict(row.cells)[name] for row in rows)) if rows else (),
+        stages=_stages("compile time", detail.total_ns, detail.stages_ns),
+        events=events,
+        events_left=tuple(_events_left(section)),
+        kernels=tuple(_kernel(one, timed=timed) for one in detail.kernels),
+        kernels_left=section.left.get("kernels", 0),
+        kernels_title="compiled kernels, by measured time" if timed else "compiled kernels, those with most ops first",
+        notes=tuple(_notes(section, detail)),
+        hint=_hint(detail),
+    )
+
+
+def _problems(section: CompileSection) -> CompileView:
+    return CompileView(
+        headline="", title="torch.compile", frames=(), frames_left=0, columns=(), stages="", events=(), events_left=(),
+        kernels=(), kernels_left=0, kernels_title="", notes=section.problems, hint="",
+    )  # fmt: skip
+
+
+def _frame(one: FrameSummary, whole: CompileSummary) -> FrameRow:
+    name = shorten(shown(one.function), NAME_LIMIT)
+    return FrameRow(
+        cells=(
+            ("frame", name if one.after_line is None else f"{name}, behind line {one.after_line}"),
+            ("at", place_text(one.place)),
+            ("compiled", f"{one.compiles:,}x"),
+            ("graphs", _graphs(one)),
+            ("ops", " + ".join(_ops(group) for group in one.graphs)),
+            ("breaks", f"{one.breaks:,}" if one.breaks else ""),
+            ("recompiled", f"{one.recompiles:,}x" if one.recompiles else ""),
+            ("FX cache", _results(one.caches.get("fx_graph", {}))),
+            ("time", format_ns(one.time_ns) if one.time_ns else ""),
+            ("share", format_share(one.time_ns, whole.total_ns) if whole.total_ns else ""),
+            ("state", one.state),
+        ),
+        details=tuple(_details(one)),
+    )
+
+
+def _graphs(one: FrameSummary) -> str:
+    """``'8 + 8'``: of the forward and of the backward; dynamo's where inductor compiled none."""
+    if one.graphs:
+        return " + ".join(f"{group.count:,}" for group in one.graphs)
+    return f"{one.dynamo_graphs:,}" if one.dynamo_graphs else ""
+
+
+def _ops(group: GraphGroup) -> str:
+    least, most = group.ops_least, group.ops_most
+    return f"{most:,}" if least == most else f"{least:,}-{most:,}"
+
+
+def _results(counts: Mapping[CacheResult, int]) -> str:
+    words: tuple[tuple[CacheResult, str], ...] = (("hit", "hits"), ("miss", "misses"), ("bypass", "bypassed"))
+    return ", ".join(f"{counts[key]:,} {key if counts[key] == 1 else many}" for key, many in words if counts.get(key))
+
+
+def _details(one: FrameSummary) -> Iterator[str]:
+    if one.stages_ns:
+        yield _stages("compile time", one.time_ns, one.stages_ns)
+    said = [f"{cache} cache {_results(counts)}" for cache, counts in one.caches.items() if cache != "fx_graph"]
+    if said:
+        yield "; ".join(said)
+    if one.cache_reasons:
+        yield f"cache: {shown(one.cache_reasons[0], REASON_LIMIT)}"
+    if one.restarts:
+        yield f"dynamo began anew {one.restarts:,}x"
+
+
+def _stages(what: str, total_ns: int, stages_ns: Mapping[str, int]) -> str:
+    """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, the largest first."""
+    large = [(name, spent) for name, spent in stages_ns.items() if total_ns and spent >= SMALL_PART * total_ns]
+    rest = sum(stages_ns.values()) - sum(spent for _, spent in large)
+    said = [f"{shown(name)} {format_ns(spent)}" for name, spent in large]
+    if rest:
+        said.append(f"the rest {format_ns(rest)}")
+    return f"{what} {format_ns(total_ns)}" + (f": {', '.join(said)}" if said else "")
+
+
+def _break(one: BreakSummary) -> str:
+    doc = f" ({shown(one.doc_id)})" if one.doc_id else ""
+    what = "frame left to eager mode" if one.whole_frame else "graph break"
+    return f"{one.count:,}x {what} at {place_text(one.place)}: {shown(one.reason, REASON_LIMIT)}{doc}"
+
+
+def _recompile(one: RecompileSummary) -> str:
+    """The first guard; of several that differ in a value alone, the values behind it."""
+    made = ""
+    if one.guard_place is not None:
+        same = one.place is not None and (one.place.file, one.place.line) == (
+            one.guard_place.file,
+            one.guard_place.line,
+        )
+        made = "" if same else f", needed at {place_text(one.guard_place)}"
+    values = f"; values {', '.join(map(_short, one.values))}" if len(one.values) > 2 else ""
+    guard = shown(_short(one.guard), REASON_LIMIT)
+    frame = f"{shown(one.function, NAME_LIMIT)} ({place_text(one.place)})"
+    return f"{one.count:,}x recompiled: {frame}, guard {guard}{shown(values, REASON_LIMIT)}{made}"
+
+
+def _short(text: str) -> str:
+    """Floats with six digits: ``0.09`` for ``0.09000000000000001``."""
+    return _NUMBER.sub(lambda found: f"{float(found[0]):g}", text)
+
+
+def _events_left(section: CompileSection) -> Iterator[str]:
+    for name, what in (("breaks", "graph breaks"), ("recompiles", "recompilations")):
+        if count := section.left.get(name, 0):
+            yield f"and {count:,} more rows of {what}, {counted(section.left_records.get(name, 0), 'record')}"
+
+
+def _kernel(one: KernelSummary, *, timed: bool) -> tuple[tuple[str, str], ...]:
+    named = [op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor") for op in one.ops]
+    ops = ", ".join(dict.fromkeys(named[:FEW_OPS])) + (f" and {len(named) - FEW_OPS} more" if named[FEW_OPS:] else "")
+    places = ", ".join(place_text(place) for place in one.places[:2])
+    time = "-" if one.time_ns is None else format_ns(one.time_ns)
+    return (
+        *((("time", time),) if timed else ()),
+        ("kernel", shorten(shown(one.name), NAME_LIMIT)),
+        ("backend", one.backend),
+        ("calls", f"{one.calls:,}"),
+        ("lines", places + (f" and {len(one.places) - 2} more" if one.places[2:] else "")),
+        ("ATen ops", shown(ops)),
+    )
+
+
+def place_text(place: Place | None) -> str:
+    """``'model/mlp.py:41'``: the file with the folder it lies in."""
+    if place is None:
+        return "an unknown line"
+    named = "/".join(PurePath(place.file).parts[-2:]).lstrip("/")
+    whole = f"{shown(named)}:{place.line}"
+    return (
+        whole if len(whole) <= PLACE_LIMIT else f"{shorten(shown(PurePath(place.file).name), PLACE_LIMIT)}:{place.line}"
+    )
+
+
+def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
+    yield from rank_notes(section)
+    if len(section.ranks) > 1:
+        yield f"frames, breaks, recompiles and kernels are those of {section.detail_label}, which compiled longest"
+    if any(len(one.graphs) > 1 for one in detail.frames):
+        yield "graphs and ops: forward + backward"
+    if detail.unowned_ns > SMALL_PART * detail.total_ns:
+        yield f"{format_ns(detail.unowned_ns)} of compiling that the log says of no frame"
+    if detail.unknown:
+        kinds = ", ".join(sorted(shown(kind) for kind in detail.unknown))
+        yield f"{counted(sum(detail.unknown.values()), 'record')} of kinds that are not known here: {shown(kinds)}"
+    yield from section.problems
+
+
+def _hint(detail: CompileSummary) -> str:
+    """tlparse reads plain text alone, so a log that is compressed needs a step before."""
+    path = shown(detail.path)
+    if path.endswith(".gz"):
+        return f"the whole log as HTML (pip install tlparse): gunzip -k {path} && tlparse {path.removesuffix('.gz')}"
+    return f"the whole log as HTML (pip install tlparse): tlparse {path}"
