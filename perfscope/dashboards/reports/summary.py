@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import PurePath
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.trace import RECORDED
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.finding import Cell, Finding, Severity
+    from perfscope.analyzers.trace import Source
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
@@ -109,34 +111,8 @@ class Spread:
         return f"{middle} (median of {self.count:,} {when}, {spread})"
 
 
-NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
-"""Why the rules on XLA programs cannot look at a recording of PyTorch."""
-
 PROGRAM_FORMATS = frozenset({"hlo_proto", "hlo_text"})
 """Formats that hold a compiled program and no recording of its run."""
-
-LOG_FORMAT = "torch_trace"
-"""The format of torch.compile's log alone."""
-
-LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
-"""Why the other rules cannot look at such a log."""
-
-COMPILE_RULES = frozenset(
-    {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
-     "unfused_ops"}
-)  # fmt: skip
-"""Rules that look at such a log: where one of them cannot, its own reason tells more."""
-
-FOLDED = {
-    NO_PROGRAMS: "XLA programs",
-    f"not recorded: {RECORDED['compile_log']}": "torch.compile",
-    "nothing was compiled": "torch.compile",
-    LOG_ALONE: "recordings of a run",
-}
-"""How a reason ends -> what the rules are on that abstain for it."""
-
-FOLDED_FROM = 3
-"""Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +159,7 @@ def summarize(analysis: Analysis) -> Summary:
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
-        abstained=_abstained(analysis),
+        abstained=could_not_look(analysis),
         partly=tuple(
             (dashed(outcome.rule), shown(outcome.reason, REASON_LIMIT))
             for outcome in analysis.outcomes
@@ -204,11 +180,6 @@ def _again(analysis: Analysis) -> str:
     return f"perfscope analyze -v {shlex.quote(path)}"
 
 
-def dashed(rule: str) -> str:
-    """A rule's id as it is shown and typed: ``host-sync``."""
-    return shown(rule).replace("_", "-")
-
-
 def _headline(analysis: Analysis) -> str:
     sources = analysis.sources
     if not sources:
@@ -221,25 +192,26 @@ def _headline(analysis: Analysis) -> str:
         rank = f", rank {ranks[0]}" if ranks else ""
         if (programs := sources[0].programs or 0) > 1:
             rank = f", {programs:,} compiled programs"
-        return f"{tail(shown(sources[0].path), PATH_LIMIT)} ({formats}{rank}, {events})"
+        return f"{_path(sources[0])} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
     return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+
+
+def _path(source: Source) -> str:
+    """Where a source lies. Programs that were handed in as several files: their folder, or the first of them."""
+    files = source.path.split(", ") if (source.programs or 0) > 1 else [source.path]
+    folders = {str(PurePath(file).parent) for file in files}
+    if len(files) == 1:
+        return tail(shown(source.path), PATH_LIMIT)
+    if len(folders) == 1:
+        return f"{tail(shown(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
+    return f"{tail(shown(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
 
 
 def programs_alone(analysis: Analysis) -> bool:
     """Compiled programs and no recording: they have neither events nor steps nor devices."""
     return bool(analysis.sources) and all(
         PROGRAM_FORMATS.issuperset(source.format.split(", ")) for source in analysis.sources
-    )
-
-
-def logs_alone(analysis: Analysis) -> bool:
-    """Logs of torch.compile and no recording of a run: no op, step or device is in them, whatever ran."""
-    return bool(analysis.compile.ranks) and not (
-        analysis.steps
-        or analysis.windows
-        or analysis.devices
-        or any(source.format != LOG_FORMAT and source.events_read for source in analysis.sources)
     )
 
 
@@ -283,26 +255,6 @@ def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
     """``window_mean`` in words."""
     found = window_mean(analysis, host_ns)
     return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
-
-
-def _abstained(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    reasons: dict[str, list[str]] = {}
-    alone = logs_alone(analysis)
-    for outcome in analysis.outcomes:
-        if outcome.status == "abstained":
-            reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
-            reason = LOG_ALONE if alone and outcome.rule not in COMPILE_RULES else reason
-            reasons.setdefault(reason, []).append(dashed(outcome.rule))
-    folded = [_fold(reason, rules) for reason, rules in reasons.items()]
-    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
-
-
-def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Rules on what is not there as one short phrase: they do not concern the reader."""
-    of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
-    if of is not None and len(rules) >= FOLDED_FROM:
-        return reason, (f"{len(rules)} rules on {of}",)
-    return reason, tuple(rules)
 
 
 def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool, alone: bool) -> FindingRow:

@@ -1,0 +1,74 @@
+"""Rules that could not look, by reason; those on what is not there at all are one phrase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.trace import RECORDED
+from perfscope.dashboards.reports.remarks import REASON_LIMIT
+from perfscope.dashboards.shown import shown
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.engine import Analysis
+
+LOG_FORMAT = "torch_trace"
+"""The format of torch.compile's log alone."""
+
+NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
+"""Why the rules on XLA programs cannot look at a recording of PyTorch."""
+
+LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
+"""Why the other rules cannot look at such a log."""
+
+COMPILE_RULES = frozenset(
+    {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
+     "unfused_ops"}
+)  # fmt: skip
+"""Rules that look at such a log: where one of them cannot, its own reason tells more."""
+
+FOLDED = {
+    NO_PROGRAMS: "XLA programs",
+    f"not recorded: {RECORDED['compile_log']}": "torch.compile",
+    "nothing was compiled": "torch.compile",
+    LOG_ALONE: "recordings of a run",
+}
+"""How a reason ends -> what the rules are on that abstain for it."""
+
+FOLDED_FROM = 3
+"""Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
+
+
+def dashed(rule: str) -> str:
+    """A rule's id as it is shown and typed: ``host-sync``."""
+    return shown(rule).replace("_", "-")
+
+
+def logs_alone(analysis: Analysis) -> bool:
+    """Logs of torch.compile and no recording of a run: no op, step or device is in them, whatever ran."""
+    return bool(analysis.compile.ranks) and not (
+        analysis.steps
+        or analysis.windows
+        or analysis.devices
+        or any(source.format != LOG_FORMAT and source.events_read for source in analysis.sources)
+    )
+
+
+def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(reason, rules), those of what is not there last."""
+    reasons: dict[str, list[str]] = {}
+    alone = logs_alone(analysis)
+    for outcome in analysis.outcomes:
+        if outcome.status == "abstained":
+            reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
+            reason = LOG_ALONE if alone and outcome.rule not in COMPILE_RULES else reason
+            reasons.setdefault(reason, []).append(dashed(outcome.rule))
+    folded = [_fold(reason, rules) for reason, rules in reasons.items()]
+    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
+
+
+def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Rules on what is not there as one short phrase: they do not concern the reader."""
+    of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
+    if of is not None and len(rules) >= FOLDED_FROM:
+        return reason, (f"{len(rules)} rules on {of}",)
+    return reason, tuple(rules)
