@@ -1,5 +1,7 @@
-"""From a host span to the user's line: three sources, the most exact one first.
+"""From a host span to the user's line: four sources, the most exact one first.
 
+0. The log of torch.compile, for kernels and library calls of a compiled graph: inductor says which lines each of them
+   computes; the first one that is the user's is given. A Python stack would show the call of the compiled function.
 1. The op graph of a run has the line that ran. Its ops are matched with the trace's by the k-th op of a
    name in the step, and only in steps where both have the same number of that name.
 2. Python spans of the trace itself: the innermost frame of the user's that covers the moment; for an op of
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.alignment import detail_row, graph_op
+from perfscope.analyzers.facts.compiled_kernels import compiled_kernel, user_line
 from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame, parse_module
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import lineage
@@ -63,6 +66,10 @@ def call_site(trace: Trace, row: int) -> CallSite:
     """The call site of a row of ``slices`` (``MISSING``: unknown)."""
     if row == MISSING:
         return UNKNOWN_SITE
+    compiled = compiled_kernel(trace, row)
+    place = None if compiled is None else user_line(compiled)
+    if place is not None:
+        return CallSite(file=place.file, line=place.line, function=place.function, exact=True)
     recorded = _from_stack(trace, row)
     if recorded.file is None and trace.detail is not None:
         match = detail_row(trace, row)

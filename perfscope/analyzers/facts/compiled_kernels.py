@@ -1,0 +1,162 @@
+"""From what ran to what inductor compiled: which kernel of the log a host span of a trace is.
+
+A call of a compiled graph (``## Call CompiledFxGraph <hash> ##``) runs its kernels and library calls as its children:
+``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and ``aten::mm`` for
+``extern_kernels.mm``. They come in the order of the output code, so the k-th one is the k-th call of the log. Which
+graph a hash stands for follows from the names: of the graphs of the log, the one whose calls are all of them in
+order. A frame that was compiled again may fit several times: all of them are the same lines. Where no graph fits, or
+graphs of different lines do, a kernel is joined by its name alone if the log has one of that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfscope.analyzers.compile_log import CompiledKernel, Place
+from perfscope.analyzers.facts.frames import Owner, owner_of
+from perfscope.analyzers.facts.nesting import lineage
+from perfscope.analyzers.trace import SliceKind, Trace
+
+GRAPH_CALL = "## Call CompiledFxGraph"
+REGION = "Torch-Compiled Region: "
+
+_CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
+_LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
+_FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
+
+_GraphKey = tuple[str, str]
+
+
+def compiled_rows(trace: Trace) -> Mapping[int, int]:
+    """Row of ``slices`` -> index in ``CompileLog.kernels``, of all that fit one; empty without a log."""
+    log = trace.compile_log
+    if log is None or not log.kernels:
+        return {}
+    slices = trace.rows["slices"]
+    names = [call_name(text) for text in trace.strings]
+    graphs: dict[_GraphKey, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(log.kernels):
+        graphs[kernel.compile_id, kernel.direction].extend([index] * (1 if kernel.handle else kernel.calls))
+    said = {key: [call_name(log.kernels[index].name) or "" for index in held] for key, held in graphs.items()}
+    found: dict[int, int] = {}
+    joined: dict[tuple[int, str | None], _GraphKey | None] = {}
+    for call, children in _calls(trace).items():
+        ran = [(row, name) for row in children if (name := names[int(slices["name"][row])]) is not None]
+        key = (int(slices["name"][call]), _region_of(trace, call))
+        if key not in joined:
+            fitting = _graphs_of([name for _, name in ran], said, key[1])
+            same = {tuple(log.kernels[index].places for index in graphs[graph]) for graph in fitting}
+            joined[key] = fitting[0] if len(same) == 1 else None  # compiled again, the lines are the same
+        graph = joined[key]
+        if graph is None:
+            continue
+        order = _in_order([name for _, name in ran], said[graph])
+        for (row, _), position in zip(ran, order, strict=True):
+            if position is not None:
+                found[row] = graphs[graph][position]
+    _by_name_alone(trace, names, log.kernels, found)
+    return found
+
+
+def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
+    """The kernel of the log that a row of ``slices`` is, or runs inside."""
+    rows = trace.fact(compiled_rows)
+    log = trace.compile_log
+    if not rows or log is None:
+        return None
+    held = next((rows[ancestor] for ancestor in lineage(trace, row) if ancestor in rows), None)
+    return None if held is None else log.kernels[held]
+
+
+def user_line(kernel: CompiledKernel) -> Place | None:
+    """The first of its lines that is the user's, else the first one."""
+    mine = (place for place in kernel.places if owner_of(place.file) is Owner.USER)
+    return next(mine, kernel.places[0] if kernel.places else None)
+
+
+def call_name(name: str) -> str | None:
+    """What a kernel or library call is called on both sides; ``None`` for anything else.
+
+    ``cpp_fused_mul_0`` of ``graph_3_cpp_fused_mul_0``, ``mm`` of ``aten::mm`` and of ``extern_kernels.mm``.
+    """
+    on_cpu = _CPU_KERNEL.match(name)
+    if on_cpu is not None:
+        return on_cpu[1]
+    if name.startswith("aten::"):
+        return name.removeprefix("aten::")
+    library = _LIBRARY.match(name)
+    if library is not None:
+        return library[1]
+    return name if _FUSED.match(name) else None
+
+
+def _calls(trace: Trace) -> dict[int, list[int]]:
+    """Row of each call of a graph -> its direct children, in order of start."""
+    slices = trace.rows["slices"]
+    codes = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
+    rows = np.flatnonzero(np.isin(slices["name"], codes) & (slices["kind"] != SliceKind.PYTHON))
+    children: dict[int, list[int]] = {int(row): [] for row in rows}
+    for row in np.flatnonzero(np.isin(slices["parent"], rows)).tolist():
+        children[int(slices["parent"][row])].append(row)
+    return children
+
+
+def _region_of(trace: Trace, row: int) -> str | None:
+    """The compile id of the region around a row; a backward graph runs in none."""
+    slices = trace.rows["slices"]
+    for ancestor in lineage(trace, row):
+        text = trace.text(int(slices["name"][ancestor]))
+        if text.startswith(REGION):
+            return text.removeprefix(REGION)
+    return None
+
+
+def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: str | None) -> list[_GraphKey]:
+    """The graphs whose calls ran, in their order; of several those that have every fused kernel that ran."""
+    fitting = [
+        key
+        for key, calls in said.items()
+        if calls and (region is None or key[0] == region) and all(place is not None for place in _places(calls, ran))
+    ]
+    if len(fitting) < 2:
+        return fitting
+    fused = [name for name in ran if _FUSED.match(name)]
+    return [key for key in fitting if [name for name in said[key] if _FUSED.match(name)] == fused]
+
+
+def _places(wanted: Sequence[str], held: Sequence[str]) -> list[int | None]:
+    """Of each wanted name its position in ``held``, every one behind the last; ``None`` where it does not come."""
+    places: list[int | None] = []
+    at = 0
+    for name in wanted:
+        while at < len(held) and held[at] != name:
+            at += 1
+        places.append(at if at < len(held) else None)
+        at += 1
+    return places
+
+
+def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
+    """For each span that ran the call it is; ``None`` for those between (allocations, copies)."""
+    order: list[int | None] = [None] * len(ran)
+    for position, place in enumerate(_places(calls, ran)):
+        if place is not None:
+            order[place] = position
+    return order
+
+
+def _by_name_alone(
+    trace: Trace, names: Sequence[str | None], kernels: Sequence[CompiledKernel], found: dict[int, int]
+) -> None:
+    """Join fused kernels that no graph call told, where the log has one kernel of that name."""
+    counts = Counter(kernel.name for kernel in kernels)
+    only = {kernel.name: index for index, kernel in enumerate(kernels) if counts[kernel.name] == 1}
+    slices = trace.rows["slices"]
+    codes = {code: only[name] for code, name in enumerate(names) if name in only and _FUSED.match(name)}
+    wanted = np.isin(slices["name"], list(codes)) & (slices["kind"] != SliceKind.PYTHON)
+    for row in np.flatnonzero(wanted).tolist():
+        found.setdefault(row, codes[int(slices["name"][row])])
