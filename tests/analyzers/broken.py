@@ -9,6 +9,8 @@ from perfscope.analyzers.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 
 SECOND = 10**9
+BEHIND = 1000.0
+"""Seconds: compilations lie behind what a test's trace records, unless it places them inside."""
 MODEL = Place(file="/home/user/model.py", line=10, function="forward")
 STAGE = Place(file="/home/user/stages.py", line=54, function="branching", code="if x.amax() > 30:")
 CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack"}
@@ -34,11 +36,11 @@ def log_alone(log: CompileLog) -> Trace:
 
 
 def compilation(compile_id: str = "0/0", at: float = 0.0, lasts: float = 1.0, **more: Any) -> Compile:
-    """A compilation of ``forward`` that takes ``lasts`` seconds, ``at`` seconds after the epoch."""
+    """A compilation of ``forward`` that takes ``lasts`` seconds from ``BEHIND + at``."""
     facts: dict[str, Any] = {"function": "forward", "place": MODEL, "graph_ops": 5, "traced_graphs": 1}
     return Compile(
         compile_id=compile_id,
-        start_ns=round(at * SECOND),
+        start_ns=round((BEHIND + at) * SECOND),
         duration_ns=round(lasts * SECOND),
         **{**facts, "has_code": True, **more},
     )
@@ -52,7 +54,7 @@ def graph_break(compile_id: str = "0/0", place: Place | None = STAGE, **more: An
 
 def recompiled(guards: list[str], *, every: int = 1, first: int = 1, **more: Any) -> CompileLog:
     """``forward`` compiled in step 0 and again for each guard, a second each, one in a step."""
-    compiles, recompiles, steps = [compilation("0/0", 0.0)], [], [StepSpan(step=0, start_ns=0, end_ns=SECOND)]
+    compiles, recompiles, steps = [compilation("0/0", 0.0)], [], [_span(0, 0.0)]
     for number, guard in enumerate(guards, start=1):
         step = first + (number - 1) // every
         at = 10.0 * number
@@ -61,5 +63,9 @@ def recompiled(guards: list[str], *, every: int = 1, first: int = 1, **more: Any
             Recompile(compile_id=f"0/{number}", function="forward", place=MODEL, reasons=(guard,), **more)
         )
         if steps[-1].step != step:
-            steps.append(StepSpan(step=step, start_ns=round(at * SECOND), end_ns=round((at + 1) * SECOND)))
+            steps.append(_span(step, at))
     return CompileLog(path="log", compiles=tuple(compiles), recompiles=tuple(recompiles), steps=tuple(steps))
+
+
+def _span(step: int, at: float) -> StepSpan:
+    return StepSpan(step=step, start_ns=round((BEHIND + at) * SECOND), end_ns=round((BEHIND + at + 1) * SECOND))

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.blocking_calls import blocking_calls
+from perfscope.analyzers.facts.compile_frames import compile_spans
 from perfscope.analyzers.facts.compile_regions import Window
 from perfscope.analyzers.facts.device_time import device_busy
 from perfscope.analyzers.facts.intervals import Int64, Intervals, complement, covered, union
 from perfscope.analyzers.facts.span_work import time_of
+from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
 from perfscope.analyzers.trace import CallKind, SliceKind, Trace
 
 HOST_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"})
@@ -36,8 +38,26 @@ class EagerCost:
     on_device: bool
 
 
+def compiling(trace: Trace) -> Intervals:
+    """When the log says that something was compiled, on the trace's clock."""
+    log = trace.compile_log
+    return compile_spans(trace, log.compiles if log is not None else ())
+
+
+def steady_ns(trace: Trace) -> int:
+    """``whole_ns`` without compiling in the recorded steps: what a cost of every step is a share of.
+
+    A step that compiles lasts as long as a thousand others; that is other rules' cost and hides no other.
+    """
+    steps, busy = trace.fact(step_windows), trace.fact(compiling)
+    inside = int(covered(busy, steps.starts, steps.ends).sum()) if steps.count else 0
+    return max(0, whole_ns(trace) - inside)
+
+
 def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
-    """The cost of some windows. Windows may touch but not overlap on one thread."""
+    """The cost of some windows. Windows may touch but not overlap on one thread; compiling in them is left out."""
+    visits = len(windows)
+    windows = _without_compiling(trace, windows)
     host = union([one.start_ns for one in windows], [one.end_ns for one in windows])
     on_device = "device_work" in trace.recorded
     host_ns = sum(one.end_ns - one.start_ns for one in windows)
@@ -45,11 +65,22 @@ def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
     return EagerCost(
         cost_ns=_device_ns(trace, windows) if on_device else host.total(),
         host_ns=host_ns,
-        visits=len(windows),
+        visits=visits,
         syncs=syncs,
         sync_wait_ns=waited,
         on_device=on_device,
     )
+
+
+def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
+    """The windows cut where something is compiled: the first run of what follows a break compiles it."""
+    busy = trace.fact(compiling)
+    found = []
+    for one in windows:
+        free = complement(busy, one.start_ns, one.end_ns)
+        for start, end in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
+            found.append(Window(thread=one.thread, start_ns=start, end_ns=end))
+    return found
 
 
 def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:

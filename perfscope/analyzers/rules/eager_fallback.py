@@ -29,10 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from perfscope.analyzers.compile_log import GraphBreak
-from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost
+from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_fallbacks import Fallback, fallbacks
 from perfscope.analyzers.facts.compile_frames import compile_log_of, doc_link, first_hint, one_line, where_of
-from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -60,7 +60,7 @@ def _finding(trace: Trace, one: Fallback) -> Finding | None:
     cost = eager_cost(trace, one.windows) if one.windows is not None else None
     if cost is not None and cost.host_ns == 0 and one.at_limit:
         cost = None  # eager since a step that was not recorded
-    whole = whole_ns(trace)
+    whole = trace.fact(steady_ns)
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     place = one.place

@@ -16,6 +16,7 @@ How it is found:
     plus the work launched there while nothing else ran: a break that a full queue hides costs nothing. It
     is an upper bound, of which the lost fusion and the cut backward are no part; bytes of tensors that cross
     the line are modelled from the graphs' shapes (matched by dtype and shape, at most) and are in the evidence.
+    Compiling inside it, and in the step it is a share of, is left out.
     Less than a thousandth of the step is no finding, and neither is a line whose frames do not run in the
     recorded steps. Without such a trace the finding is structural.
 
@@ -33,7 +34,7 @@ from collections.abc import Iterable, Mapping
 
 from perfscope.analyzers.compile_log import CompileLog, GraphBreak
 from perfscope.analyzers.facts.compile_breaks import BrokenLine, broken_lines
-from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost
+from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_frames import (
     compile_log_of,
     compile_spans,
@@ -43,7 +44,7 @@ from perfscope.analyzers.facts.compile_frames import (
     plain_function,
     where_of,
 )
-from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.finding import Cell, Finding, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
@@ -83,7 +84,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _finding(trace: Trace, log: CompileLog, line: BrokenLine) -> Finding | None:
     cost = eager_cost(trace, line.windows) if line.windows else None
-    whole = whole_ns(trace)
+    whole = trace.fact(steady_ns)
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     first = line.breaks[0]
@@ -106,7 +107,7 @@ def _finding(trace: Trace, log: CompileLog, line: BrokenLine) -> Finding | None:
 def _in_words(cost: EagerCost | None, whole: int) -> str:
     if cost is None:
         return ""
-    waits = f", {cost.syncs:,} waits for a value in it" if cost.syncs else ""
+    waits = f", {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
     what = "the device loses" if cost.on_device else "the host spends"
     return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)}) between graphs{waits}"
 

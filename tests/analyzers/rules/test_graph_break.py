@@ -10,11 +10,12 @@ from perfscope.analyzers.compile_log import CompileLog, Graph, GraphNode, Place
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import RECORDED, CallKind
-from tests.analyzers.broken import CPU, MODEL, STAGE, compilation, graph_break, log_alone, with_log
+from tests.analyzers.broken import BEHIND, CPU, MODEL, STAGE, compilation, graph_break, log_alone, with_log
 from tests.build import EVERYTHING, TraceBuilder
 
 RULE = load_rule("graph_break")
 RESUME = Place(file=MODEL.file, line=12, function="torch_dynamo_resume_in_forward_at_11")
+BEFORE = -BEHIND
 LOG = CompileLog(
     path="log",
     compiles=(compilation("0/0"), compilation("1/0", 2.0, place=RESUME, function=RESUME.function)),
@@ -49,7 +50,7 @@ def test_the_time_outside_of_graphs_is_the_cost():
     assert (finding.where.file, finding.where.line) == (STAGE.file, STAGE.line)
     assert (finding.subject, finding.severity) == ("graph break in branching", "high")
     assert "Data-dependent branching" in finding.title
-    assert "1 waits for a value" in finding.title
+    assert "1 wait for a value" in finding.title
     assert "torch.where" in finding.advice
     (row,) = finding.evidence
     assert str(row["doc"]).endswith("/gb/gb0170.html")
@@ -71,6 +72,17 @@ def test_one_line_is_one_finding_however_many_frames_tell_of_it():
     (finding,) = judge(RULE, with_log(on_cpu(), log)).findings
     assert [row["compile_id"] for row in finding.evidence] == ["0/0", "2/0", "0/0"]
     assert finding.cost_ns == 110_000
+
+
+def test_compiling_is_neither_cost_nor_step():
+    compiling = compilation("1/1", BEFORE + 325e-6, 10e-6, place=RESUME, function=RESUME.function)
+    log = replace(LOG, compiles=(*LOG.compiles, compiling))
+    (finding,) = judge(RULE, with_log(on_cpu(), log)).findings
+    assert finding.cost_ns == 100_000  # 325 to 335 us is compiling
+    long = compilation("2/0", BEFORE + 0.01, 0.09)  # most of a step of 110.1 ms
+    assert judge(RULE, with_log(on_cpu(110_100.0), LOG)).status == "clean"
+    slow = with_log(on_cpu(110_100.0), replace(LOG, compiles=(*LOG.compiles, long)))
+    assert judge(RULE, slow).status == "flagged"
 
 
 def test_two_lines_share_no_time():

@@ -10,12 +10,16 @@ from perfscope.analyzers.compile_log import CompileLog, Phase, Place
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import RECORDED
-from tests.analyzers.broken import CPU, MODEL, SECOND, compilation, graph_break, log_alone, recompiled, with_log
+from tests.analyzers.broken import BEHIND, CPU, MODEL, SECOND, compilation, graph_break, log_alone, recompiled, with_log
 from tests.build import TraceBuilder
 
 RULE = load_rule("recompilation")
 RATES = ["rate == 0.1", "rate == 0.09", "rate == 0.08"]
 MADE = Place(file="/home/user/stages.py", line=79, function="dropping")
+
+
+def at(seconds: float) -> int:
+    return round((BEHIND + seconds) * SECOND)
 
 
 def test_a_number_that_changes_is_named_with_its_values_and_line():
@@ -62,7 +66,7 @@ def test_functions_compiled_once_each_and_after_a_reset_are_clean():
 
 def test_phases_of_the_forward_and_the_backward_are_counted_and_their_moments_once():
     log = replace(recompiled(RATES[:2]), phases=tuple(
-        Phase(name=name, start_ns=round(start * SECOND), end_ns=round(end * SECOND), compile_id=compile_id)
+        Phase(name=name, start_ns=at(start), end_ns=at(end), compile_id=compile_id)
         for name, start, end, compile_id in (
             ("dynamo", 10.0, 11.0, "0/1"), ("inductor_compile", 10.2, 10.9, "0/1"),
             ("entire_backward_compile", 12.0, 12.5, "0/1"), ("dynamo", 20.0, 21.0, "0/2"),
