@@ -54,7 +54,7 @@ class KernelSummary:
     ops: tuple[str, ...]
     places: tuple[Place, ...]
     time_ns: int | None = None
-    """Measured in the recorded steps (or in the whole trace where there are none); ``None``: not in the trace."""
+    """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
 
 
 Holders = Mapping[str, Sequence[Compile]]
@@ -131,19 +131,27 @@ def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
     return tuple(sorted(rows, key=lambda row: -row.count))
 
 
-def kernel_rows(kernels: Sequence[CompiledKernel]) -> tuple[KernelSummary, ...]:
-    """By name; generated ones first, of those the ones that hold most ops."""
-    groups: dict[tuple[str, KernelBackend], list[CompiledKernel]] = defaultdict(list)
-    for one in kernels:
-        groups[one.name, one.backend].append(one)
-    rows = [
-        KernelSummary(
-            name=name,
-            backend=backend,
-            calls=sum(one.calls for one in held),
-            ops=tuple(dict.fromkeys(op for one in held for op in one.ops)),
-            places=tuple(dict.fromkeys(place for one in held for place in one.places)),
+def kernel_rows(kernels: Sequence[CompiledKernel], times_ns: Mapping[int, int]) -> tuple[KernelSummary, ...]:
+    """By name; those with most measured time first, then generated ones, of those the ones that hold most ops.
+
+    ``times_ns``: by index in ``kernels``.
+    """
+    groups: dict[tuple[str, KernelBackend], list[int]] = defaultdict(list)
+    for index, one in enumerate(kernels):
+        groups[one.name, one.backend].append(index)
+    rows = []
+    for (name, backend), members in groups.items():
+        held = [kernels[index] for index in members]
+        rows.append(
+            KernelSummary(
+                name=name,
+                backend=backend,
+                calls=sum(one.calls for one in held),
+                ops=tuple(dict.fromkeys(op for one in held for op in one.ops)),
+                places=tuple(dict.fromkeys(place for one in held for place in one.places)),
+                time_ns=sum(times_ns.get(index, 0) for index in members)
+                if any(index in times_ns for index in members)
+                else None,
+            )
         )
-        for (name, backend), held in groups.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (row.backend == "extern", -len(row.ops), row.name)))
+    return tuple(sorted(rows, key=lambda row: (-(row.time_ns or 0), row.backend == "extern", -len(row.ops), row.name)))

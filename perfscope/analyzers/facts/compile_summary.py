@@ -21,7 +21,8 @@ from perfscope.analyzers.facts.compile_frames import (
     plain_function,
     resumed_at,
 )
-from perfscope.analyzers.facts.compile_phases import CompileTime, compile_times
+from perfscope.analyzers.facts.compile_kernel_time import compiled_kernel_times
+from perfscope.analyzers.facts.compile_phases import CompileTime, Stage, compile_times
 from perfscope.analyzers.facts.compile_rows import (
     BreakSummary,
     Holders,
@@ -75,7 +76,7 @@ class FrameSummary:
     caches: Mapping[str, Mapping[CacheResult, int]]
     cache_reasons: tuple[str, ...]
     time_ns: int
-    stages_ns: Mapping[str, int]
+    stages_ns: Mapping[Stage, int]
     """Exclusive; their sum is ``time_ns`` where the log has phases, else it is empty."""
     state: FrameState
 
@@ -101,7 +102,7 @@ class CompileSummary:
     total_ns: int
     in_steps_ns: int | None
     """Of it inside the recorded steps; ``None``: there are none."""
-    stages_ns: Mapping[str, int]
+    stages_ns: Mapping[Stage, int]
     frames: tuple[FrameSummary, ...]
     """The longest compiled first."""
     break_rows: tuple[BreakSummary, ...]
@@ -136,11 +137,11 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
         caches=_caches(log.compiles),
         total_ns=times.total_ns,
         in_steps_ns=_in_steps(trace, log),
-        stages_ns={str(stage): spent for stage, spent in times.stages_ns.items()},
+        stages_ns=times.stages_ns,
         frames=frames,
         break_rows=rows,
         recompile_rows=recompile_rows(log),
-        kernels=kernel_rows(log.kernels),
+        kernels=kernel_rows(log.kernels, trace.fact(compiled_kernel_times)),
         unowned_ns=times.total_ns - sum(one.time_ns for one in frames),
         corrupt=log.corrupt,
         unknown=log.unknown,
@@ -203,9 +204,9 @@ def _frame(
 ) -> FrameSummary:
     """``parted``: the log has phases, so that a compilation without any took no moment of its own."""
     compiles = [one for frame in held for one in frame.compiles]
-    stages: Counter[str] = Counter()
+    stages: Counter[Stage] = Counter()
     for one in compiles:
-        stages.update({str(stage): spent for stage, spent in times[id(one)].stages_ns.items()})
+        stages.update(times[id(one)].stages_ns)
     name = next((one.function for one in compiles if one.function), None)
     resumed = resumed_at(name)
     return FrameSummary(

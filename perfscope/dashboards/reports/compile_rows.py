@@ -15,6 +15,7 @@ from perfscope.dashboards.shown import shorten, shown
 if TYPE_CHECKING:
     from perfscope.analyzers.compile_log import CacheResult, Place
     from perfscope.analyzers.compile_section import CompileSection
+    from perfscope.analyzers.facts.compile_phases import Stage
     from perfscope.analyzers.facts.compile_rows import BreakSummary, KernelSummary, RecompileSummary
     from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary, GraphGroup
 
@@ -30,8 +31,17 @@ PLACE_LIMIT = 34
 REASON_LIMIT = 110
 """Characters of a reason or a guard: one line and a half of a narrow terminal."""
 
+BY_TIME = "by time in the recording (measured)"
+BY_OPS = "those with most ops first (no time of them is known)"
+"""How kernels are ordered."""
+
 FEW_OPS = 6
 """ATen ops of a kernel that are named."""
+
+_CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
+
+_EXPLAINED = re.compile(r" \(.*\)|: .*")
+"""What a stage's name says beyond its short form; the JSON report has all of it."""
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{7,}(?![\w.])")
 """A float that Python wrote with all its digits: ``0.09000000000000001``."""
@@ -96,7 +106,7 @@ def compile_view(section: CompileSection) -> CompileView | None:
         events_left=tuple(_events_left(section)),
         kernels=tuple(_kernel(one, timed=timed) for one in detail.kernels),
         kernels_left=section.left.get("kernels", 0),
-        kernels_title="compiled kernels, by measured time" if timed else "compiled kernels, those with most ops first",
+        kernels_title=f"compiled kernels, {BY_TIME if timed else BY_OPS}",
         notes=tuple(_notes(section, detail)),
         hint=_hint(detail),
     )
@@ -149,20 +159,20 @@ def _results(counts: Mapping[CacheResult, int]) -> str:
 def _details(one: FrameSummary) -> Iterator[str]:
     if one.stages_ns:
         yield _stages("compile time", one.time_ns, one.stages_ns)
-    said = [f"{cache} cache {_results(counts)}" for cache, counts in one.caches.items() if cache != "fx_graph"]
+    said = [f"{_CACHES.get(name, shown(name))} cache: {_results(counts)}" for name, counts in one.caches.items()]
+    if one.restarts:
+        said.append(f"dynamo began anew {one.restarts:,}x")
     if said:
         yield "; ".join(said)
     if one.cache_reasons:
         yield f"cache: {shown(one.cache_reasons[0], REASON_LIMIT)}"
-    if one.restarts:
-        yield f"dynamo began anew {one.restarts:,}x"
 
 
-def _stages(what: str, total_ns: int, stages_ns: Mapping[str, int]) -> str:
+def _stages(what: str, total_ns: int, stages_ns: Mapping[Stage, int]) -> str:
     """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, the largest first."""
     large = [(name, spent) for name, spent in stages_ns.items() if total_ns and spent >= SMALL_PART * total_ns]
     rest = sum(stages_ns.values()) - sum(spent for _, spent in large)
-    said = [f"{shown(name)} {format_ns(spent)}" for name, spent in large]
+    said = [f"{_EXPLAINED.sub('', shown(name))} {format_ns(spent)}" for name, spent in large]
     if rest:
         said.append(f"the rest {format_ns(rest)}")
     return f"{what} {format_ns(total_ns)}" + (f": {', '.join(said)}" if said else "")
@@ -203,14 +213,14 @@ def _events_left(section: CompileSection) -> Iterator[str]:
 def _kernel(one: KernelSummary, *, timed: bool) -> tuple[tuple[str, str], ...]:
     named = [op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor") for op in one.ops]
     ops = ", ".join(dict.fromkeys(named[:FEW_OPS])) + (f" and {len(named) - FEW_OPS} more" if named[FEW_OPS:] else "")
-    places = ", ".join(place_text(place) for place in one.places[:2])
+    lines = list(dict.fromkeys(map(place_text, one.places)))
     time = "-" if one.time_ns is None else format_ns(one.time_ns)
     return (
         *((("time", time),) if timed else ()),
         ("kernel", shorten(shown(one.name), NAME_LIMIT)),
         ("backend", one.backend),
         ("calls", f"{one.calls:,}"),
-        ("lines", places + (f" and {len(one.places) - 2} more" if one.places[2:] else "")),
+        ("lines", ", ".join(lines[:2]) + (f" and {len(lines) - 2} more" if lines[2:] else "")),
         ("ATen ops", shown(ops)),
     )
 

@@ -10,7 +10,7 @@ from perfscope.dashboards.reports.html_findings import card, table
 from perfscope.dashboards.reports.svg import share_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from perfscope.dashboards.reports.hot_rows import HotTable
     from perfscope.dashboards.reports.program_rows import ProgramsView
@@ -67,6 +67,11 @@ def _hot_table(hot: HotTable, first: int, last: int) -> str:
     drawn = table(heads, (_row(row.cells, share_bar(row.share)) for row in rows), kind="stacks hot")
     left = f'<p class="note">{escape(hot.left)}</p>' if hot.left and last >= len(hot.rows) else ""
     return drawn + left
+
+
+def cells_table(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """A table of (column, cell) rows with the same columns, which stacks on a phone."""
+    return table([_head(name) for name, _ in rows[0]], map(_row, rows), kind="stacks")
 
 
 def _head(name: str) -> str:

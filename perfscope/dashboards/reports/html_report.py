@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
+from perfscope.dashboards.reports.html_compile import compile_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
@@ -114,6 +115,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield from findings(summary)
     if summary.programs is not None:
         yield from programs_cards(summary.programs)
+    if summary.compile is not None:
+        yield compile_card(summary.compile)
     yield from _not_flagged(summary)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))

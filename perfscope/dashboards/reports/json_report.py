@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.reports.compile_json import compile_document
 from perfscope.dashboards.reports.program_json import programs_document
 from perfscope.dashboards.reports.summary import programs_alone
 from perfscope.dashboards.shown import shown_value
@@ -43,6 +44,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "windows": [asdict(window) for window in analysis.windows],
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],
             "programs": _plain(programs_document(analysis.programs)),
+            "compile": _plain(compile_document(analysis.compile)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.advice import Block, blocks
+from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
 from perfscope.dashboards.reports.program_markdown import programs_details
@@ -74,6 +75,8 @@ def _head(summary: Summary) -> Iterable[str]:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
     if summary.programs is not None:
         yield programs_details(summary.programs)
+    if summary.compile is not None:
+        yield compile_details(summary.compile)
 
 
 def _count(summary: Summary, level: str) -> int:

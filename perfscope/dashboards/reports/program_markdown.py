@@ -38,7 +38,7 @@ def _summary(view: ProgramsView) -> str:
 def _body(view: ProgramsView) -> Iterator[str]:
     rows = view.rows[:MOST_PROGRAMS]
     if rows:
-        yield _table([tuple((name, dict(row.cells())[name]) for name in view.columns) for row in rows])
+        yield cells_table([tuple((name, dict(row.cells())[name]) for name in view.columns) for row in rows])
     for row in rows:
         if row.details:
             lead = f"{code(row.name)}: " if len(rows) > 1 else ""
@@ -53,14 +53,15 @@ def _body(view: ProgramsView) -> Iterator[str]:
     for hot in (view.lines, view.instructions):
         if hot is not None and hot.rows:
             yield f"{escape(_title(view, hot))}\n"
-            yield _table([row.cells for row in hot.rows[:MOST_ROWS]])
+            yield cells_table([row.cells for row in hot.rows[:MOST_ROWS]])
 
 
 def _title(view: ProgramsView, hot: HotTable) -> str:
     return view.hot_title if hot is view.lines else hot.title
 
 
-def _table(rows: Iterable[tuple[tuple[str, str], ...]]) -> str:
+def cells_table(rows: Iterable[tuple[tuple[str, str], ...]]) -> str:
+    """A table of rows with the same columns; names as code, numbers to the right."""
     held = list(rows)
     names = [name for name, _ in held[0]]
     cells = [[_cell(name, text) for name, text in row] for row in held]
