@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.facts.compiled_kernels import GRAPH_CALL
 from perfscope.analyzers.facts.op_signature import TensorSpec, broadcast, input_tensors, promoted
 from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 
@@ -57,6 +58,12 @@ def backward_or_optimizer(trace: Trace) -> npt.NDArray[np.bool_]:
     return inside(trace, np.isin(slices["name"], codes))
 
 
+def compiled(trace: Trace) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: it runs inside a graph that inductor compiled, which fused what it could."""
+    codes = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
+    return inside(trace, np.isin(trace.rows["slices"]["name"], codes))
+
+
 def inside(trace: Trace, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """By row of ``slices``: it is marked, or a span around it is."""
     parents = trace.rows["slices"]["parent"]
@@ -71,7 +78,7 @@ def inside(trace: Trace, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]
 def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
     """The chains of the forward pass, in order of time. Needs kernels linked to ops, and shapes."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
-    forward = ~trace.fact(backward_or_optimizer) & (slices["kind"] == SliceKind.OP)
+    forward = ~trace.fact(backward_or_optimizer) & ~trace.fact(compiled) & (slices["kind"] == SliceKind.OP)
     elementwise = _elementwise_codes(trace)
     finished: list[list[int]] = []
     chain: list[int] = []

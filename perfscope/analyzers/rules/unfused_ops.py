@@ -22,6 +22,15 @@ How it is found:
     precision 0.93 and recall 0.97 in the forward pass, 0.24 and 0.67 precision in backward and
     optimizer; only forward chains are reported, labelled as modelled.
 
+    From the log of a run of a compiled PyTorch program: kernels that inductor's scheduler would have fused for a value
+    between them and did not, with its reason. A refusal counts where the second kernel reads what the first writes;
+    left out are those that a later round fused, library calls and templates without epilogue, and pairs that a third
+    kernel stands between (the value must be written for it; what keeps that one apart is judged itself). Bytes: the
+    read, and the write where nothing else needs the value. On a GPU the time is modelled,
+    `min(bytes / bandwidth, time of both kernels)`; without it the share of the bytes that the graph's kernels move.
+    On a CPU only values beyond its caches (32 MiB) count. Ops inside compiled graphs are left to this; ops outside of
+    them need one of the other sources.
+
     From an XLA program compiled for a GPU: a value of b bytes that one kernel writes for m others, each
     elementwise or a reduction, costs `b * (m + 1)` bytes that one kernel would not move, or `b * m` where
     something else needs it too, times the loops' trip counts. A value that fits in an H100's level-2 cache
@@ -67,6 +76,8 @@ from perfscope.analyzers.facts.fusion_heuristic import (
 )
 from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, step_bytes, steps_in
 from perfscope.analyzers.facts.hlo_fusion_findings import program_findings
+from perfscope.analyzers.facts.inductor_fusion import log_has_refusals
+from perfscope.analyzers.facts.inductor_fusion_findings import inductor_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
@@ -83,7 +94,10 @@ MAX_ROWS = 20
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step."""
+    """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step, or that inductor left apart."""
+    compiled = log_has_refusals(trace.compile_log)
+    if compiled:
+        yield from inductor_findings(trace)
     if trace.op_graph is not None:
         for site in trace.fact(chain_sites):
             if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
@@ -92,10 +106,10 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from _from_chains(trace)
     elif "hlo" in trace.recorded:
         yield from program_findings(trace)
-    else:
+    elif not compiled:
         raise AbstainError(
-            "needs the op graph of a run (`perfscope run`), device work linked to ops with shapes, "
-            "or a compiled XLA program"
+            "needs the op graph of a run (`perfscope run`), device work linked to ops with shapes, a compiled XLA "
+            "program, or inductor's fusion decisions (`perfscope run` of a compiled program)"
         )
 
 
