@@ -118,7 +118,7 @@ def _pass_on(
 ) -> None:
     """Demand of an instruction's operands what is needed for what is demanded of it."""
     operands, opcode = instruction.operands, instruction.opcode
-    if not operands:
+    if not operands or not demanded:  # a damaged program may give a result without arrays
         return
     wanted = demanded[0]
     if opcode == "tuple":

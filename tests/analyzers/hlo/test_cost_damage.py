@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.hlo.cost import module_cost
@@ -101,6 +101,7 @@ def damaged(changes: list[tuple[str, str, dict[str, object]]]) -> HloModule:
 
 
 @given(st.lists(damage(), min_size=1, max_size=4))
+@example([("body", "put", {"shape": Shape(dtype="tuple")})])
 @settings(max_examples=300, deadline=None)
 def test_damage_anywhere(changes: list[tuple[str, str, dict[str, object]]]):
     module = damaged(changes)
