@@ -179,7 +179,13 @@ def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSumma
     whole = trace.fact(compile_times)
     times = {id(one.compile): one for one in whole.compiles}
     graphs = _graphs(log, holders)
-    broken = Counter(id(holder_of(holders, one)) for one in log.breaks if not leaves_frame(holders, one))
+    broken, left = Counter[int](), set[int]()
+    for found in log.breaks:
+        holder = id(holder_of(holders, found))
+        if leaves_frame(holders, found):
+            left.add(holder)
+        else:
+            broken[holder] += 1
     groups: dict[object, list[CompiledFrame]] = defaultdict(list)
     for frame in trace.fact(compiled_frames):
         first = frame.compiles[0]
@@ -190,7 +196,8 @@ def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSumma
         compiles = [one for frame in held for one in frame.compiles]
         mine = [pair for one in compiles for pair in graphs.get(id(one), ())]
         breaks = sum(broken[id(one)] for one in compiles)
-        rows.append(_frame(held, times, mine, breaks, parted=bool(whole.stages_ns)))
+        given_up = any(id(one) in left for one in compiles)
+        rows.append(_frame(held, times, mine, breaks, given_up=given_up, parted=bool(whole.stages_ns)))
     return tuple(sorted(rows, key=lambda row: -row.time_ns))
 
 
@@ -200,9 +207,13 @@ def _frame(
     graphs: Sequence[tuple[Direction, int]],
     breaks: int,
     *,
+    given_up: bool,
     parted: bool,
 ) -> FrameSummary:
-    """``parted``: the log has phases, so that a compilation without any took no moment of its own."""
+    """``given_up``: a record says that dynamo left it to eager mode.
+
+    ``parted``: the log has phases, so that a compilation without any took no moment of its own.
+    """
     compiles = [one for frame in held for one in frame.compiles]
     stages: Counter[Stage] = Counter()
     for one in compiles:
@@ -223,7 +234,7 @@ def _frame(
         cache_reasons=tuple(dict.fromkeys(reason for one in compiles for reason in one.cache_reasons.values())),
         time_ns=sum(times[id(one)].total_ns for one in compiles if parted == bool(times[id(one)].stages_ns)),
         stages_ns=dict(stages.most_common()),
-        state=_state(held, compiles, any_graph=bool(graphs)),
+        state=_state(held, compiles, any_graph=bool(graphs), given_up=given_up),
     )
 
 
@@ -235,15 +246,24 @@ def _groups(graphs: Sequence[tuple[Direction, int]]) -> Iterable[GraphGroup]:
             yield GraphGroup(direction=direction, count=len(ops), ops_least=min(ops), ops_most=max(ops))
 
 
-def _state(held: Sequence[CompiledFrame], compiles: Sequence[Compile], *, any_graph: bool) -> FrameState:
+def _state(
+    held: Sequence[CompiledFrame], compiles: Sequence[Compile], *, any_graph: bool, given_up: bool
+) -> FrameState:
+    """A frame without code of which no record says why holds nothing to compile, unless it was compiled before."""
     if any(frame.limit is not None for frame in held):
         return "recompile limit"
     worked = any_graph or any(one.traced_graphs and one.has_code is not False for one in compiles)
-    if any(frame.skips for frame in held) or any(one.complete and one.has_code is False for one in compiles):
+    if given_up or any(map(_failed, held)) or any(frame.skips for frame in held):
         return "partly eager" if worked else "eager"
     if any(not one.complete for one in compiles):
         return "unfinished"
     return "compiled" if worked else "nothing to compile"
+
+
+def _failed(frame: CompiledFrame) -> bool:
+    """Whether a compilation of it says that it failed, or left without code what earlier ones had graphs of."""
+    worked = any(one.traced_graphs for one in frame.compiles)
+    return any(one.complete and one.has_code is False and (worked or one.fail_type) for one in frame.compiles)
 
 
 def _caches(compiles: Iterable[Compile]) -> dict[str, dict[CacheResult, int]]:

@@ -42,7 +42,7 @@ def _body(view: CompileView) -> Iterator[str]:
     yield from (f"- {escape(said)}" for said in (view.stages, *events) if said)
     if len(events) < len(view.events):
         yield f"- and {len(view.events) - len(events):,} more rows of breaks and recompiles"
-    yield from (f"- {escape(said)}" for said in (*view.events_left, *view.notes))
+    yield from (f"- {escape(said)}" for said in (*view.events_left, *view.notes, view.legend) if said)
     yield ""
     if view.kernels:
         yield f"{escape(view.kernels_title)}\n"

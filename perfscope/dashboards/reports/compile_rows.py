@@ -78,6 +78,8 @@ class CompileView:
     """Kernels as cells, the ones with most measured time first, or those with most ops where no time is known."""
     kernels_left: int
     kernels_title: str
+    legend: str
+    """What the columns mean."""
     notes: tuple[str, ...]
     hint: str
     """How to see the whole log: the command."""
@@ -107,6 +109,7 @@ def compile_view(section: CompileSection) -> CompileView | None:
         kernels=tuple(_kernel(one, timed=timed) for one in detail.kernels),
         kernels_left=section.left.get("kernels", 0),
         kernels_title=f"compiled kernels, {BY_TIME if timed else BY_OPS}",
+        legend="graphs and ops: forward + backward" if any(len(one.graphs) > 1 for one in detail.frames) else "",
         notes=tuple(_notes(section, detail)),
         hint=_hint(detail),
     )
@@ -115,7 +118,7 @@ def compile_view(section: CompileSection) -> CompileView | None:
 def _problems(section: CompileSection) -> CompileView:
     return CompileView(
         headline="", title="torch.compile", frames=(), frames_left=0, columns=(), stages="", events=(), events_left=(),
-        kernels=(), kernels_left=0, kernels_title="", notes=section.problems, hint="",
+        kernels=(), kernels_left=0, kernels_title="", legend="", notes=section.problems, hint="",
     )  # fmt: skip
 
 
@@ -240,8 +243,6 @@ def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
     yield from rank_notes(section)
     if len(section.ranks) > 1:
         yield f"frames, breaks, recompiles and kernels are those of {section.detail_label}, which compiled longest"
-    if any(len(one.graphs) > 1 for one in detail.frames):
-        yield "graphs and ops: forward + backward"
     if detail.unowned_ns > SMALL_PART * detail.total_ns:
         yield f"{format_ns(detail.unowned_ns)} of compiling that the log says of no frame"
     if detail.unknown:

@@ -38,17 +38,19 @@ def compile_section(view: CompileView, width: int, *, verbose: bool) -> Iterator
         yield f"    and {left:,} more, which compiled for less time"
     if verbose:
         for row in rows:
-            lead = f"{dict(row.cells)['frame']} ({dict(row.cells)['at']}): "
-            yield from (hanging(lead + detail) for detail in row.details)
+            if row.details:
+                yield hanging(f"{dict(row.cells)['frame']}: {'. '.join(row.details)}")
     if view.stages and not (verbose and len(view.frames) == 1):
         yield hanging(view.stages)
     events = view.events if verbose else view.events[:FEW_EVENTS]
     yield from map(hanging, events)
     if len(events) < len(view.events):
-        yield f"    and {len(view.events) - len(events):,} more rows of breaks and recompiles: -v shows them"
+        yield f"    and {len(view.events) - len(events):,} more of breaks and recompiles: -v shows all"
     if verbose:
         yield from map(hanging, view.events_left)
     yield from map(hanging, view.notes)
+    if verbose and view.legend:
+        yield hanging(view.legend)
     if verbose and view.kernels:
         yield ""
         yield f"  {view.kernels_title}"

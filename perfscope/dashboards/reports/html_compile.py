@@ -42,10 +42,10 @@ def _body(view: CompileView) -> Iterator[str]:
     if view.events[FIRST_EVENTS:]:
         rest = view.events[FIRST_EVENTS:]
         yield _folded(f"{len(rest)} more rows of breaks and recompiles", _list(rest))
-    notes = (*view.events_left, *view.notes)
+    notes = [note for note in (*view.events_left, *view.notes, view.legend) if note]
     if notes:
         yield f'<p class="note">{escape(" ".join(f"{note[:1].upper()}{note[1:]}." for note in notes))}</p>'
-    details = [(dict(row.cells)["frame"], detail) for row in view.frames for detail in row.details]
+    details = [(dict(row.cells)["frame"], ". ".join(row.details)) for row in view.frames if row.details]
     if details:
         said = "".join(f"<li><b>{escape(name)}</b> {escape(detail)}</li>" for name, detail in details)
         yield _folded("compile time and caches of each frame", f"<ul>{said}</ul>")

@@ -57,6 +57,7 @@ tr:last-child td,tr:last-child th[scope=row]{border-bottom:0}
 details details{border:0;margin-top:4px;padding-top:0}
 .n{text-align:right;white-space:nowrap}
 td.t{overflow-wrap:anywhere;min-width:9em}
+td.at{min-width:17em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
 .device:last-child{margin-bottom:0}
 .device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;
@@ -83,9 +84,10 @@ main{padding:16px 12px 32px}.card{padding:14px}
 th,td{padding-right:10px}td.t{min-width:7em}
 .stacks thead{display:none}.stacks tr{display:block;border-bottom:1px solid var(--line);padding:6px 0}
 .stacks tr:last-child{border-bottom:0}
-.stacks td,.stacks td.t{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;min-width:0;
-white-space:normal;text-align:right}
+.stacks td,.stacks td.t,.stacks td.at{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;
+min-width:0;white-space:normal;text-align:right}
 .stacks td::before{content:attr(data-name);color:var(--soft);flex:none;text-align:left}
+.stacks td:empty{display:none}
 .stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
