@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, Place
+from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode, Place
 from perfscope.analyzers.facts.compiled_kernels import user_line
 from perfscope.analyzers.facts.fusion_reasons import NOTHING_LOST
 from perfscope.analyzers.trace import Trace
@@ -101,7 +101,7 @@ def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int | None
         own = set(one.nodes)
         reads = {name for node in own if node in by_name for name in by_name[node].inputs if name not in own}
         writes = {name for name in own if name in outputs or users[name] - own}
-        total += sum(_bytes(by_name[name].dtype, by_name[name].shape) for name in reads | writes if name in by_name)
+        total += sum(node_bytes(by_name[name]) for name in reads | writes if name in by_name)
     return total
 
 
@@ -156,10 +156,12 @@ def _named(name: str | None, nodes: Sequence[str], kernels: Sequence[CompiledKer
     return max(fitting, key=lambda one: len(wanted & set(one.nodes)), default=None)
 
 
-def _bytes(dtype: str | None, shape: Sequence[int | str]) -> int:
-    if dtype is None or any(isinstance(size, str) for size in shape):
+def node_bytes(node: GraphNode) -> int:
+    """Bytes of a node's result; 0 where its dtype is not known or a size is dynamic."""
+    sizes = [size for size in node.shape if isinstance(size, int)]
+    if node.dtype is None or len(sizes) < len(node.shape):
         return 0
-    return ITEM_BYTES.get(dtype.removeprefix("torch."), 4) * math.prod(int(size) for size in shape)
+    return ITEM_BYTES.get(node.dtype.removeprefix("torch."), 4) * math.prod(sizes)
 
 
 def log_has_refusals(log: CompileLog | None) -> bool:

@@ -14,7 +14,12 @@ How it is found:
     without an accelerator. The cost is the part of it that no other device work hides. It is an upper
     bound: keeping everything saves all of it and needs the memory. Whether that memory is free is said
     where allocator events were recorded. A compiler's own recomputation inside its kernels does not
-    show in a trace and is not counted.
+    show in a trace.
+
+    From the log of torch.compile: nodes that the forward and the backward graph both compute, from the same inputs in
+    the same shape. Elementwise ops are computed again by design, which is cheaper than to save them, and are
+    not flagged; matrix products, convolutions and attention are. The cost is the time of their kernels where
+    the log tells them and a recording has them; else the finding is structural.
 
     From a compiled XLA program: matrix products under `rematted_computation`, which is where
     `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that
@@ -53,6 +58,7 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.hlo_remat_findings import program_findings
 from perfscope.analyzers.facts.hlo_remat_policies import dominated_policies
+from perfscope.analyzers.facts.inductor_recompute_findings import compiled_findings
 from perfscope.analyzers.facts.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.facts.span_work import NO_WORK
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
@@ -77,11 +83,14 @@ MOST_ASKED = 50
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
     absent = [key for key in AUTOGRAD if key not in trace.recorded]
+    compiled = trace.compile_log is not None and any(one.direction == "backward" for one in trace.compile_log.graphs)
+    if compiled:
+        yield from compiled_findings(trace, MIN_SHARE)
     if not absent:
         yield from _from_autograd(trace)
     elif "hlo" in trace.recorded:
         yield from program_findings(trace)
-    else:
+    elif not compiled:
         raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent))
 
 

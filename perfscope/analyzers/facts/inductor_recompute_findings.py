@@ -1,0 +1,109 @@
+"""What ``excess_remat`` says of forward work that a compiled backward computes again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfscope.analyzers.compile_log import CompiledKernel, GraphNode
+from perfscope.analyzers.facts.compile_frames import where_of
+from perfscope.analyzers.facts.compiled_kernels import compiled_rows
+from perfscope.analyzers.facts.inductor_fusion import node_bytes
+from perfscope.analyzers.facts.inductor_recompute import GraphRecompute, graph_recompute
+from perfscope.analyzers.facts.span_work import work_time
+from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
+
+MAX_ROWS = 20
+
+_Member = tuple[GraphRecompute, int]
+"""A graph, and the index of one of its heavy nodes."""
+
+
+def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
+    """One finding for each line whose products, convolutions or attention the backward computes again.
+
+    Where the time of all of them is known and below ``min_share`` of the steps nothing is said. Of compilations of one
+    frame the one that recomputes most counts.
+    """
+    places: dict[Where, list[_Member]] = defaultdict(list)
+    for graph in _one_a_frame(trace.fact(graph_recompute)):
+        for index, node in enumerate(graph.heavy):
+            places[where_of(node.place) if node.place else Where(op=node.op)].append((graph, index))
+    for where, members in places.items():
+        times = [_time(trace, graph.kernels[index]) for graph, index in members]
+        known = [spent for spent in times if spent is not None]
+        cost = sum(known) if len(known) == len(times) else None
+        if cost is None or cost >= min_share * whole_ns(trace) > 0:
+            yield _finding(trace, where, members, times, cost)
+
+
+def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
+    frames: dict[str, GraphRecompute] = {}
+    for graph in graphs:
+        frame = graph.compile_id.rpartition("/")[0]
+        if frame not in frames or len(graph.heavy) > len(frames[frame].heavy):
+            frames[frame] = graph
+    return list(frames.values())
+
+
+def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
+    """Exposed device time of a kernel over the trace, or its host time where no device worked; ``None``: not known."""
+    log = trace.compile_log
+    if kernel is None or log is None:
+        return None
+    rows = [row for row, index in trace.fact(compiled_rows).items() if log.kernels[index] == kernel]
+    if not rows:
+        return None
+    spans = np.array(rows, np.int64)
+    if "device_work" in trace.recorded:
+        return work_time(trace, spans).exposed_ns
+    slices = trace.rows["slices"]
+    return int((slices["end_ns"] - slices["start_ns"])[spans].sum())
+
+
+def _finding(trace: Trace, where: Where, members: list[_Member], times: list[int | None], cost: int | None) -> Finding:
+    nodes = [graph.heavy[index] for graph, index in members]
+    flops = sum(graph.flops[index] or 0 for graph, index in members)
+    kept = sum(node_bytes(node) for node in nodes)
+    ops = ", ".join(sorted({node.op.split(".")[1] for node in nodes}))
+    title = f"the compiled backward computes {len(nodes):,} of the forward's {ops} again"
+    if flops:
+        title += f" ({format_count(flops)}FLOPs a run)"
+    if cost is not None:
+        title += f", {format_ns(cost)} ({format_share(cost, whole_ns(trace))})"
+    if kept:
+        title += f"; saving the results takes {format_bytes(kept)}"
+    return Finding(
+        subject="recomputed by the compiled backward",
+        title=title,
+        severity="medium" if cost is None else severity_of(cost, whole_ns(trace)),
+        basis="structural" if cost is None else "measured",
+        cost_ns=cost,
+        cost_ns_per_step=None if cost is None else per_step(trace, cost),
+        where=where,
+        evidence=tuple(
+            _row(graph, graph.heavy[index], graph.flops[index], spent)
+            for (graph, index), spent in list(zip(members, times, strict=True))[:MAX_ROWS]
+        ),
+        advice="Save them: with activation checkpointing a policy that saves products and attention "
+        "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
+        "(smaller budgets recompute), if the memory is there.",
+    )
+
+
+def _row(graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None) -> dict[str, Cell]:
+    return {
+        "node": node.name,
+        "op": node.op,
+        "compile_id": graph.compile_id,
+        "result_bytes": node_bytes(node),
+        "flops": flops,
+        "time_ns": spent,
+        "recomputed_in_graph": len(graph.nodes),
+        "recomputed_in_graph_bytes": graph.result_bytes,
+    }
