@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -34,9 +34,27 @@ class Divergence:
 
     @property
     def wait_ns(self) -> int:
-        """What the slowest of these ranks compiled longer than the fastest: the longest that one waits for another."""
-        totals = [side.total_ns for side in (*self.others, *self.most)]
-        return max(totals) - min(totals)
+        """The longest that one of these ranks waits for another's compiling.
+
+        Of other graphs the difference of what was spent on compilations that the other side has not; of caches the
+        difference of all that was spent.
+        """
+        if self.kind == "caches":
+            totals = [side.total_ns for side in (*self.others, *self.most)]
+            return max(totals) - min(totals)
+        return max(abs(_alone_ns(one, other) - _alone_ns(other, one)) for one in self.others for other in self.most[:1])
+
+
+def _alone_ns(side: Side, other: Side) -> int:
+    """Time of the compilations of ``side`` that ``other`` has not."""
+    theirs = Counter(one.what for one in other.compiles)
+    spent = 0
+    for one in side.compiles:
+        if theirs[one.what]:
+            theirs[one.what] -= 1
+        else:
+            spent += one.total_ns
+    return spent
 
 
 def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:

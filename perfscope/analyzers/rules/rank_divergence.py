@@ -15,7 +15,8 @@ How it is found:
     come first: another order of them is the gravest. Where all compiled the same and only caches answered differently,
     it is said if it made a second of difference.
 
-    The cost is modelled, and an upper bound: how much longer the slowest of these ranks compiled than the fastest.
+    The cost is modelled, and an upper bound: what one side spent on compilations that the other has not (of caches: how
+    much longer the slowest of these ranks compiled than the fastest), once a run.
     One rank alone, or logs that do not tell their rank, cannot be compared. Ranks that run different parts of a
     model (pipeline stages) compile different graphs rightly.
 
@@ -80,12 +81,12 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 def _finding(found: Divergence) -> Finding:
-    wait = found.wait_ns if found.wait_ns >= MIN_WAIT_NS else None
+    wait = found.wait_ns or None
     one = found.here or found.there
     place = user_place(one.source.place, one.source.stack) if one is not None else None
     title = f"{_ranks(found.others)} {_difference(found)}"
     if wait is not None:
-        title += f"; the ranks compiled up to {format_ns(wait)} longer than each other"
+        title += f"; ranks wait up to {format_ns(wait)} for it"
     return Finding(
         subject=_SUBJECTS[found.kind],
         title=title,
@@ -127,7 +128,8 @@ def _difference(found: Divergence) -> str:
         return f"{verb} {_count(found.others)}, {_ranks(found.most)} {_count(found.most)}: the first one more is " \
             f"{_named(found.there)}{_why(found.there)}"  # fmt: skip
     if found.there is None:
-        return f"{verb} {_named(found.here)} and {others} not{_why(found.here)}"
+        known = found.here is not None and found.here.what[:2] in {one.what[:2] for one in found.most[0].compiles}
+        return f"{verb} {_named(found.here)}{' again' if known else ''} and {others} not{_why(found.here)}"
     return f"{verb} {_named(found.here)} as compilation {found.index + 1:,}, where {_ranks(found.most)} " \
         f"{'compile' if len(found.most) > 1 else 'compiles'} {_named(found.there)}{_why(found.here)}"  # fmt: skip
 

@@ -49,7 +49,7 @@ def outcome_of(traces: list[Trace]) -> Outcome:
 def test_a_rank_that_compiles_once_more_is_named_with_its_guard() -> None:
     (finding,) = compared(log(), log(), log(again=True), log()).findings
     assert finding.subject == "ranks compile different graphs"
-    assert finding.title.startswith("rank 2 compiles forward (train.py:12, 10 ops) and ranks 0, 1, 3 do not")
+    assert finding.title.startswith("rank 2 compiles forward (train.py:12, 10 ops) again and ranks 0, 1, 3 do not")
     assert SIZE in finding.title
     assert (finding.ranks, finding.cost_ns, finding.basis) == ((2,), 2 * SECOND, "modelled")
     assert finding.where.label() == "/home/user/train.py:12"
@@ -114,7 +114,7 @@ def test_the_ranks_of_the_corpus_agree_until_one_is_changed(corpus: Path) -> Non
     assert outcome_of(traces).status == "clean"
     logged = traces[3].compile_log
     assert logged is not None
-    # rank 3 without its last compilation
+    # rank 3 without its last compilation, which took 1.3 s
     fewer = log_trace(replace(logged, compiles=logged.compiles[:-1], graphs=logged.graphs[:-1]), rank=3)
     (finding,) = outcome_of([*traces[:3], fewer]).findings
     assert finding.ranks == (3,)
