@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -74,20 +74,16 @@ def side_of(trace: Trace) -> Side | None:
     again: dict[str, list[Recompile]] = defaultdict(list)
     for recompile in log.recompiles:
         again[recompile.compile_id].append(recompile)
-    seen: dict[str, int] = defaultdict(int)
+    turns = Counter(one.compile_id for one in log.compiles)
+    seen: Counter[str] = Counter()
     times = trace.fact(compile_times)
     compiles = []
     for one in times.compiles:
-        given, turn = one.compile, seen[one.compile.compile_id]
-        seen[given.compile_id] += 1
-        # an id that was given anew: its graphs stand in the order of the log, so many for each time
-        held = _turn(
-            graphs[given.compile_id], turn, sum(other.compile_id == given.compile_id for other in log.compiles)
-        )
-        reasons = again[given.compile_id]
-        compiles.append(
-            _compiled(given, held, one.total_ns, reasons[0].reasons[0] if reasons and reasons[0].reasons else None)
-        )
+        key = one.compile.compile_id
+        held = _turn(graphs[key], seen[key], turns[key])
+        seen[key] += 1
+        why = next((reason for recompile in again[key] for reason in recompile.reasons), None)
+        compiles.append(_compiled(one.compile, held, one.total_ns, why))
     compiles.sort(key=lambda one: one.source.start_ns or 0)
     return Side(
         rank=rank,
@@ -101,6 +97,7 @@ def side_of(trace: Trace) -> Side | None:
 
 
 def _turn(graphs: list[Graph], turn: int, turns: int) -> list[Graph]:
+    """The graphs of one compilation of several under one id: they stand in the order of the log, so many for each."""
     if turns == 1:
         return graphs
     each = len(graphs) // turns

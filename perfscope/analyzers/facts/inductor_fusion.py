@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +54,7 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
         return ()
     kernels = _by_graph(log.kernels)
     graphs: dict[tuple[str, str], Graph] = {(graph.compile_id, graph.direction): graph for graph in log.graphs}
+    users = {key: _users(graph) for key, graph in graphs.items()}
     totals = {key: touched_bytes(graph, kernels.get(key, [])) for key, graph in graphs.items()}
     found = []
     for refusal in log.refusals:
@@ -64,7 +65,7 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
         on_cpu = any(one.backend == "cpp" for one in held)
         if not on_cpu and _ended_together(refusal, held):
             continue
-        elsewhere = graph is None or _needed_elsewhere(refusal, graph)
+        elsewhere = graph is None or _needed_elsewhere(refusal, graph, users[key])
         first = _named(refusal.first_kernel, refusal.first_nodes, held)
         second = _named(refusal.second_kernel, refusal.second_nodes, held)
         written, read = _lines(refusal, graph)
@@ -117,11 +118,11 @@ def _ended_together(refusal: FusionRefusal, kernels: Iterable[CompiledKernel]) -
     return bool(both) and any(both <= set(one.nodes) for one in kernels)
 
 
-def _needed_elsewhere(refusal: FusionRefusal, graph: Graph) -> bool:
+def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, set[str]]) -> bool:
     """Whether something besides the second needs what it reads of the first; where it cannot be told, yes."""
     first, second = set(refusal.first_nodes), set(refusal.second_nodes)
-    users, outputs = _users(graph), set(graph.outputs)
-    passed = [name for name in first - second if users[name] & second]
+    outputs = set(graph.outputs)
+    passed = [name for name in first - second if users.get(name, set()) & second]
     return not passed or any(name in outputs or users[name] - first - second for name in passed)
 
 
