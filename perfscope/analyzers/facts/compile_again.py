@@ -83,9 +83,8 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    first = min(
-        (step for step in (log.step_at(one.start_ns or 0) for one in log.compiles) if step is not None), default=None
-    )
+    steps = (log.step_at(one.start_ns) for one in log.compiles if one.start_ns is not None)
+    first = min((step for step in steps if step is not None), default=None)
     found = []
     for frame in trace.fact(compiled_frames):
         again = _again(trace, log, frame, first)

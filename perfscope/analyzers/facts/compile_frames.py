@@ -188,9 +188,8 @@ def _spans_of(trace: Trace, one: Compile) -> Iterator[tuple[int, int]]:
     if found:
         yield from found
         return
-    start = one.start_ns or 0
-    length = (one.duration_ns or 0) + (one.backward_ns or 0)
-    yield start, start + length
+    if one.start_ns is not None:
+        yield one.start_ns, one.start_ns + (one.duration_ns or 0) + (one.backward_ns or 0)
 
 
 _NEVER = np.iinfo(np.int64).max

@@ -12,9 +12,10 @@ How it is found:
     `perfscope run`) tells which ops are the function's own: the host time from its first op to its last, without
     compiled regions between them; with an accelerator what that idles for them and their kernels while
     nothing else runs. It is an upper bound: compiled ops take time as well. The backward pass of these ops is
-    not in it, nor what a larger graph would have fused. Without a stack the finding is structural. A function
-    that the stack shows and whose own ops take less than a thousandth of the step is left alone. Evidence: why,
-    with torch's id of it, and which inner functions were compiled nevertheless.
+    not in it, nor what a larger graph would have fused, nor what runs inside a broken region (`graph_break`
+    has that). Without a stack the finding is structural. A function that the stack shows and whose own ops
+    take less than a thousandth of the step is left alone. Evidence: why, with torch's id of it, and which inner
+    functions were compiled nevertheless.
 
 Fix:
     Move the line out of the loop or out of the compiled function, or mark its function with
@@ -26,7 +27,8 @@ Fix:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.compile_log import GraphBreak
 from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
@@ -46,42 +48,38 @@ MAX_ROWS = 20
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each frame that runs in eager mode; frames with one cause at one line are one."""
+    """One finding for each function and line that leaves it to eager mode, however many frames that are."""
     compile_log_of(trace)
-    seen: set[tuple[str, Where]] = set()
+    groups: dict[tuple[str, Where], list[Fallback]] = defaultdict(list)
     for one in trace.fact(fallbacks):
-        finding = _finding(trace, one)
-        if finding is not None and (finding.subject, finding.where) not in seen:
-            seen.add((finding.subject, finding.where))
+        groups[one.frame.function, where_of(one.place)].append(one)
+    for (function, where), members in groups.items():
+        finding = _finding(trace, function, where, members)
+        if finding is not None:
             yield finding
 
 
-def _finding(trace: Trace, one: Fallback) -> Finding | None:
-    cost = eager_cost(trace, one.windows) if one.windows is not None else None
-    if cost is not None and cost.host_ns == 0 and one.at_limit:
+def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallback]) -> Finding | None:
+    first, whole = members[0], trace.fact(steady_ns)
+    known = [one.windows for one in members if one.windows is not None]
+    cost = eager_cost(trace, [window for windows in known for window in windows]) if known else None
+    if cost is not None and cost.host_ns == 0 and any(one.at_limit for one in members):
         cost = None  # eager since a step that was not recorded
-    whole = trace.fact(steady_ns)
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
-    place = one.place
-    function = one.frame.function
-    count = len(one.inner)
-    inner = (
-        f"; {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled"
-        if count
-        else ""
-    )
-    why = "its limit of compilations is reached" if one.at_limit else one.skip.reason
+    count = len({inner.compile_id for one in members for inner in one.inner})
+    inner = f"; {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled"
+    why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
     return Finding(
         subject=f"{function} in eager mode",
-        title=f"{function} runs in eager mode as a whole: {why}{_in_words(cost, whole)}{inner}",
+        title=f"{function} runs in eager mode as a whole: {why}{_in_words(cost, whole)}{inner if count else ''}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
-        where=where_of(place),
-        evidence=tuple(_rows(one))[:MAX_ROWS],
-        advice=_advice(one),
+        where=where,
+        evidence=tuple(row for one in members for row in _rows(one))[:MAX_ROWS],
+        advice=_advice(first),
     )
 
 

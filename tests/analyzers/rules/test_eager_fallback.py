@@ -125,3 +125,15 @@ def test_without_the_log_or_a_compilation_it_abstains():
     without = judge(RULE, eager(CPU, stack=False).build())
     assert (without.status, without.reason) == ("abstained", f"not recorded: {RECORDED['compile_log']}")
     assert judge(RULE, log_alone(CompileLog(path="log"))).reason == "nothing was compiled"
+
+
+def test_frames_of_one_name_at_one_line_are_one_finding_with_the_time_of_both():
+    outer = Place(file="/home/user/outer.py", line=5, function="forward")
+    frame = compilation("3/0", 5.0, has_code=False, place=outer, graph_ops=None, traced_graphs=0)
+    log = replace(LOG, compiles=(*LOG.compiles, frame), breaks=(*LOG.breaks, graph_break("3/0", skipped_frame=True)))
+    builder = eager(CPU | {"python_stack"}, stack=True)
+    builder.python("user/outer.py(5): forward", 720, 800)
+    builder.op("aten::add", 730, 750)
+    (finding,) = judge(RULE, with_log(builder, log)).findings
+    assert finding.cost_ns == 120_000
+    assert [row["compile_id"] for row in finding.evidence if row["what"] == "skipped"] == ["0/0", "3/0"]
