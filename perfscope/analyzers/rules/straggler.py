@@ -1,34 +1,51 @@
-"""Devices wait for one another at collectives, because one of them comes late.
+"""Ranks or devices wait for one another at collectives, because one of them comes late.
 
 Why it costs:
-    A collective begins when its last device arrives. What the others wait is lost on each of them, and
-    the whole step is as slow as the slowest device before every collective. A device that is always the
-    last one has more work than the others: a larger shard, padding, an uneven split of layers or experts.
+    A collective begins when its last rank arrives. What the others wait is lost on each of them, and
+    the whole step is as slow as the slowest rank before every collective. A rank that is always the
+    last one has more work than the others (a larger shard, padding, an uneven split of layers or experts), waits
+    for its data, or does something on the host that the others do not.
 
 How it is found:
-    XLA's CPU backend records the meeting of the devices' threads at each collective: every arrival, the
-    last one, and the work. Per collective that gives the skew (last arrival minus first), the wait of
-    each device and who was last. The finding names the device that causes the largest part of all
-    waiting. The times are measured, but of threads that share the cores of one machine: they say who is
-    late to what, not what it would cost on accelerators, so no saving is named. Recordings of
-    accelerators show a rank's own kernels and not who arrived when: there the rule abstains.
+    Traces of several ranks of a job: their collectives are matched (by recorded number in the group, else in order),
+    and the shortest side of each is that of the rank that came last, since it waits for nobody; the rest of the other
+    durations is waiting. No common clock is needed for that. A rank is late by what the next-to-last one waited:
+    no more could be saved. Lateness below the spread of the collectives' ends is not counted.
+
+    Before each late arrival, what the rank did in a window of the same length is looked up on its own clock: its
+    device computed, was in an earlier collective, its host was in a data loader, busy with ops, or did nothing that
+    the trace shows (`host gap`). A rank that is missing may have come later still: that is said, and with
+    more than half of them missing the rule abstains.
+
+    The cost is measured and an upper bound: the rank's lateness, and no more than the longest time that another rank
+    waited for it while its device computed nothing. Of collectives on the host (gloo) what they hide is not known.
+
+    XLA's CPU backend records the meeting of its devices' threads at each collective in one trace: the same is
+    said of its devices. Those threads share the cores of one machine: they say who is late to what, not what it would
+    cost on accelerators, so no saving is named. One rank alone, or an XLA profile of accelerators, shows its own
+    kernels and not who arrived when: there the rule abstains.
 
 Fix:
-    If one device causes most of it, compare what it does before that collective: shard sizes that do
-    not divide evenly, padding, uneven experts or layers, work on process 0 only. If all are late in
-    turn, the devices take turns on too few cores: use no more virtual devices than cores
-    (`--xla_force_host_platform_device_count`) before reading anything into it.
+    If one rank causes most of it, compare what it does before that collective: shard sizes that do
+    not divide evenly, padding, uneven experts or layers, its data loader, work on rank 0 only. If all are late in
+    turn, look at the host: ranks that share too few cores, garbage collection (`gc.freeze()`), interrupts. On XLA's
+    CPU backend, use no more virtual devices than cores (`--xla_force_host_platform_device_count`) before reading
+    anything into it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.facts.step_windows import whole_ns
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.lateness import lateness_of
+from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.ranks.straggler_findings import straggler_finding
 from perfscope.analyzers.trace import RECORDED, Trace
 from perfscope.analyzers.units import format_ns, format_share
 
@@ -43,11 +60,16 @@ MIN_EXECUTIONS = 3
 CAUSE_SHARE = 0.5
 """Of the way from an even share of the waiting to all of it: a device that causes more is the straggler."""
 
+PART_SHARE = 0.01
+"""Of the steps' time: where several ranks are late in turn, those that cause less are not named."""
+
 ROWS = 20
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding if the devices wait long for one another, with a row a collective."""
+    """Yield one finding if the devices of one trace wait long for one another, with a row a collective."""
+    if has_ranks(trace):
+        return  # one rank: `compare` holds it against the others
     skew = trace.fact(collective_skew)
     if not skew.meetings and "hlo" not in trace.recorded:
         raise AbstainError(f"not recorded: {RECORDED['hlo']}")
@@ -63,6 +85,30 @@ def check(trace: Trace) -> Iterable[Finding]:
     whole = whole_ns(trace)
     if mean >= WAIT_SHARE * whole > 0:
         yield _finding(trace, skew, judged, len(devices), mean)
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield one finding for each job whose ranks wait long for one another."""
+    sets = comparable(traces)
+    known = [ranks for ranks in sets if 2 * len(ranks.job.members) >= (ranks.job.world_size or 0)]
+    if sets and not known:
+        recorded, world = len(sets[0].job.members), sets[0].job.world_size
+        raise AbstainError(f"{recorded:,} of {world:,} ranks are here: who came last is not known; record all of them")
+    for ranks in known:
+        found = _of_ranks(ranks)
+        if found is not None:
+            yield found
+
+
+def _of_ranks(ranks: RankSet) -> Finding | None:
+    late = lateness_of(ranks)
+    if late.whole_ns <= 0 or late.cost_ns < WAIT_SHARE * late.whole_ns:
+        return None
+    size = len(ranks.job.members)
+    share = late.stragglers[0].cost_ns / late.cost_ns
+    one_is_late = share >= 1 / size + CAUSE_SHARE * (1 - 1 / size)
+    named = [one for one in late.stragglers if one.cost_ns >= PART_SHARE * late.whole_ns] or late.stragglers
+    return straggler_finding(ranks, late, named[:1] if one_is_late else named, share=share)
 
 
 def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: int, mean: int) -> Finding:

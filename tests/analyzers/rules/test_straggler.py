@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.engine import judge
+from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.load import load
 from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
+from tests.analyzers.ranks.build import STEP, rank_set
 from tests.analyzers.readers.wire import SpaceWriter
 from tests.build import TraceBuilder
 
@@ -106,3 +108,80 @@ def test_a_real_profile_of_eight_devices(corpus: Path) -> None:
     assert {row["operation"] for row in finding.evidence} >= {"all_reduce", "all_gather", "all_to_all"}
     waits = [row["wait_ns"] for row in finding.evidence]
     assert waits == sorted(waits, key=lambda wait: -int(wait or 0))
+
+
+LATE = [[0.0, 0.0, 4_000.0, 0.0]] * 3 + [[50.0, 0.0, 0.0, 0.0]]
+
+
+def compared(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["straggler"])["straggler"]
+
+
+def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
+    def loader(build: TraceBuilder, rank: int) -> None:
+        if rank == 2:
+            for at in range(3):
+                begin = STEP + at * (STEP + 4_500)
+                build.op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, begin + 3_800)
+
+    (finding,) = compared(rank_set(LATE, extra=loader)).findings
+    assert (finding.subject, finding.ranks, finding.severity) == ("one rank comes late", (2,), "high")
+    assert "rank 2 keeps 3 others waiting up to 12.0 ms" in finding.title
+    assert "at 3 of 4 collectives and causes 100% of all waiting" in finding.title
+    assert "before an all_reduce it was 4.00 ms late: its host waited for the data loader" in finding.title
+    assert (finding.basis, finding.cost_ns) == ("measured", 12_000_000)
+    assert "num_workers" in finding.advice
+    row = finding.evidence[0]
+    assert (row["straggler"], row["late_ns"], row["before"], row["group"]) == (2, 4_000_000, "data loader", "0-3")
+    assert row["message_bytes"] == 2_000_000
+
+
+def test_ranks_that_are_late_in_turn_are_all_named() -> None:
+    turns = [[4_000.0 if rank == at else 0.0 for rank in range(4)] for at in range(4)]
+    (finding,) = compared(rank_set(turns)).findings
+    assert (finding.subject, finding.ranks) == ("ranks come late in turn", (0, 1, 2, 3))
+    assert all(f"rank {rank} 25%" in finding.title for rank in range(4))
+
+
+def test_ranks_in_step_are_clean_whatever_their_clocks_say() -> None:
+    even = [[0.0, 20.0, 10.0, 0.0]] * 4
+    assert compared(rank_set(even)).status == "clean"
+    assert compared(rank_set(even, clock_us=[0, 300_000, -9_000, 4e6])).status == "clean"
+    (finding,) = compared(rank_set(LATE, clock_us=[0, 300_000, -9_000, 4e6])).findings
+    assert finding.ranks == (2,)
+
+
+def test_one_rank_or_a_few_of_many_are_not_judged() -> None:
+    traces = rank_set(LATE)
+    assert "one rank alone" in (compared(traces[:1]).reason or "")
+    outcome = compared(rank_set(LATE, world=128))
+    assert (outcome.status, outcome.findings) == ("abstained", ())
+    assert "4 of 128 ranks are here" in (outcome.reason or "")
+
+
+def test_a_missing_rank_lowers_the_verdict() -> None:
+    (finding,) = compared(rank_set(LATE)[1:]).findings
+    assert (finding.ranks, finding.severity) == ((2,), "low")
+    assert "1 ranks are missing, one of which may have come later still" in finding.title
+
+
+@pytest.mark.corpus
+def test_the_sleeping_rank_of_a_real_job(corpus: Path) -> None:
+    """A rank was made to sleep a second before an all-to-all, three times."""
+    (finding,) = compared(real(corpus, "torchrec__sst_sleep_*")).findings
+    assert finding.ranks == (2,)
+    seconds = [row for row in finding.evidence if row["before"] == "host gap" and int(row["late_ns"] or 0) > 10**8]
+    assert [row["operation"] for row in seconds] == ["all_to_all"] * 3
+    assert all(990_000_000 < int(row["late_ns"] or 0) < 1_010_000_000 for row in seconds)
+    assert "its host did nothing the trace shows" in finding.title
+
+
+@pytest.mark.corpus
+def test_the_same_job_without_the_sleep_is_clean(corpus: Path) -> None:
+    assert compared(real(corpus, "torchrec__sst_long_a2a_*")).status == "clean"
+
+
+def real(corpus: Path, pattern: str) -> list[Trace]:
+    files = sorted((corpus / "kineto").glob(pattern))
+    assert len(files) == 4
+    return [trace for file in files for trace in load(file)]

@@ -1,0 +1,102 @@
+"""What a late rank did before: computed, communicated, loaded data, ran ops, or nothing the trace shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.ranks.lateness import lateness_of
+from perfscope.analyzers.ranks.sets import rank_sets
+from tests.analyzers.ranks.build import STEP, Extra, collective, rank_set
+from tests.build import TraceBuilder
+
+LATE = 4_000.0
+BEGIN = STEP  # where the others arrive; rank 1 arrives LATE later
+
+
+def nothing(build: TraceBuilder, rank: int) -> None:
+    """Adds nothing."""
+
+
+def compute(build: TraceBuilder, rank: int) -> None:
+    build.kernel("gemm", BEGIN - 2_000, BEGIN + (0.9 * LATE if rank == 1 else -100))
+
+
+def earlier(build: TraceBuilder, rank: int) -> None:
+    if rank == 1:
+        collective(build, BEGIN - 100, BEGIN + 0.9 * LATE, ranks=[1, 5], sequence=0, stream=24)
+
+
+def loader(build: TraceBuilder, rank: int) -> None:
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    build.op(name, BEGIN - 200, BEGIN + (0.9 * LATE if rank == 1 else -100))
+
+
+def ops(build: TraceBuilder, rank: int) -> None:
+    build.op("aten::sort", BEGIN - 200, BEGIN + (0.9 * LATE if rank == 1 else -100))
+
+
+def python(build: TraceBuilder, rank: int) -> None:
+    build.python("train.py(88): evaluate", BEGIN - 500, BEGIN + LATE + 5)
+    build.python("torch/nn/modules/module.py(1): __call__", BEGIN - 400, BEGIN + LATE)
+
+
+@pytest.mark.parametrize(
+    ("extra", "what"),
+    [
+        (nothing, "host gap"),
+        (compute, "longer compute"),
+        (earlier, "an earlier collective"),
+        (loader, "data loader"),
+        (ops, "host work"),
+        (python, "host gap"),
+    ],
+)
+def test_what_a_late_rank_did(extra: Extra, what: str) -> None:
+    (found,) = rank_sets(rank_set([[0.0, LATE, 0.0]], extra=extra))
+    late = lateness_of(found)
+    assert [one.rank for one in late.stragglers] == [1]
+    (arrival,) = late.stragglers[0].arrivals
+    assert arrival.lateness_ns == 4_000_000 - 1_000  # rank 1 leaves 1 us after the others
+    assert (arrival.before.what, arrival.before.window_ns) == (what, arrival.lateness_ns)
+
+
+def test_the_line_is_the_users_where_stacks_are_recorded() -> None:
+    (found,) = rank_sets(rank_set([[0.0, LATE, 0.0]], extra=python))
+    frame = lateness_of(found).stragglers[0].arrivals[0].before.frame
+    assert frame is not None
+    assert (frame.file, frame.line, frame.function) == ("train.py", 88, "evaluate")
+
+
+def test_lateness_is_behind_the_next_to_last_rank() -> None:
+    (found,) = rank_sets(rank_set([[0.0, LATE, 3_000.0]], jitter_us=0))
+    late = lateness_of(found)
+    (arrival,) = late.stragglers[0].arrivals
+    assert (arrival.lateness_ns, arrival.waited_ns) == (1_000_000, 5_000_000)
+    assert late.stragglers[0].cost_ns == 1_000_000
+
+
+def test_waiting_behind_which_a_device_computes_costs_nothing() -> None:
+    def busy(build: TraceBuilder, rank: int) -> None:
+        if rank != 1:
+            build.kernel("gemm", BEGIN - 100, BEGIN + 0.75 * LATE)
+
+    (found,) = rank_sets(rank_set([[0.0, LATE, 0.0]], extra=busy, jitter_us=0))
+    late = lateness_of(found)
+    assert (late.stragglers[0].arrivals[0].lateness_ns, late.stragglers[0].cost_ns) == (4_000_000, 1_000_000)
+
+
+def test_lateness_below_the_uncertainty_is_nobodys() -> None:
+    (found,) = rank_sets(rank_set([[0.0, 40.0, 0.0, 0.0], [30.0, 0.0, 0.0, 0.0]], jitter_us=100))
+    # ends lie 100 us apart on every second rank: an offset, not a spread
+    assert found.clocks.worst_ns == 0
+    uneven = rank_sets(rank_set([[0.0, 40.0], [30.0, 0.0], [0.0, 20.0]], jitter_us=0, extra=ragged))
+    assert uneven[0].clocks.worst_ns >= 50_000
+    assert not lateness_of(uneven[0]).stragglers
+
+
+def ragged(build: TraceBuilder, rank: int) -> None:
+    """Moves every end of rank 1 by another 150 us to and fro."""
+    for at, (kernel, row) in enumerate(zip(build.tables["kernels"], build.tables["collectives"], strict=True)):
+        moved = 150_000 * rank * (-1) ** at
+        kernel["end_ns"] += moved
+        row["end_ns"] += moved

@@ -1,0 +1,234 @@
+"""Sets of ranks: jobs put together, collectives matched, clocks aligned, groups guessed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.finding import AbstainError
+from perfscope.analyzers.load import load_path
+from perfscope.analyzers.ranks.clocks import align
+from perfscope.analyzers.ranks.job import jobs_of
+from perfscope.analyzers.ranks.matching import match
+from perfscope.analyzers.ranks.operation import algorithm_of, bus_factor, element_size, operation_of
+from perfscope.analyzers.ranks.sets import comparable, rank_sets
+from perfscope.analyzers.trace import Trace
+from tests.analyzers.ranks.build import collective, named, rank_set
+from tests.build import TraceBuilder
+
+LATE = [[0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 300.0, 0.0], [50.0, 0.0, 0.0, 20.0], [0.0, 0.0, 0.0, 500.0]]
+
+
+def test_ranks_of_one_job_need_no_note() -> None:
+    (found,) = rank_sets(rank_set(LATE))
+    assert (found.job.ranks, found.job.world_size, found.job.missing, found.notes) == ((0, 1, 2, 3), 4, (), ())
+    assert len(found.matching.matched) == 4
+    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
+    assert all(one.complete and one.named for one in found.matching.matched)
+
+
+def test_the_wait_is_the_duration_less_the_shortest() -> None:
+    (found,) = rank_sets(rank_set(LATE, jitter_us=0))
+    second = found.matching.matched[1]
+    assert second.core_ns == 500_000
+    assert [second.wait_ns(rank) for rank in range(4)] == [300_000, 300_000, 0, 300_000]
+
+
+def test_a_missing_rank_is_said_and_the_others_are_matched() -> None:
+    traces = rank_set(LATE)
+    (found,) = rank_sets([traces[0], traces[1], traces[3]])
+    assert found.job.missing == (2,)
+    assert "1 of 4 ranks are missing (rank 2)" in found.notes[0]
+    assert len(found.matching.matched) == 4
+    assert not any(one.complete for one in found.matching.matched)
+
+
+def test_of_two_files_of_a_rank_the_one_beside_the_others_is_used() -> None:
+    traces = rank_set(LATE)
+    later = TraceBuilder(rank=1)
+    collective(later, 900_000, 900_500, ranks=range(4), sequence=0)
+    (found,) = rank_sets([*traces[:1], named(later.build(), world=4, path="later.json"), *traces[1:]])
+    assert found.job.members[1].trace is traces[1]
+    assert found.notes == ("2 files are of rank 1; rank1.json is used: it lies beside the other ranks",)
+
+
+def test_mixed_jobs_are_judged_apart() -> None:
+    small, large = rank_set([row[:2] for row in LATE]), rank_set(LATE)
+    sets = rank_sets([*small, *large])
+    assert [one.job.ranks for one in sets] == [(0, 1, 2, 3), (0, 1)]
+    assert "traces of 2 jobs were mixed: world sizes 2, 4; each is judged by itself" in sets[0].notes
+    hours = rank_set(LATE, clock_us=[3600e6] * 4)
+    sets = rank_sets([*large, *hours])
+    assert [len(one.matching.matched) for one in sets] == [4, 4]
+    assert "recorded more than 60 s apart" in sets[0].notes[0]
+
+
+def test_groups_of_one_name_with_other_members_are_no_job() -> None:
+    one, other = TraceBuilder(rank=0), TraceBuilder(rank=1)
+    for build, ranks in ((one, [0, 1]), (other, [0, 1, 2])):
+        collective(build, 0, 100, ranks=ranks, sequence=1)
+    with pytest.raises(AbstainError, match="these are not one job"):
+        comparable([one.build(), other.build()])
+
+
+def test_nothing_to_compare_with_is_said() -> None:
+    traces = rank_set(LATE)
+    with pytest.raises(AbstainError, match="one rank alone"):
+        comparable(traces[:1])
+    unknown = [TraceBuilder(rank=None), TraceBuilder(rank=None)]
+    for build in unknown:
+        collective(build, 0, 100)
+    with pytest.raises(AbstainError, match="do not tell their ranks"):
+        comparable([build.build() for build in unknown])
+    assert comparable([TraceBuilder().build()]) == ()
+    assert rank_sets([]) == ()
+
+
+def test_without_numbers_they_are_matched_in_order() -> None:
+    (found,) = rank_sets(rank_set(LATE, recorded=False))
+    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
+    assert "process groups of 4 collectives are not recorded" in found.notes[0]
+
+
+def test_a_collective_launched_before_the_capture_does_not_shift_the_others() -> None:
+    def one_more(build: TraceBuilder, rank: int) -> None:
+        if rank != 2:
+            collective(build, 10, 200, elements=1_000_000)  # no launch call
+
+    (found,) = rank_sets(rank_set(LATE, recorded=False, extra=one_more))
+    assert [one.index for one in found.matching.matched] == [-1, 0, 1, 2, 3]
+    assert sorted(found.matching.matched[0].sides) == [0, 1, 3]
+    assert [one.last for one in found.matching.matched[1:]] == [1, 2, 0, 3]
+
+
+def sized(sizes: list[int], rank: int) -> Trace:
+    build = TraceBuilder(rank=rank)
+    for at, elements in enumerate(sizes):
+        collective(build, 100 * at, 100 * at + 50, elements=elements)
+    return named(build.build(), world=2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 6), st.integers(0, 1000))
+def test_sizes_find_the_place_of_a_capture_that_began_later(skipped: int, seed: int) -> None:
+    sizes = random.Random(seed).sample(range(1, 10_000), 30)
+    (job,) = jobs_of([sized(sizes, 0), sized(sizes[skipped:], 1)])
+    found = match(job)
+    assert (len(found.matched), found.alone, found.disagreeing) == (30 - skipped, skipped, 0)
+    assert all(len({side.elements for side in one.sides.values()}) == 1 for one in found.matched)
+
+
+def test_what_does_not_agree_is_counted_and_not_used() -> None:
+    found = match(jobs_of([sized([1, 2, 3, 4, 5], 0), sized([1, 2, 9, 4, 5], 1)])[0])
+    assert (len(found.matched), found.alone, found.disagreeing) == (4, 1, 1)
+    assert found.notes[1:] == (
+        "1 collectives are on one recorded rank only",
+        "1 collectives differ in operation or size from the others at their place",
+    )
+
+
+def test_sends_are_counted_and_not_matched() -> None:
+    one, other = TraceBuilder(rank=0), TraceBuilder(rank=1)
+    for build, operation in ((one, "send"), (other, "recv")):
+        collective(build, 0, 10, operation=operation, ranks=[0, 1])
+    (found,) = rank_sets([one.build(), other.build()])
+    assert (found.matching.matched, found.matching.point_to_point) == ((), 2)
+    assert [group.axis for group in found.groups] == ["PP"]
+
+
+def test_clocks_300_ms_apart_are_put_together() -> None:
+    ahead = [0.0, 300_000.0, -170_000.0, 12.0]
+    (found,) = rank_sets(rank_set(LATE, clock_us=ahead))
+    assert found.clocks.offset_ns == {0: 0, 1: 300_001_000, 2: -170_000_000, 3: 13_000}
+    assert found.clocks.worst_ns <= 1_000
+    assert "clocks of the ranks are up to 470 ms apart" in found.notes[0]
+    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
+
+
+def test_an_offset_below_its_uncertainty_is_none() -> None:
+    traces = [TraceBuilder(rank=rank) for rank in range(2)]
+    for at, apart in enumerate([5.0, -5.0, 9.0, -9.0, 2.0]):
+        collective(traces[0], 100 * at, 100 * at + 50, ranks=[0, 1], sequence=at)
+        collective(traces[1], 100 * at, 100 * at + 50 + apart, ranks=[0, 1], sequence=at)
+    (found,) = rank_sets([build.build() for build in traces])
+    assert found.clocks.offset_ns == {0: 0, 1: 0}
+    assert 2_000 < found.clocks.worst_ns <= 9_000
+
+
+def test_clocks_reach_ranks_over_others_and_name_those_they_do_not() -> None:
+    builds = [TraceBuilder(rank=rank) for rank in range(5)]
+    for at in range(4):
+        for pair in ((0, 1), (2, 3)):
+            for rank in pair:
+                collective(builds[rank], 1000 * at, 1000 * at + 100 + 7 * rank, ranks=pair, sequence=at, group="tp")
+        for pair in ((1, 3),):
+            for rank in pair:
+                collective(builds[rank], 1000 * at + 500, 1000 * at + 600 + 7 * rank, ranks=pair, sequence=at,
+                           group="dp")  # fmt: skip
+    collective(builds[4], 0, 1, ranks=[4], sequence=0, group="own")
+    (job,) = jobs_of([build.build() for build in builds])
+    clocks = align(match(job).matched, job.ranks)
+    assert clocks.offset_ns == {0: 0, 1: 7_000, 2: 14_000, 3: 21_000}
+    assert clocks.unreached == (4,)
+
+
+def grouped(rank: int, operation: str, ranks: list[int], shape: str | None = None) -> Trace:
+    build = TraceBuilder(rank=rank)
+    build.op(f"nccl:{operation}", 0, 5, external_id=1, shapes=shape)
+    build.kernel("ncclDevKernel", 10, 20, communication=True, external_id=1)
+    build.row("collectives", start_ns=10_000, end_ns=20_000, name=build.code(operation), kernel=0,
+              ranks=build.code(str(ranks)))  # fmt: skip
+    return named(build.build(), world=8)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "shape", "axis"),
+    [
+        ("all_reduce", [0, 1, 2, 3], "[[4, 2048, 4096]]", "TP"),
+        ("all_reduce", [0, 4], "[[1000000]]", "DP"),
+        ("_all_gather_base", [0, 4], None, "DP"),
+        ("all_reduce", [0, 1], None, None),
+        ("all_to_all", [0, 1, 2, 3], None, "EP"),
+        ("broadcast", [0, 1, 2, 3], None, None),
+    ],
+)
+def test_axes_are_guessed_from_use_and_stride(
+    operation: str, ranks: list[int], shape: str | None, axis: str | None
+) -> None:
+    (found,) = rank_sets([grouped(rank, operation, ranks, shape) for rank in ranks])
+    (group,) = found.groups
+    assert (group.axis, group.ranks) == (axis, tuple(ranks))
+    assert group.why
+
+
+def test_names_of_every_spelling() -> None:
+    names = ["_allgather_base", "allreduce", "all_reduce_coalesced", "_reduce_scatter_base", "all_to_allv", "nccl"]
+    assert [operation_of(name) for name in names] == [
+        "all_gather", "all_reduce", "all_reduce", "reduce_scatter", "all_to_all", "nccl",
+    ]  # fmt: skip
+    assert algorithm_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL128(x)") == ("RING", "LL128")
+    assert algorithm_of("ncclKernel_AllReduce_RING_LL_Sum_float(x)") == ("RING", "LL")
+    assert algorithm_of("ncclDevKernel_AllReduce_Sum_bf16_NVLS_TREE_SIMPLE") == ("NVLS_TREE", "SIMPLE")
+    assert algorithm_of("ncclDevKernel_SendRecv") == (None, None)
+    assert [element_size(name) for name in ("c10::Half", "Float", "long int", "Float8_e4m3fn", "Quaternion", None)] == [
+        2, 4, 8, 1, None, None,
+    ]  # fmt: skip
+    assert [bus_factor(name, 8) for name in ("all_reduce", "all_gather", "broadcast", "barrier")] == [
+        1.75, 0.875, 1.0, None,
+    ]  # fmt: skip
+    assert bus_factor("all_reduce", 1) is None
+
+
+@pytest.mark.corpus
+def test_the_real_sets_match_wholly(corpus: Path, tmp_path: Path) -> None:
+    for file in sorted((corpus / "kineto").glob("torchrec__sst_sleep_*")):
+        (tmp_path / file.name).symlink_to(file)
+    (found,) = rank_sets(load_path(tmp_path).traces)
+    assert (found.job.ranks, found.job.missing) == ((0, 1, 2, 3), ())
+    assert [len(one.sides) for one in found.matching.matched] == [3, *[4] * 12]
+    assert {one.operation for one in found.matching.matched[1:]} == {"all_to_all"}
+    assert found.clocks.worst_ns < 50_000
