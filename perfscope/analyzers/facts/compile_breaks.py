@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import Compile, CompileLog, Graph, GraphBreak, GraphNode, Place
+from perfscope.analyzers.compile_log import CompileLog, Graph, GraphBreak, GraphNode, Place
 from perfscope.analyzers.facts.compile_frames import CompiledFrame, compiled_frames, resumed_at, user_place
 from perfscope.analyzers.facts.compile_regions import Region, Window, regions
 from perfscope.analyzers.facts.op_signature import ITEM_SIZES
@@ -59,15 +59,23 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
             frames=_frames(trace, breaks),
             windows=windows.get(key),
             seen=_seen(trace, breaks),
-            crossing_bytes=_crossing(log, breaks),
+            crossing_bytes=_crossing(trace, breaks),
         )
         for key, breaks in groups.items()
     )
 
 
 def _frames(trace: Trace, breaks: Iterable[GraphBreak]) -> tuple[CompiledFrame, ...]:
-    ids = {one.compile_id for one in breaks}
-    return tuple(frame for frame in trace.fact(compiled_frames) if frame.ids & ids)
+    found = [frame for one in breaks for frame in trace.fact(_frames_by_id).get(one.compile_id, ())]
+    return tuple({id(frame): frame for frame in found}.values())
+
+
+def _frames_by_id(trace: Trace) -> dict[str, list[CompiledFrame]]:
+    found: dict[str, list[CompiledFrame]] = defaultdict(list)
+    for frame in trace.fact(compiled_frames):
+        for compile_id in frame.ids:
+            found[compile_id].append(frame)
+    return found
 
 
 def _in_steps(trace: Trace) -> tuple[Region, ...]:
@@ -131,39 +139,49 @@ def _log(trace: Trace) -> CompileLog:
     return trace.compile_log
 
 
-def _crossing(log: CompileLog, breaks: Sequence[GraphBreak]) -> int | None:
+def _crossing(trace: Trace, breaks: Sequence[GraphBreak]) -> int | None:
     """Bytes of results of a broken graph that have dtype and shape of what a later graph of the line takes.
 
     Results are matched by dtype and shape, for names do not survive the break; of each kind as many as one later
     graph takes at most. An upper bound: two tensors of one shape may be different ones. ``None`` without graphs of
     the line, or where a size is dynamic.
     """
-    broken = {found.compile_id for found in breaks}
-    consumers = broken | {one.compile_id for one in log.compiles if _resumes(one, breaks)}
-    takers = [graph for graph in log.graphs if graph.compile_id in consumers and graph.direction != "backward"]
+    graphs, resumes = trace.fact(_graphs_by_id), trace.fact(_resumes)
+    broken = list(dict.fromkeys(found.compile_id for found in breaks))
+    places = {(place.function or "", place.line) for found in breaks for place in _all_places(found)}
+    behind = [compile_id for place in places for compile_id in resumes.get(place, ())]
+    takers = [graph for compile_id in dict.fromkeys((*broken, *behind)) for graph in graphs.get(compile_id, ())]
+    taken = [(graph.compile_id, _counted(graph.inputs)) for graph in takers]
     total, known = 0, False
     for graph in takers:
         if graph.compile_id not in broken:
             continue
-        given = _counted(_results(graph))
-        later = [_counted(taker.inputs) for taker in takers if taker.compile_id != graph.compile_id]
-        if not later or given is None:
-            continue
-        for kind, count in given.items():
-            taken = max((one[kind] for one in later if one is not None), default=0)
+        for kind, count in _counted(_results(graph)).items():
+            most = max((inputs[kind] for compile_id, inputs in taken if compile_id != graph.compile_id), default=0)
             size = _bytes(*kind)
-            if taken and size is not None:
-                total += min(count, taken) * size
+            if most and size is not None:
+                total += min(count, most) * size
                 known = True
     return total if known else None
 
 
-def _resumes(one: Compile, breaks: Iterable[GraphBreak]) -> bool:
-    """Whether a compilation goes on behind one of the breaks, or behind the call that leads to it."""
-    resumed = resumed_at(one.function)
-    if resumed is None:
-        return False
-    return any((place.function or "", place.line) == resumed for found in breaks for place in _all_places(found))
+def _graphs_by_id(trace: Trace) -> dict[str, list[Graph]]:
+    """Graphs of forward passes."""
+    found: dict[str, list[Graph]] = defaultdict(list)
+    for graph in _log(trace).graphs:
+        if graph.direction != "backward":
+            found[graph.compile_id].append(graph)
+    return found
+
+
+def _resumes(trace: Trace) -> dict[tuple[str, int], list[str]]:
+    """Compile ids of what goes on behind a line, by function and line."""
+    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for one in _log(trace).compiles:
+        resumed = resumed_at(one.function)
+        if resumed is not None:
+            found[resumed].append(one.compile_id)
+    return found
 
 
 def _all_places(found: GraphBreak) -> Iterable[Place]:

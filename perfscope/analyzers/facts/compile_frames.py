@@ -133,13 +133,16 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
         return ()
     groups: list[tuple[str, list[Compile]]] = []
     latest: dict[str, list[Compile]] = {}
+    seen: dict[str, set[str]] = {}
     for one in log.compiles:
         frame = frame_of(one.compile_id)
         held = latest.get(frame)
-        if held is None or any(one.compile_id == other.compile_id for other in held):
+        if held is None or one.compile_id in seen[frame]:
             held = latest[frame] = []
+            seen[frame] = set()
             groups.append((frame, held))
         held.append(one)
+        seen[frame].add(one.compile_id)
     by_frame: dict[str, list[list[Compile]]] = defaultdict(list)
     for frame, held in groups:
         by_frame[frame].append(held)
@@ -223,6 +226,8 @@ def _compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
 
 def _holder(frames: list[list[Compile]], compile_id: str, time_ns: int | None) -> list[Compile] | None:
     """Of the frames that had an id in turn the one it belongs to, judged by time."""
+    if len(frames) == 1:
+        return frames[0]
     holding = [held for held in frames if any(one.compile_id == compile_id for one in held)]
     if len(holding) < 2 or time_ns is None:
         return holding[0] if holding else None

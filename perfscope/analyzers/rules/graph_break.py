@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from perfscope.analyzers.compile_log import CompileLog, GraphBreak
+from perfscope.analyzers.compile_log import GraphBreak
 from perfscope.analyzers.facts.compile_breaks import BrokenLine, broken_lines
 from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_frames import (
@@ -75,14 +75,14 @@ OTHER_FIX = (
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a line that ends a graph in the recorded steps, or in a log without a trace."""
-    log = compile_log_of(trace)
+    compile_log_of(trace)
     for line in trace.fact(broken_lines):
-        finding = None if line.seen is False else _finding(trace, log, line)
+        finding = None if line.seen is False else _finding(trace, line)
         if finding is not None:
             yield finding
 
 
-def _finding(trace: Trace, log: CompileLog, line: BrokenLine) -> Finding | None:
+def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     cost = eager_cost(trace, line.windows) if line.windows else None
     whole = trace.fact(steady_ns)
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
@@ -99,7 +99,7 @@ def _finding(trace: Trace, log: CompileLog, line: BrokenLine) -> Finding | None:
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         cost_bytes=line.crossing_bytes if cost is None else None,
         where=where_of(line.place),
-        evidence=tuple(_row(trace, log, line, one, cost) for one in line.breaks[:MAX_ROWS]),
+        evidence=tuple(_row(trace, line, one, cost) for one in line.breaks[:MAX_ROWS]),
         advice=_advice(first),
     )
 
@@ -112,10 +112,8 @@ def _in_words(cost: EagerCost | None, whole: int) -> str:
     return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)}) between graphs{waits}"
 
 
-def _row(
-    trace: Trace, log: CompileLog, line: BrokenLine, found: GraphBreak, cost: EagerCost | None
-) -> Mapping[str, Cell]:
-    broken = [one for one in log.compiles if one.compile_id == found.compile_id]
+def _row(trace: Trace, line: BrokenLine, found: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:
+    broken = [one for frame in line.frames for one in frame.compiles if one.compile_id == found.compile_id]
     return {
         "compile_id": found.compile_id,
         "function": next((one.function for one in broken if one.function), None),
