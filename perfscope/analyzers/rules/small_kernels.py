@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.short_kernels import SHORT_NS, ShortPairs, short_pairs
@@ -78,7 +79,7 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
     names = kernels["name"][pairs.kernel].astype(np.int64)
     ops = kernels["op"][pairs.kernel]
     op_names = np.where(ops == MISSING, MISSING, slices["name"][np.maximum(ops, 0)]) if len(slices) else ops
-    keys, index = np.unique(np.stack([names, op_names]), axis=1, return_inverse=True)
+    keys, first, index = np.unique(np.stack([names, op_names]), axis=1, return_index=True, return_inverse=True)
     index = index.reshape(-1)
     duration = (kernels["end_ns"] - kernels["start_ns"])[pairs.kernel]
     saved, gap, total = (_summed(values, index, keys.shape[1]) for values in (pairs.saved_ns, pairs.gap_ns, duration))
@@ -87,6 +88,7 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
         {
             "op": trace.text(int(keys[1, i])) or None,
             "kernel": trace.text(int(keys[0, i])),
+            "at": _at(trace, int(ops[first[i]])),
             "kernels": int(count[i]),
             "saved_ns": int(saved[i]),
             "gap_ns": int(gap[i]),
@@ -94,6 +96,12 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
         }
         for i in np.argsort(-saved, kind="stable")[:ROWS].tolist()
     )
+
+
+def _at(trace: Trace, op: int) -> str | None:
+    """The user's line behind an op, of a kernel that inductor compiled the one it computes; ``None``: not known."""
+    site = call_site(trace, op)
+    return site.where().label() if site.file is not None else None
 
 
 def _summed(values: Int64, index: Int64, size: int) -> Int64:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, Place
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.facts.short_kernels import RAMP_NS, short_pairs
 from perfscope.analyzers.finding import Outcome
@@ -82,3 +83,26 @@ def test_abstains_without_launch_links():
     b = TraceBuilder(recorded=EVERYTHING - {"launch_links"})
     b.kernel("k", 0, 3)
     assert _judge(b).status == "abstained"
+
+
+def test_kernels_of_a_compiled_graph_are_shown_with_the_line_they_compute():
+    b = TraceBuilder()
+    b.annotation("## Call CompiledFxGraph fabc ##", 0, 50)
+    for number in range(11):
+        b.op("triton_poi_fused_add_0", 1 + number, 1.5 + number, external_id=number + 1)
+        b.launched("triton_poi_fused_add_0", 1 + number, 1000 + 4 * number, 1003 + 4 * number, correlation=number + 1,
+                   cost=0.5, external_id=number + 1)  # fmt: skip
+    trace = b.build()
+    place = Place(file="/home/user/train.py", line=31)
+    kernel = CompiledKernel(
+        name="triton_poi_fused_add_0",
+        backend="triton",
+        compile_id="0/0",
+        direction="forward",
+        calls=11,
+        places=(place,),
+    )
+    assert judge(RULE, trace).findings[0].evidence[0]["at"] is None
+    trace = b.build()
+    trace.compile_log = CompileLog(path="x.log", kernels=(kernel,))
+    assert judge(RULE, trace).findings[0].evidence[0]["at"] == "/home/user/train.py:31"
