@@ -60,13 +60,12 @@ def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
     if not frames:
         return ()
     windows, ran = _windows(trace, frames)
-    log = trace.compile_log
-    compiles = log.compiles if log is not None else ()
+    reached = _reached(trace)
     return tuple(
         Fallback(
             frame=frame,
             skip=frame.skips[0],
-            inner=tuple(one for one in compiles if _calls(frame, one)),
+            inner=tuple(one for one in reached.get(_code(frame.place), ()) if one.compile_id not in frame.ids),
             windows=tuple(windows[index]) if index in windows else (() if index in ran else None),
             ran=index in ran,
         )
@@ -74,18 +73,25 @@ def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
     )
 
 
-def _calls(frame: CompiledFrame, one: Compile) -> bool:
-    """Whether a compilation that made code was reached through the frame."""
-    if one.compile_id in frame.ids or one.has_code is False or not one.graph_ops:
-        return False
-    return any(_is_frame(frame, place.file, place.function) for place in one.stack[:-1])
+def _code(place: Place | None) -> tuple[str, str] | None:
+    return None if place is None or place.function is None else (place.file, place.function)
 
 
-def _is_frame(frame: CompiledFrame, file: str, function: str | None) -> bool:
+def _reached(trace: Trace) -> dict[tuple[str, str] | None, list[Compile]]:
+    """By file and function: compilations that made a graph and were reached through it."""
+    found: dict[tuple[str, str] | None, list[Compile]] = defaultdict(list)
+    for one in trace.compile_log.compiles if trace.compile_log is not None else ():
+        if one.has_code is False or not one.graph_ops:
+            continue
+        for code in {_code(place) for place in one.stack[:-1]}:
+            found[code].append(one)
+    return found
+
+
+def _is_file(frame: CompiledFrame, file: str) -> bool:
+    """Kineto leaves out what a path shares with ``sys.path``."""
     place = frame.place
-    if place is None or function != frame.function:
-        return False
-    return place.file == file or place.file.endswith("/" + file)
+    return place is not None and (place.file == file or place.file.endswith("/" + file))
 
 
 def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[Window]], frozenset[int]]:
@@ -93,14 +99,15 @@ def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[
     stacked = trace if "python_stack" in trace.recorded else trace.detail
     if stacked is None:
         return {}, frozenset()
-    ran = frozenset(_shown(stacked, frames))
+    shown = _shown(stacked, frames)
+    ran = frozenset(shown.values())
     if not ran:
         return {}, ran
     slices = trace.rows["slices"]
     found: dict[int, list[Window]] = defaultdict(list)
     before: int | None = None
     for row in _top_level(trace):
-        owner = _owner(trace, stacked, row, frames)
+        owner = _owner(trace, stacked, row, shown)
         start, end, thread = (int(slices[name][row]) for name in ("start_ns", "end_ns", "thread"))
         if owner is not None:
             last = found[owner][-1] if found[owner] else None
@@ -128,7 +135,7 @@ def _top_level(trace: Trace) -> Iterator[int]:
     yield from rows.tolist()
 
 
-def _owner(trace: Trace, stacked: Trace, row: int, frames: list[CompiledFrame]) -> int | None:
+def _owner(trace: Trace, stacked: Trace, row: int, shown: dict[int, int]) -> int | None:
     """The innermost of the frames around an op; ``None`` for compiled regions and what is no frame's."""
     name = trace.text(int(trace.rows["slices"]["name"][row]))
     if name.startswith(REGION) or name.startswith(_NOT_OF_A_FRAME):
@@ -137,24 +144,20 @@ def _owner(trace: Trace, stacked: Trace, row: int, frames: list[CompiledFrame]) 
     if match is None:
         return None
     names = stacked.rows["slices"]["name"]
-    for outer in lineage(stacked, match):
-        code = int(names[outer])
-        index = _frame_index(stacked, frames, code)
-        if index is not None:
-            return index
-    return None
+    return next((shown[code] for outer in lineage(stacked, match) if (code := int(names[outer])) in shown), None)
 
 
-def _frame_index(stacked: Trace, frames: list[CompiledFrame], code: int) -> int | None:
-    shown = parse_frame(stacked.text(code))
-    if shown is None:
-        return None
-    return next((index for index, frame in enumerate(frames) if _is_frame(frame, shown.file, shown.function)), None)
-
-
-def _shown(stacked: Trace, frames: list[CompiledFrame]) -> Iterator[int]:
+def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
+    """Code of a Python span's name -> index of the frame that it is."""
+    by_function: dict[str, list[int]] = defaultdict(list)
+    for index, frame in enumerate(frames):
+        by_function[frame.function].append(index)
     slices = stacked.rows["slices"]
+    found = {}
     for code in np.unique(slices["name"][slices["kind"] == SliceKind.PYTHON]).tolist():
-        index = _frame_index(stacked, frames, code)
-        if index is not None:
-            yield index
+        shown = parse_frame(stacked.text(code))
+        for index in by_function.get(shown.function, ()) if shown is not None else ():
+            if shown is not None and _is_file(frames[index], shown.file):
+                found[code] = index
+                break
+    return found
