@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perfscope.analyzers.compile_log import Place
+from perfscope.analyzers.compile_section import CompileSection, RankCompile
 from perfscope.analyzers.engine import Analysis, Step
+from perfscope.analyzers.facts.compile_phases import Stage
+from perfscope.analyzers.facts.compile_rows import BreakSummary, KernelSummary, RecompileSummary
+from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary, GraphGroup
 from perfscope.analyzers.facts.device_time import DeviceTime
 from perfscope.analyzers.facts.hlo_roofline import Utilization
 from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace, HotSpots
@@ -151,6 +158,47 @@ def programs(name: str = "jit_step", file: str = "train.py", scope: str = "mlp/d
     )  # fmt: skip
 
 
+def compiled(name: str = "forward", file: str = "/home/alice/proj/model/net.py", path: str = "x.log") -> CompileSection:
+    """One process: a frame that was compiled three times and broke once, and a kernel of it that ran."""
+    line = Place(file=file, line=41, function=name, code=name)
+    stages = {Stage.KERNELS: 9_000 * MS, Stage.TRACING: 1_000 * MS}
+    frame = FrameSummary(
+        function=name, after_line=None, place=line, compiles=3, restarts=1,
+        graphs=(
+            GraphGroup(direction="forward", count=3, ops_least=20, ops_most=24),
+            GraphGroup(direction="backward", count=3, ops_least=31, ops_most=31),
+        ),
+        dynamo_graphs=3, breaks=1, recompiles=2, caches={"fx_graph": {"hit": 2, "miss": 4}}, cache_reasons=(name,),
+        time_ns=10_000 * MS, stages_ns=stages, state="compiled",
+    )  # fmt: skip
+    held = CompileSummary(
+        rank=0, path=path, torch_version="2.13.0", compiles=3, graphs=6, graph_kind="inductor", breaks=1,
+        eager_frames=0, limit_frames=0, recompiles=2, caches=frame.caches, total_ns=10_000 * MS,
+        in_steps_ns=2_100 * MS, stages_ns=stages, frames=(frame,),
+        break_rows=(
+            BreakSummary(place=line, reason=name, doc_id="gb0059", count=1, whole_frame=False, hint=name),
+        ),
+        recompile_rows=(
+            RecompileSummary(
+                function=name, place=line, guard=f"{name} == 0.1", guard_place=replace(line, line=43),
+                values=("0.1", "0.30000000000000004", "0.5"), count=2,
+            ),
+        ),
+        kernels=(
+            KernelSummary(
+                name=f"triton_poi_fused_{name}_0", backend="triton", calls=3, ops=("aten.mul.Tensor", name),
+                places=(line, line), time_ns=5 * MS,
+            ),
+        ),
+        unknown={name: 1},
+    )  # fmt: skip
+    rank = RankCompile(
+        label="rank 0", rank=0, frames=1, compiles=3, graphs=6, breaks=1, recompiles=2, eager_frames=0, limit_frames=0,
+        total_ns=10_000 * MS, in_steps_ns=2_100 * MS, caches=frame.caches,
+    )  # fmt: skip
+    return CompileSection(ranks=(rank,), detail=held, detail_label="rank 0")
+
+
 HOSTILE_NAMES = (
     "<script>alert(1)</script>",
     "</script><img src=x onerror=alert(1)>",
@@ -188,4 +236,5 @@ def hostile(name: str) -> Analysis:
         ),
         run={"command": [name], name: {"deep": name}},
         programs=programs(name, name, name),
+        compile=compiled(name, name, name),
     )
