@@ -148,6 +148,11 @@ def test_every_report_tells_and_the_comment_folds_it() -> None:
     )
 
 
+def test_the_page_says_of_how_many_ranks_it_speaks() -> None:
+    assert "<p>Each of 2 ranks: 6 graphs of 1 frame," in html_report.render(analysis(compile=with_ranks({}, {})))
+    assert "<p>6 graphs of 1 frame," in html_report.render(analysis(compile=compiled()))
+
+
 def test_silence_where_nothing_was_compiled() -> None:
     held = analysis()
     assert summarize(held).compile is None

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.compile_log import CompileLog
+from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.jax_log import HostRead
@@ -33,6 +35,7 @@ from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
+from perfscope.analyzers.units import format_ns
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Process, Run
@@ -75,10 +78,21 @@ def _why(run: Run) -> str:
     return f": {(reasons or list(run.notes) or ['the program ended before a step was complete'])[0]}"
 
 
-def _slowdown(trace: Trace, free_ns: float | None) -> list[str]:
+def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
+    """What torch.compile compiled within the traced steps."""
+    if log is None:
+        return 0
+    phases = union([one.start_ns for one in log.phases], [one.end_ns for one in log.phases])
+    steps = trace.rows["steps"]
+    starts, ends = steps["start_ns"] - log.clock_offset_ns, steps["end_ns"] - log.clock_offset_ns
+    return intersection_total(phases, union(starts, ends))
+
+
+def _slowdown(trace: Trace, free_ns: float | None, compiling_ns: int) -> list[str]:
     """What the profiler itself cost a step, where it is enough to matter for the savings that are shown.
 
-    ``free_ns``: a step without it, measured as the traced ones are: on the host, or work included.
+    ``free_ns``: a step without it, measured as the traced ones are: on the host, or work included. ``compiling_ns``:
+    of all traced steps, which is no cost of the profiler.
     """
     steps = trace.rows["steps"]
     if not len(steps) or not free_ns:
@@ -88,9 +102,10 @@ def _slowdown(trace: Trace, free_ns: float | None) -> list[str]:
     ratio = traced_ns / free_ns
     if ratio < TOLD_SLOWDOWN:
         return []
+    compiling = f", with {format_ns(compiling_ns)} of compiling in them" if compiling_ns else ""
     return [
-        f"traced steps took {ratio:.2f} times as long as steps without a profiler; savings and their shares are of "
-        "traced steps"
+        f"traced steps took {ratio:.2f} times as long as steps without a profiler{compiling}; savings and their shares "
+        "are of traced steps"
     ]
 
 
@@ -172,7 +187,8 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         if not waits:
             step_times = ()  # what it takes to queue a step
     if main is not None:
-        notes += _slowdown(main, _free_step_ns(main, process, waits=waits))
+        compiling_ns = _compiling_ns(main, logs.get("compile_log"))
+        notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
     several = len(run.processes) > 1 or (process.world_size or 1) > 1
     source = Source(
         path=str(path),

@@ -99,7 +99,7 @@ def compile_view(section: CompileSection) -> CompileView | None:
     timed = any(one.time_ns is not None for one in detail.kernels)
     return CompileView(
         headline=headline(section),
-        title="torch.compile" if len(section.ranks) == 1 else f"torch.compile, {section.detail_label}",
+        title="torch.compile",
         frames=rows,
         frames_left=section.left.get("frames", 0),
         columns=tuple(name for name, _ in rows[0].cells if any(dict(row.cells)[name] for row in rows)) if rows else (),

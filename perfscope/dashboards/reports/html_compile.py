@@ -27,7 +27,7 @@ def compile_card(view: CompileView) -> str:
 
 def _body(view: CompileView) -> Iterator[str]:
     if view.headline:
-        said = view.headline.partition(": ")[2]
+        said = view.headline.removeprefix(view.title).lstrip(",: ")
         yield f"<p>{escape(said[:1].upper() + said[1:])}.</p>"
     frames = [view.cells_of(row) for row in view.frames]
     if frames:
