@@ -9,16 +9,18 @@ Why it costs:
 How it is found:
     Every record of torch.compile's log that a graph ends and the function goes on is counted to the user's line;
     one line is one finding, however many frames, attempts and recompilations tell of it. Functions left to eager
-    mode as a whole are `eager_fallback`. Time is measured in a trace that names its compiled regions (torch since
-    2.6): inside the region of a broken frame what lies outside of compiled graphs: the line itself, lookups,
-    the way into the next graph. On a CPU that host time is the cost. With an accelerator it is the time that
-    idles from there to the next work (no more than the host time, unless the host waited for the device there),
-    plus the work launched there while nothing else ran: a break that a full queue hides costs nothing. It
-    is an upper bound, of which the lost fusion and the cut backward are no part; bytes of tensors that cross
-    the line are modelled from the graphs' shapes (matched by dtype and shape, at most) and are in the evidence.
-    Compiling inside it, and in the step it is a share of, is left out.
-    Less than a thousandth of the step is no finding, and neither is a line whose frames do not run in the
-    recorded steps. Without such a trace the finding is structural.
+    mode as a whole are `eager_fallback`.
+
+    Time is measured in a trace whose compiled regions carry their compile ids (old versions of torch write none):
+    inside the region of a broken frame what lies outside of compiled graphs, that is the line itself, lookups,
+    and the way into the next graph; compiling is left out of it and of the step it is a share of. On a CPU that
+    host time is the cost. With an accelerator it is the time that idles from there to the next work (no more
+    than the host time, unless the host waited for the device there, which `host_sync` names as well), plus the
+    work launched there while nothing else ran: a break that a full queue hides costs nothing. It is an upper
+    bound, of which the lost fusion and the cut backward are no part; bytes of tensors that cross the line are
+    modelled from the graphs' shapes (matched by dtype and shape, at most) and are in the evidence. Less than a
+    thousandth of the step is no finding, and neither is a line whose frames do not run in the recorded steps.
+    Without such a trace the finding is structural.
 
 Fix:
     Keep the decision on the device, print outside the compiled function or every N steps, and ask for an error
