@@ -14,9 +14,9 @@ How it is found:
     PyTorch: from torch.compile's log: compilations of a frame that was compiled before, in at least two steps
     after the first one that compiled (in a log without steps: at least two). Time is that of all phases of
     those compilations, the backward's with them, moments counted once. Cause and line are those of the guard
-    that failed of the latest compilation; torch writes its line since 2.11, otherwise it is the function's
-    first. A frame whose recompilations are mostly for ever new sizes of one dimension is `dynamic_shape_churn`,
-    never both.
+    that failed of the latest compilation; where torch writes no line behind it (it does for most guards on values
+    and objects, not for those on tensors) the line is the function's first. A frame whose recompilations are
+    mostly for ever new sizes of one dimension is `dynamic_shape_churn`, never both.
 
     The time is measured, and an upper bound where the device still had work queued. The first compilation of a
     function and whatever happens before the first step are left alone, and so is a single recompilation:
