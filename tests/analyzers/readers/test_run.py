@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Capture, Process, Run, dump
 from tests.analyzers.readers.test_kineto import events, text
+from tests.analyzers.readers.torch_logs import LogText
 from tests.analyzers.readers.wire import SpaceWriter
 from tests.conftest import REPOSITORY
 
@@ -66,6 +67,23 @@ def test_times_come_from_the_light_pass_and_sites_from_the_other(tmp_path: Path)
     assert trace.source.events_read == 2 * len(events())
     assert "structure pass: compiled program" in trace.source.notes
     assert any("1.65 times as long" in note for note in trace.source.notes)
+
+
+def test_compiling_in_the_traced_steps_is_no_cost_of_the_profiler(tmp_path: Path) -> None:
+    logged = replace(captured("compile", "rank00000/compile/torch_trace.log"), tool="torch_compile")
+    folder = make(tmp_path / "run", PROCESS)
+    log = LogText(rank=0).at(0)
+    log.epoch_us = 1_763_000_000_001_000.0  # where the first step begins
+    log.event("dynamo", "B", 20).event("dynamo", "E", 50).event("dynamo", "B", 95).event("dynamo", "E", 97).metrics()
+    (folder / "rank00000" / "compile").mkdir()
+    log.write(folder / "rank00000" / "compile", "torch_trace.log")
+    held = json.loads((folder / "run.json").read_text())
+    held["processes"][0]["captures"].append(json.loads(json.dumps(asdict(logged))))
+    (folder / "run.json").write_text(json.dumps(held))
+    trace = one(folder)
+    assert trace.compile_log is not None
+    assert any("1.65 times as long as steps without a profiler, with 30.0 us of compiling in them; " in note
+               for note in trace.source.notes)  # fmt: skip
 
 
 def test_ranks_are_named_where_there_are_several(tmp_path: Path) -> None:
