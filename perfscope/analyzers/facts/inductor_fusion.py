@@ -35,7 +35,7 @@ class RefusedPair:
     """What one kernel would not move in one run: the read, and the write where nothing else needs the value."""
     needed_elsewhere: bool
     graph_bytes: int | None
-    """What all kernels of the graph read and write in one run; ``None`` where their nodes are not all known."""
+    """What all kernels of the graph read and write in one run, or no less; ``None`` on a CPU and without a graph."""
 
     written_at: Place | None
     """The line that makes the value."""
@@ -86,15 +86,16 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
     return tuple(found)
 
 
-def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int | None:
+def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
     """Bytes that the kernels of a graph read and write in one run.
 
-    Of each kernel the distinct values from outside of it, and those used outside of it. Dynamic sizes count as
-    nothing. ``None`` if the nodes of a kernel are not known.
+    Of each kernel the distinct values from outside of it, and those used outside of it; dynamic sizes count as
+    nothing. If the nodes of a kernel are not known, what all nodes would move one by one, which is no less.
     """
-    if not kernels or any(not one.nodes for one in kernels):
-        return None
     by_name = {node.name: node for node in (*graph.inputs, *graph.nodes)}
+    if not kernels or any(not one.nodes for one in kernels):
+        moved = (name for node in graph.nodes for name in (node.name, *set(node.inputs)))
+        return sum(node_bytes(by_name[name]) for name in moved if name in by_name)
     users = _users(graph)
     outputs = set(graph.outputs)
     total = 0

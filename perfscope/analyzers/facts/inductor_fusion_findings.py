@@ -70,30 +70,45 @@ def _where(pair: RefusedPair) -> Where:
 
 
 def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
-    rows = trace.fact(_rows_of)
-    first, second = (rows.get(one, []) if one is not None else [] for one in (pair.first, pair.second))
-    if not second:
+    """A pair whose kernels are not known ran as often as its graph; its time is that of its bytes alone."""
+    rows, runs = trace.fact(_rows_of), trace.fact(_runs_of)
+    held = [*rows.get(pair.first, []), *rows.get(pair.second, [])]
+    count = runs.get((pair.refusal.compile_id, pair.refusal.direction), 0)
+    spans = np.unique(np.array(held, np.int64))
+    if not runs:
         return _Priced(pair=pair, runs=None, kernels_ns=None, saved_ns=None)
-    spans = np.unique(np.array([*first, *second], np.int64))
     if pair.platform == "cpu":
         slices = trace.rows["slices"]
-        spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum())
-        return _Priced(pair=pair, runs=len(second), kernels_ns=spent, saved_ns=None)
-    work = work_time(trace, spans)
+        spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if held else None
+        return _Priced(pair=pair, runs=count, kernels_ns=spent, saved_ns=None)
+    work = work_time(trace, spans) if held else None
     bandwidth = _bandwidth(trace)
-    memory = None if bandwidth is None else pair.saved_bytes * len(second) / bandwidth * 1e9
-    saved = None if memory is None else round(min(memory, work.exposed_ns))
-    return _Priced(pair=pair, runs=len(second), kernels_ns=work.sum_ns, saved_ns=saved)
+    if bandwidth is None:
+        return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=None)
+    memory = pair.saved_bytes * count / bandwidth * 1e9
+    both = pair.first is not None and pair.second is not None
+    saved = min(memory, work.exposed_ns) if work and both else memory
+    return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=round(saved))
 
 
-def _rows_of(trace: Trace) -> dict[CompiledKernel, list[int]]:
+def _runs_of(trace: Trace) -> dict[tuple[str | None, str | None], int]:
+    """How often each graph ran in the recording: as often as the kernel of it that ran most, by its number of calls."""
+    runs: dict[tuple[str | None, str | None], int] = defaultdict(int)
+    for kernel, rows in trace.fact(_rows_of).items():
+        if kernel is not None:
+            key = (kernel.compile_id, kernel.direction)
+            runs[key] = max(runs[key], len(rows) // (1 if kernel.handle else kernel.calls))
+    return dict(runs)
+
+
+def _rows_of(trace: Trace) -> dict[CompiledKernel | None, list[int]]:
     """Rows of ``slices`` of each kernel of the log."""
     log = trace.compile_log
-    rows: dict[CompiledKernel, list[int]] = defaultdict(list)
+    rows: dict[CompiledKernel | None, list[int]] = defaultdict(list)
     for row, index in trace.fact(compiled_rows).items():
         if log is not None:
             rows[log.kernels[index]].append(row)
-    return rows
+    return dict(rows)
 
 
 def _bandwidth(trace: Trace) -> int | None:
@@ -107,9 +122,8 @@ def _bandwidth(trace: Trace) -> int | None:
 def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> Finding | None:
     pairs.sort(key=lambda one: (-(one.saved_ns or 0), -one.pair.saved_bytes))
     timed = all(one.saved_ns is not None for one in pairs)
-    moved = _bytes_of_a_run(pairs)
+    moved, graph_bytes = _bytes_of_a_run(pairs)
     saved = min(sum(one.saved_ns or 0 for one in pairs), whole_ns(trace)) if timed else None
-    graph_bytes = max((one.pair.graph_bytes or 0 for one in pairs), default=0)
     if saved is not None:
         if not saved or saved < MIN_SHARE * whole_ns(trace):
             return None
@@ -147,13 +161,21 @@ def _severity(saved: int | None, whole: int, moved: int, graph_bytes: int, pairs
     return "medium" if gpu and graph_bytes and moved >= MEDIUM_SHARE * graph_bytes else "low"
 
 
-def _bytes_of_a_run(pairs: Iterable[_Priced]) -> int:
-    """Bytes of the compilation with most of them: of those of one frame a call runs one."""
-    frames: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+def _bytes_of_a_run(pairs: Iterable[_Priced]) -> tuple[int, int]:
+    """Bytes between the kernels of the pairs, and of all kernels of their graphs (0: not known).
+
+    Of the compilations of a frame only that with most counts: a call runs one of them.
+    """
+    frames: dict[str, dict[str, list[RefusedPair]]] = defaultdict(lambda: defaultdict(list))
     for one in pairs:
         compile_id = one.pair.refusal.compile_id or ""
-        frames[compile_id.rpartition("/")[0]][compile_id] += one.pair.saved_bytes
-    return sum(max(compiled.values()) for compiled in frames.values())
+        frames[compile_id.rpartition("/")[0]][compile_id].append(one.pair)
+    moved = total = 0
+    for compiled in frames.values():
+        worst = max(compiled.values(), key=lambda held: sum(one.saved_bytes for one in held))
+        moved += sum(one.saved_bytes for one in worst)
+        total += sum({one.refusal.direction: one.graph_bytes or 0 for one in worst}.values())
+    return moved, total
 
 
 def _row(one: _Priced) -> dict[str, Cell]:

@@ -159,6 +159,31 @@ def test_neighbours_without_a_value_between_them_are_clean() -> None:
     assert judged(log(shared_bytes=None)).status == "clean"
 
 
+def test_kernels_that_the_log_does_not_name_are_priced_by_their_bytes() -> None:
+    # torch 2.13 does not say which nodes the kernels of a backward graph compute
+    unknown = log(rows=1 << 20, first_kernel=None, second_kernel=None)
+    unnamed = replace(unknown, kernels=tuple(replace(one, nodes=()) for one in unknown.kernels))
+    trace = on_gpu(unnamed, step=10_000)
+    (finding,) = judge(RULE, trace).findings
+    assert H100 is not None
+    assert finding.cost_ns == round((8 << 30) / H100.memory_bandwidth * 1e9)
+    assert finding.evidence[0]["writes"] == "op0"
+
+
+def test_a_graph_that_did_not_run_costs_nothing() -> None:
+    ran = log(rows=16 * 1024)
+    other = replace(ran.refusals[0], compile_id="1/0")
+    graph = replace(ran.graphs[0], compile_id="1/0")
+    assert judge(RULE, on_gpu(replace(ran, refusals=(other,), graphs=(*ran.graphs, graph)))).status == "clean"
+
+
+def test_without_nodes_of_kernels_the_share_is_of_what_all_ops_would_move() -> None:
+    found = log()
+    unnamed = replace(found, kernels=tuple(replace(one, nodes=()) for one in found.kernels))
+    # x, a written, a read, b: what both ops move one by one
+    assert "(50.0% of" in only(judged(unnamed)).title
+
+
 def test_what_a_later_round_fused_is_clean() -> None:
     found = log()
     one = replace(found.kernels[0], nodes=("a", "b"))
