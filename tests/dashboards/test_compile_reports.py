@@ -111,12 +111,14 @@ def test_a_stage_below_half_a_percent_is_in_the_rest() -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [("run/torch_trace.log", "tlparse run/torch_trace.log"),
-     ("run/x.log.gz", "gunzip -k run/x.log.gz && tlparse run/x.log")],
+     ("run/x.log.gz", "gunzip -k run/x.log.gz && tlparse run/x.log"),
+     ("/home/alice/my run/x.log", "tlparse ~/'my run/x.log'"), (f"/{'d' * 300}/x.log", f"tlparse /{'d' * 300}/x.log")],
 )  # fmt: skip
 def test_how_to_see_the_whole_log(path: str, said: str) -> None:
     held = analysis(compile=compiled(path=path))
     assert summarize(held).compile.hint.endswith(f": {said}")  # type: ignore[union-attr]
     assert "tlparse" not in text.render(held)
+    assert said in html_report.render(held).replace("&#x27;", "'").replace("&amp;", "&")
     assert "tlparse" in text.render(held, verbose=True)
 
 

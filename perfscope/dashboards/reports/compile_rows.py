@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns, format_share
 from perfscope.dashboards.reports.compile_words import counted, headline, rank_notes
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compile_log import CacheResult, Place
@@ -253,7 +254,12 @@ def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
 
 def _hint(detail: CompileSummary) -> str:
     """tlparse reads plain text alone, so a log that is compressed needs a step before."""
-    path = shown(detail.path)
-    if path.endswith(".gz"):
-        return f"the whole log as HTML (pip install tlparse): gunzip -k {path} && tlparse {path.removesuffix('.gz')}"
-    return f"the whole log as HTML (pip install tlparse): tlparse {path}"
+    path = shown(detail.path, TEXT_LIMIT)
+    plain = path.removesuffix(".gz")
+    unpack = f"gunzip -k {_quoted(path)} && " if path != plain else ""
+    return f"the whole log as HTML (pip install tlparse): {unpack}tlparse {_quoted(plain)}"
+
+
+def _quoted(path: str) -> str:
+    """For a shell, which must still see the ``~`` of a home."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
