@@ -27,7 +27,9 @@ How it is found:
     left out are those that a later round fused, library calls and templates without epilogue, and pairs that a third
     kernel stands between (the value must be written for it; what keeps that one apart is judged itself). Bytes: the
     read, and the write where nothing else needs the value. On a GPU the time is modelled,
-    `min(bytes / bandwidth, time of both kernels)`; without it the share of the bytes that the graph's kernels move.
+    `min(bytes / bandwidth, time of both kernels)`, or the first alone times the runs of the graph where the log does
+    not name the kernels (torch 2.13 of backward graphs); without a recording the share of the bytes that the graph's
+    kernels move.
     On a CPU only values beyond its caches (32 MiB) count. Ops inside compiled graphs are left to this; ops outside of
     them need one of the other sources.
 
