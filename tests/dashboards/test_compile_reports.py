@@ -13,9 +13,10 @@ from perfscope.analyzers.compile_section import CompileSection, RankCompile
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.load import load
+from perfscope.analyzers.rules import load_rule, rule_ids
 from perfscope.analyzers.trace import RECORDED
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
-from perfscope.dashboards.reports.abstained import LOG_ALONE
+from perfscope.dashboards.reports.abstained import COMPILE_RULES, LOG_ALONE
 from perfscope.dashboards.reports.compile_rows import compile_view
 from perfscope.dashboards.reports.compile_words import headline
 from perfscope.dashboards.reports.summary import summarize
@@ -204,6 +205,11 @@ def test_rules_that_do_not_concern_a_log_are_one_phrase() -> None:
         ("one rank", ("rank-divergence",)), (LOG_ALONE, ("3 rules on recordings of a run",)),
     )  # fmt: skip
     assert summarize(log_analysis(outcomes=rules[:1])).abstained == ((LOG_ALONE, ("host-sync",)),)
+
+
+def test_rules_on_torch_compile_are_those_that_need_its_log() -> None:
+    needing = {rule for rule in rule_ids() if "compile_log" in load_rule(rule).needs}
+    assert needing <= COMPILE_RULES <= set(rule_ids())
 
 
 @pytest.mark.parametrize("reason", ["nothing was compiled", f"all sources: not recorded: {RECORDED['compile_log']}"])
