@@ -37,6 +37,9 @@ _HOOKS = ("__torch_function__", "__torch_dispatch__")
 """Functions torch calls on its own behalf: not the line that asked for the op."""
 
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/")
+_GENERATED = re.compile(r"(^|/)(?P<folder>[a-z2-7]{2})/c(?P=folder)[a-z2-7]{49}\.py$")
+"""Output code of torch's inductor in its cache: ``5n/c5ncrw...py``, a hash in a folder of its first two characters."""
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
 _LIBRARY_FOLDER = re.compile(r"(^|/)lib/python3(\.\d+)?/")
 
 
@@ -68,7 +71,9 @@ def parse_frame(name: str) -> Frame | None:
         return None
     file = found["file"]
     owner = Owner.FRAMEWORK if found["function"] in _HOOKS else owner_of(file)
-    return Frame(file=file, line=int(found["line"]), function=found["function"], owner=owner)
+    resumed = _RESUMED.fullmatch(found["function"])  # what dynamo made of the function behind a graph break
+    function = resumed["function"] if resumed else found["function"]
+    return Frame(file=file, line=int(found["line"]), function=function, owner=owner)
 
 
 def parse_module(name: str) -> str | None:
@@ -79,7 +84,8 @@ def parse_module(name: str) -> str | None:
 def owner_of(file: str) -> Owner:
     """Whose file it is, judged by its path alone."""
     path = file.replace("\\", "/")
-    if path.startswith("<"):  # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>
+    # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>; code that inductor wrote
+    if path.startswith("<") or _GENERATED.search(path):
         return Owner.FRAMEWORK
     installed = _INSTALLED.search(path)
     standard = None if installed else _LIBRARY_FOLDER.search(path)

@@ -11,6 +11,12 @@ def test_a_frame_has_file_line_and_function():
     assert (frame.file, frame.line, frame.function, frame.owner) == ("model/moe.py", 41, "forward", Owner.USER)
 
 
+def test_a_function_goes_on_behind_a_graph_break_under_its_own_name():
+    frame = parse_frame("train.py(44): torch_dynamo_resume_in_forward_at_44")
+    assert frame is not None
+    assert (frame.function, frame.line) == ("forward", 44)
+
+
 @pytest.mark.parametrize(
     "name", ["<built-in method item of Tensor object at 0x7f>", "nn.Module: Linear_0", "aten::add", ""]
 )
@@ -40,6 +46,8 @@ def test_modules_are_told_from_frames():
         ("importlib/__init__.py", Owner.FRAMEWORK),
         ("<frozen importlib._bootstrap>", Owner.FRAMEWORK),
         ("<string>", Owner.FRAMEWORK),
+        ("/tmp/torchinductor_u/5n/c5ncrwiv2h7rxf4gapcnwh7htl3o2mrvvqp7iatennkrozz5s44p.py", Owner.FRAMEWORK),
+        ("6n/c5ncrwiv2h7rxf4gapcnwh7htl3o2mrvvqp7iatennkrozz5s44p.py", Owner.USER),
         ("perfscope/profiler/launch.py", Owner.FRAMEWORK),
         ("perfscope/workloads/moe.py", Owner.USER),
         ("/v/lib/python3.11/site-packages/perfscope/workloads/moe.py", Owner.USER),
