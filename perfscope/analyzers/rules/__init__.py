@@ -24,6 +24,7 @@ RULES: dict[str, str] = {
     "full_precision_matmul": "perfscope.analyzers.rules.full_precision_matmul",
     "graph_break": "perfscope.analyzers.rules.graph_break",
     "host_sync": "perfscope.analyzers.rules.host_sync",
+    "hung_collective": "perfscope.analyzers.rules.hung_collective",
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",

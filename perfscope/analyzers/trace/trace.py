@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.analyzers.compile_log import CompileLog
+    from perfscope.analyzers.flight_recorder import FlightRecord
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
     from perfscope.analyzers.op_graph import OpGraph
@@ -37,6 +38,7 @@ RECORDED: dict[str, str] = {
     "compile_events": "compilations and retraces of jax (`perfscope run`)",
     "host_reads": "reads of jax arrays by the host (`perfscope run`)",
     "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
+    "flight_record": "the NCCL flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -88,6 +90,7 @@ class Trace:
         compile_events: tuple[CompileEvent, ...] = (),
         host_reads: tuple[HostRead, ...] = (),
         compile_log: CompileLog | None = None,
+        flight_record: FlightRecord | None = None,
     ) -> None:
         """Hold the parts. Tables left out are empty.
 
@@ -96,6 +99,7 @@ class Trace:
         ``window_steps`` steps took without one, the devices waited for before and behind them. ``hlo``: the
         XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
         of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
+        ``flight_record``: what NCCL's flight recorder held when it was dumped.
         """
         unknown = recorded - set(RECORDED)
         if unknown:
@@ -115,6 +119,7 @@ class Trace:
         self.compile_events = compile_events
         self.host_reads = host_reads
         self.compile_log = compile_log
+        self.flight_record = flight_record
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self._facts: dict[Any, Any] = {}

@@ -1,0 +1,248 @@
+"""NCCL flight recorder: what ``torch.distributed`` dumps of its last collectives when one of them times out.
+
+One file a rank, ``nccl_trace_rank_3`` by default, the rank at the end of the name: a pickle, or JSON with the same
+keys; or a tar of such files.
+
+```
+{"version": "2.9", "nccl_version": "2.21.5",
+ "pg_config": {"35": {"name": "35", "desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": "[0, 1]"}, ...},
+ "pg_status": {"5": {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7}},
+ "entries": [{"pg_id": 5, "process_group": ["35", "TENSOR_MODEL_PARALLEL_GROUP"], "collective_seq_id": 8,
+   "p2p_seq_id": 0, "is_p2p": false, "profiling_name": "nccl:all_to_all", "state": "scheduled", "retired": false,
+   "input_sizes": [[4096, 5120]], "input_dtypes": ["BFloat16"], "time_created_ns": N, "timeout_ms": 600000,
+   "frames": [{"name": "forward", "filename": "model.py", "line": 7}]}]}
+```
+
+A pickle runs whatever it names when it is loaded by Python's own means. This reader names nothing: every global,
+extension and persistent id is refused, so only numbers, strings, lists, tuples and dictionaries can come out.
+The pure-Python unpickler is used, because the other one allocates as much memory as a forged file asks for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from perfscope.analyzers.facts.frames import Owner, owner_of
+from perfscope.analyzers.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
+from perfscope.analyzers.ranks.operation import operation_of
+from perfscope.analyzers.readers._bytes import open_bytes
+from perfscope.analyzers.trace import Source, Trace
+from perfscope.profiler.errors import DataError
+
+FORMAT = "flight_recorder"
+
+LARGEST = 256 << 20
+"""Bytes of one dump: 20,000 entries with stacks take about 50 MB."""
+LARGEST_TAR = 4 << 30
+"""Bytes of all files of a tar: those of a thousand ranks."""
+MOST_FILES = 20_000
+
+DEFAULT_GROUP = "default_pg"
+"""What torch calls the group of the whole world."""
+
+_KEYS = (b"pg_config", b"pg_status", b"nccl_version", b"collective_seq_id")
+_KINETO = (b'"schemaVersion"', b'"traceEvents"', b'"distributedInfo"')
+"""Keys of torch.profiler's traces, which tell of NCCL and of groups too."""
+_RANK_IN_NAME = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle|bin|gz))*$")
+_PEERS = re.compile(r"(?:send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
+_TAR_MAGIC = slice(257, 262)
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a pickle or JSON with the recorder's keys, or a tar whose first files are such."""
+    if not any(key in head for key in _KEYS):
+        return False
+    if head[_TAR_MAGIC] == b"ustar":
+        return True
+    if head[:1] == b"\x80":
+        return b"entries" in head or b"pg_config" in head
+    return head.lstrip(b" \t\r\n").startswith(b"{") and not any(key in head for key in _KINETO)
+
+
+def read(path: Path) -> Trace | list[Trace]:
+    """The trace of one rank, or those of a tar, by rank.
+
+    ``DataError``, one line, for a file that is damaged, too large, or asks for a class.
+    """
+    with open_bytes(path, LARGEST_TAR) as data:
+        if data[_TAR_MAGIC] == b"ustar":
+            return _of_tar(path, io.BytesIO(data) if isinstance(data, bytes) else data)
+        found = _parsed(data[: LARGEST + 1], str(path))
+    return _trace(found, str(path), path.name)
+
+
+def _of_tar(path: Path, stream: Any) -> list[Trace]:
+    traces = []
+    total = 0
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for count, member in enumerate(archive):
+                total += member.size
+                if count >= MOST_FILES or total > LARGEST_TAR:
+                    raise DataError(f"{path}: too large for dumps of a flight recorder")
+                opened = archive.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+                if opened is None:
+                    continue
+                data = opened.read()
+                if any(key in data[:65536] for key in _KEYS):
+                    shown = f"{path}:{member.name}"
+                    traces.append(_trace(_parsed(data, shown), shown, Path(member.name).name))
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(f"{path}: damaged tar: {error}") from error
+    if not traces:
+        raise DataError(f"{path}: no dump of a flight recorder in it")
+    return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
+
+
+class _Plain(pickle._Unpickler):
+    """Unpickles numbers, strings and containers; whatever else is asked for is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it asks for a persistent object")
+
+    def get_extension(self, code: int) -> NoReturn:
+        raise pickle.UnpicklingError("it asks for an extension")
+
+
+def _parsed(data: bytes, shown: str) -> dict[str, Any]:
+    if len(data) > LARGEST:
+        raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
+    try:
+        found = _Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+    except Exception as error:  # a forged pickle can raise anything, and nothing but this can come of it
+        raise DataError(f"{shown}: not a dump of a flight recorder: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
+        raise DataError(f"{shown}: not a dump of a flight recorder: no dictionary with entries")
+    return found
+
+
+def _trace(dump: Mapping[str, Any], shown: str, name: str) -> Trace:
+    in_name = _RANK_IN_NAME.search(name)
+    rank = int(in_name[1]) if in_name else None
+    groups = tuple(_groups(dump.get("pg_config")))
+    entries = [entry for entry in dump.get("entries", ()) if isinstance(entry, dict)]
+    calls = tuple(_call(entry) for entry in entries)
+    world = next((len(group.ranks) for group in groups if group.description == DEFAULT_GROUP), 0)
+    record = FlightRecord(
+        path=shown,
+        rank=rank,
+        version=str(dump.get("version", "")),
+        nccl_version=None if dump.get("nccl_version") is None else str(dump["nccl_version"]),
+        groups=groups,
+        calls=calls,
+        progress=_progress(dump.get("pg_status"), entries),
+    )
+    source = Source(
+        path=shown, format=FORMAT, rank=rank, events_read=len(calls), events_unplaced=0, world_size=world or None,
+        notes=() if rank is not None else ("the file's name does not end in the number of its rank",),
+    )  # fmt: skip
+    return Trace(source=source, strings=[], rows={}, recorded=frozenset({"flight_record"}), flight_record=record)
+
+
+def _groups(config: Any) -> Iterator[RecordedGroup]:
+    for name, group in config.items() if isinstance(config, dict) else ():
+        if isinstance(group, dict):
+            yield RecordedGroup(
+                name=str(group.get("name", name)), description=str(group.get("desc", "")),
+                ranks=_ranks(group.get("ranks")),
+            )  # fmt: skip
+
+
+def _ranks(said: Any) -> tuple[int, ...]:
+    """``"[0, 1]"`` or ``[0, 1]``; anything else is not known."""
+    if isinstance(said, str):
+        try:
+            said = json.loads(said)
+        except ValueError:
+            return ()
+    return tuple(said) if isinstance(said, list | tuple) and all(isinstance(rank, int) for rank in said) else ()
+
+
+def _call(entry: Mapping[str, Any]) -> RecordedCall:
+    name = str(entry.get("profiling_name", "")).rpartition("nccl:")[2]
+    between = bool(entry.get("is_p2p"))
+    state = str(entry.get("state", ""))
+    ended = entry.get("time_discovered_completed_ns") is not None
+    timeout = _number(entry.get("timeout_ms"))
+    file, line = _place(entry.get("frames"))
+    return RecordedCall(
+        group=_group_name(entry.get("process_group")),
+        description=_group_name(_list(entry.get("process_group"))[1:]),
+        operation=operation_of(name.partition(" ")[0]),
+        sequence=_number(entry.get("p2p_seq_id" if between else "collective_seq_id")) or 0,
+        peer=_peer(name) if between else None,
+        state=next((one for one in STATES if one == state), "completed" if ended else "scheduled"),
+        retired=bool(entry.get("retired")),
+        input_sizes=_sizes(entry.get("input_sizes")),
+        dtypes=tuple(str(one) for one in _list(entry.get("input_dtypes"))),
+        created_ns=_number(entry.get("time_created_ns")),
+        started_ns=_number(entry.get("time_discovered_started_ns")),
+        completed_ns=_number(entry.get("time_discovered_completed_ns")),
+        timeout_ns=None if timeout is None else timeout * 10**6,
+        file=file,
+        line=line,
+    )
+
+
+def _peer(name: str) -> tuple[int, int] | None:
+    """(from, to) of ``send 0->3`` and ``recv 3<-0``."""
+    found = _PEERS.search(name)
+    if found is None:
+        return None
+    first, second = int(found[1]), int(found[3])
+    return (first, second) if found[2] == "->" else (second, first)
+
+
+def _place(frames: Any) -> tuple[str | None, int | None]:
+    """The innermost frame of the user's."""
+    for frame in _list(frames):
+        if isinstance(frame, dict) and owner_of(file := str(frame.get("filename", ""))) is Owner.USER and file:
+            return file, _number(frame.get("line"))
+    return None, None
+
+
+def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]:
+    """How far the rank is, by group. The status numbers groups by an id of the process: its entries tell whose."""
+    named: dict[str, str] = {}
+    mixed = set()
+    for entry in entries:
+        name = _group_name(entry.get("process_group"))
+        named[str(entry.get("pg_id"))] = name
+        if entry.get("is_p2p"):
+            mixed.add(name)  # its numbers are those of sends and receives then
+    found = {}
+    for number, one in status.items() if isinstance(status, dict) else ():
+        enqueued, completed = (
+            _number(one.get(f"last_{what}_collective")) if isinstance(one, dict) else None
+            for what in ("enqueued", "completed")
+        )
+        known = named.get(str(number))
+        if known is not None and known not in mixed and enqueued is not None and completed is not None:
+            found[known] = Progress(enqueued=enqueued, completed=completed)
+    return found
+
+
+def _group_name(said: Any) -> str:
+    return str(said[0]) if isinstance(said, list | tuple) and said else str(said or "")
+
+
+def _sizes(said: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(n for n in _list(one) if isinstance(n, int)) for one in _list(said))
+
+
+def _list(said: Any) -> list[Any]:
+    return list(said) if isinstance(said, list | tuple) else []
+
+
+def _number(said: Any) -> int | None:
+    return said if isinstance(said, int) and not isinstance(said, bool) else None

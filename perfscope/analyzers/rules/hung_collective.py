@@ -1,0 +1,273 @@
+"""Ranks hang in a collective: which ranks hold up the others, in which collective, and who never came.
+
+Why it costs:
+    A collective ends when all its members have come. If one of them never does (it died, it waits for a lock, its
+    device faulted, it took another branch), all others wait until the timeout of the process group (10 minutes by
+    default) ends the job, and what was computed since the last checkpoint is lost.
+
+How it is found:
+    From the dumps of NCCL's flight recorder of all ranks, which torch.distributed writes at such a timeout. Every
+    collective that had not ended is held against the other members of its group by its number. A rank that others
+    wait for and that waits for nobody is a cause; ranks that wait for it are not, nor are those that wait for them in
+    another group. A rank that has not ended a collective which other members have ended is stuck in it: its device or
+    its host stopped. Where nobody is a cause there may be a ring of ranks that wait for each other, or a collective
+    that all have begun and none ends. Members that call different operations, or other sizes, as the same number are
+    found as well.
+
+    This follows from the dumps alone and carries no time. A dump says what had not ended when it was written: one
+    asked for while the job runs well shows ranks that are merely late. A member without a dump may be dead or its
+    file not collected. One rank's dump does not tell who never came: there the rule abstains.
+
+Fix:
+    Look at the named rank first: its log, `py-spy dump --pid`, `dmesg` (Xid errors), the device
+    (`nvidia-smi -q -d ECC,ROW_REMAPPER`). If operations or sizes differ, ranks took different branches: an uneven
+    last batch, `if rank == 0` around a collective, an exception that one rank swallowed::
+
+        with model.join(): ...                     # DDP and uneven inputs
+        torch.distributed.monitored_barrier(...)   # names the rank that does not come (gloo)
+
+    To have dumps at the next hang: `TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`, and
+    `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` on storage that outlives the machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
+from perfscope.analyzers.flight_recorder import FlightRecord, RecordedCall
+from perfscope.analyzers.ranks.hang import GroupKey, Hang, Mismatch, Stuck, Waiting, hang_of
+from perfscope.analyzers.trace import Trace
+
+NEEDS = ("flight_record",)
+
+ROWS = 20
+MOST_NAMED = 8
+
+Causes = Sequence[tuple[int, tuple[Waiting, ...]]]
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Nothing: one rank's dump does not tell who never came."""
+    return ()
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield a finding for each kind of cause: stuck ranks, ranks that never came, calls that do not agree."""
+    dumped = [trace for trace in traces if trace.flight_record is not None]
+    if not dumped:
+        return
+    told = [(trace.source.rank, trace.flight_record) for trace in dumped if trace.source.rank is not None]
+    records = {rank: record for rank, record in told if record is not None}
+    if len(records) < len(told):
+        twice = Counter(rank for rank, _ in told).most_common(1)[0][0]
+        raise AbstainError(f"several dumps are of rank {twice}: which of them belong together is not known")
+    found = hang_of(records)
+    if found.pending and not told:
+        raise AbstainError("the dumps' names do not tell their ranks (they end in the rank: nccl_trace_rank_3)")
+    if found.pending and len(records) == 1:
+        raise AbstainError("one rank's dump does not tell who never came: collect the dumps of all ranks")
+    yield from _findings(found, records)
+
+
+def _findings(found: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]:
+    if found.stuck:
+        yield _stuck(found)
+    if found.absent:
+        yield _absent(found, found.absent, records)
+    if found.undumped:
+        yield _undumped(found, found.undumped, records)
+    if found.ring:
+        yield _ring(found.ring)
+    for group, call in found.unending[:1]:
+        yield _unending(group, call, len(found.unending))
+    yield from map(_mismatch, found.mismatches)
+
+
+def _stuck(found: Hang) -> Finding:
+    first = found.stuck[0]
+    ranks = [one.rank for one in found.stuck]
+    return Finding(
+        subject="ranks are stuck in a collective that others have ended",
+        title=f"{_ranks(ranks)} {_are(ranks)} stuck: rank {first.rank} has not ended {first.call.label()} "
+        f"(number {first.call.sequence} of {_group(first.group, first.call)}), which {_ranks(first.ended_by)} "
+        f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since; "
+        f"{found.pending:,} ranks hang",
+        severity="high",
+        basis="structural",
+        where=_where(first.call),
+        ranks=tuple(ranks),
+        evidence=tuple(_stuck_row(one) for one in found.stuck[:ROWS]),
+        advice=f"Look at the device and the process of {_ranks(ranks)}: dmesg (Xid errors), nvidia-smi -q -d ECC, "
+        "py-spy dump --pid. All ranks had come to that collective, so the others are victims; take the machine out of "
+        "the job if it happens there again.",
+    )
+
+
+def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
+    ranks = [rank for rank, _ in causes]
+    missed = _largest(causes[0][1])
+    alike = [rank for rank, waits in causes if any(_same_call(one, missed) for one in waits)]
+    return Finding(
+        subject="ranks never came to a collective",
+        title=f"{_ranks(sorted(alike))} never came to {missed.call.label()} (number {missed.call.sequence} of "
+        f"{_group(missed.group, missed.call)})"
+        + (f"; {_ranks(sorted(set(ranks) - set(alike)))} to others" if set(ranks) - set(alike) else "")
+        + f"; {found.pending:,} ranks hang for it, and {'it waits' if len(ranks) == 1 else 'they wait'} for nobody",
+        severity="high",
+        basis="structural",
+        where=_where(missed.call),
+        ranks=tuple(sorted(ranks)),
+        evidence=tuple(_absent_row(rank, waits, records) for rank, waits in causes[:ROWS]),
+        advice=f"Look at what {_ranks(sorted(ranks))} did on the host: py-spy dump --pid, its log, the data loader, a "
+        "lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device waits "
+        "for nothing.",
+    )
+
+
+def _undumped(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
+    ranks = sorted(rank for rank, _ in causes)
+    missed = _largest(causes[0][1])
+    return Finding(
+        subject="ranks that others wait for left no dump",
+        title=f"{_ranks(ranks)} left no dump, and {found.pending:,} ranks hang: the first wait for it at "
+        f"{missed.call.label()} (number {missed.call.sequence} of {_group(missed.group, missed.call)})",
+        severity="high",
+        basis="structural",
+        where=_where(missed.call),
+        ranks=tuple(ranks),
+        evidence=tuple(_absent_row(rank, waits, records) for rank, waits in causes[:ROWS]),
+        advice=f"Collect the dumps of {_ranks(ranks)}; if there are none, these processes died: look at their logs, "
+        "dmesg (out of memory, Xid errors) and the scheduler's record of the machine.",
+    )
+
+
+def _ring(ring: Sequence[Waiting]) -> Finding:
+    ranks = sorted({one.rank for one in ring})
+    first = ring[0]
+    return Finding(
+        subject="ranks wait for each other",
+        title=f"{_ranks(ranks)} wait for each other: rank {first.rank} in {first.call.label()} of "
+        f"{_group(first.group, first.call)} for rank {first.for_rank}, and so on in a ring",
+        severity="high",
+        basis="structural",
+        where=_where(first.call),
+        ranks=tuple(ranks),
+        evidence=tuple(_ring_row(one) for one in ring[:ROWS]),
+        advice="Every rank has to enqueue the collectives of its groups in one order: two groups used from two "
+        "threads, or sends before receives on both ends, close the ring. Use batch_isend_irecv for exchanges.",
+    )
+
+
+def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
+    return Finding(
+        subject="a collective that all have begun does not end",
+        title=f"all {len(group[1]):,} ranks of {_group(group, call)} are in {call.label()} (number {call.sequence}) "
+        f"and none has ended it; {count:,} groups have collectives that had not ended",
+        severity="high",
+        basis="structural",
+        where=_where(call),
+        ranks=tuple(sorted(group[1])),
+        evidence=({"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},),
+        advice="Nobody is missing: look at the links (NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s), at kernels "
+        "queued before it, and whether the dump was asked for while the job ran well.",
+    )
+
+
+def _mismatch(one: Mismatch) -> Finding:
+    said = Counter(call.label() for call in one.sides.values())
+    usual = said.most_common(1)[0][0]
+    others = sorted(rank for rank, call in one.sides.items() if call.label() != usual)
+    odd = one.sides[others[0]]
+    return Finding(
+        subject=f"members of a group call another {one.what}",
+        title=f"{_ranks(others)} {'call' if len(others) > 1 else 'calls'} {odd.label()} as number {one.sequence} of "
+        f"{_group(one.group, odd)}, where {said[usual]:,} {'calls' if said[usual] == 1 else 'call'} {usual}",
+        severity="high",
+        basis="structural",
+        where=_where(odd),
+        ranks=tuple(others),
+        evidence=tuple(
+            {"rank": rank, "call": call.label(), "number": call.sequence, "state": call.state, "code": _code(call)}
+            for rank, call in sorted(one.sides.items(), key=lambda side: side[1].label() == usual)[:ROWS]
+        ),
+        advice="Ranks took different branches: an uneven last batch (drop_last=True), a condition on the rank around "
+        "a collective, parameters that only some ranks use (find_unused_parameters=True), another order of layers.",
+    )
+
+
+def _largest(waits: Sequence[Waiting]) -> Waiting:
+    """The wait that says most: of a collective rather than a send, in the largest group, the first in order."""
+    return min(
+        waits,
+        key=lambda one: (one.call.peer is not None, -len(one.group[1]), one.call.created_ns or 0, one.call.sequence),
+    )
+
+
+def _same_call(one: Waiting, other: Waiting) -> bool:
+    return (one.group, one.call.sequence, one.call.peer) == (other.group, other.call.sequence, other.call.peer)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return "are" if len(ranks) > 1 else "is"
+
+
+def _group(group: GroupKey, call: RecordedCall) -> str:
+    return f"{call.description or 'group'} {group[0]}, {len(group[1]):,} ranks"
+
+
+def _where(call: RecordedCall) -> Where:
+    return Where(op=call.operation, file=call.file, line=call.line)
+
+
+def _code(call: RecordedCall) -> str | None:
+    return None if call.file is None else f"{call.file}:{call.line}"
+
+
+def _stuck_row(one: Stuck) -> dict[str, Cell]:
+    return {
+        "rank": one.rank,
+        "stuck_in": one.call.label(),
+        "number": one.call.sequence,
+        "group": one.group[0],
+        "group_ranks": len(one.group[1]),
+        "state": one.call.state,
+        "ended_by": ", ".join(map(str, one.ended_by[:MOST_NAMED])),
+        "ended_since": one.behind - 1,
+        "timeout_ns": one.call.timeout_ns,
+        "code": _code(one.call),
+    }
+
+
+def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRecord]) -> dict[str, Cell]:
+    missed = _largest(waits)
+    record = records.get(rank)
+    return {
+        "rank": rank,
+        "never_came_to": missed.call.label(),
+        "number": missed.call.sequence,
+        "group": missed.group[0],
+        "group_ranks": len(missed.group[1]),
+        "waiting_ranks": len({one.rank for one in waits}),
+        "groups_that_wait": len({one.group for one in waits}),
+        "own_calls_pending": None if record is None else sum(call.pending for call in record.calls),
+        "timeout_ns": missed.call.timeout_ns,
+        "code": _code(missed.call),
+    }
+
+
+def _ring_row(one: Waiting) -> dict[str, Cell]:
+    return {
+        "rank": one.rank,
+        "waits_for": one.for_rank,
+        "in": one.call.label(),
+        "number": one.call.sequence,
+        "group": one.group[0],
+        "code": _code(one.call),
+    }
