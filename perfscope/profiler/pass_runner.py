@@ -49,12 +49,17 @@ class PassRunner:
         self._done.clear()
         self._queue = deque(passes(self._options))
 
-    def start(self, number: int, directory: Path, jax: JaxSide | None, *, program_profiles: bool) -> None:
+    def start(
+        self, number: int, directory: Path, jax: JaxSide | None, *, program_profiles: bool, compiles: bool
+    ) -> None:
         """Start the pass that is due, unless something is in the way; one that cannot be gives way to the next.
 
-        ``program_profiles``: a torch profiler of the program's own records, or is about to.
+        ``program_profiles``: a torch profiler of the program's own records, or is about to. ``compiles``: torch.compile
+        compiled something in the step before.
         """
-        while self._queue and self.active is None and not self._held_up(number, program_profiles=program_profiles):
+        while self._queue and self.active is None:
+            if self._held_up(number, program_profiles=program_profiles, compiles=compiles):
+                return
             due = self._queue.popleft()
             self.starting = True
             try:
@@ -135,9 +140,13 @@ class PassRunner:
             captures.append(self.active.missing("the program ended during this pass"))
         return captures + [_missing(one, f"{self.delay} this pass began") for one in self._queue]
 
-    def _held_up(self, number: int, *, program_profiles: bool) -> bool:
+    def _held_up(self, number: int, *, program_profiles: bool, compiles: bool) -> bool:
         """Whether the pass that is due has to wait."""
         tool = self._queue[0].tool
+        if compiles and self._queue[0].stacks:
+            # Millions of the compiler's own Python calls would be recorded, and minutes spent on writing them.
+            self.delay = "torch.compile compiled in each step up to its end; the program ended before"
+            return True
         if tool == "torch_profiler" and (program_profiles or observe.profiler_records()):
             self.delay = "the program's own torch.profiler was recording; the program ended before"
             return True

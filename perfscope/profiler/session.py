@@ -63,6 +63,10 @@ class Session:
         self._running = False
         self._begin_ns = 0
         self._settling = 0
+        self._compiled = 0
+        """What torch.compile had compiled when the step before began."""
+        self._compiles = False
+        """Whether it compiled in the step before."""
         self._times: list[int] = []
         self._windows = self._new_windows()
         self._written = 0.0
@@ -159,6 +163,8 @@ class Session:
         """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
         try:
             self._number = number
+            compilations = 0 if self._compile is None else self._compile.compilations
+            self._compiles, self._compiled = compilations > self._compiled, compilations
             if self._passes.active is None and self._passes.to_come and number >= self._first:
                 self._start()
                 if self._passes.active is None:
@@ -275,7 +281,7 @@ class Session:
             self._seen = observe.with_memory(self._seen, self._hooks.optimizers)
         self._windows.drop()
         profiles = bool(self._hooks.program_profilers)
-        self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles)
+        self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles, compiles=self._compiles)
         if self._passes.active is not None:
             self._write()
 
