@@ -103,6 +103,11 @@ def is_users(file: str) -> bool:
     return owner_of(file) is Owner.USER and _TORCH.search(file) is None
 
 
+def short_place(place: Place) -> str:
+    """``train.py:12``, without folders."""
+    return f"{place.file.replace(chr(92), '/').rpartition('/')[2]}:{place.line}"
+
+
 def where_of(place: Place | None) -> Where:
     """A place as that of a finding."""
     return Where() if place is None else Where(file=place.file, line=place.line)

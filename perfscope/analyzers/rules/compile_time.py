@@ -45,7 +45,14 @@ from statistics import median
 from perfscope.analyzers.compile_log import Compile
 from perfscope.analyzers.facts.compile_advice import bypass_advice, cold_advice
 from perfscope.analyzers.facts.compile_cost import CacheUse, cache_use, repeated_part
-from perfscope.analyzers.facts.compile_frames import compile_log_of, compile_spans, plain_function, user_place, where_of
+from perfscope.analyzers.facts.compile_frames import (
+    compile_log_of,
+    compile_spans,
+    plain_function,
+    short_place,
+    user_place,
+    where_of,
+)
 from perfscope.analyzers.facts.compile_phases import CompileTime, Stage
 from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_windows import step_windows
@@ -127,15 +134,15 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
     top = max(stages, key=lambda stage: stages[stage], default=None)
     whole = sum(one.total_ns for one in (*missed, *use.warm))
     title = (
-        f"compiling takes {format_ns(whole)}; warm caches would spare up to {format_ns(use.spared_ns)} of it "
-        f"({len(missed):,} of {len(missed) + len(use.warm):,} compilations were not in them)"
+        f"compiling takes {format_ns(whole)}, of which warm caches would spare up to {format_ns(use.spared_ns)} "
+        f"({len(missed):,} of {len(missed) + len(use.warm):,} compilations missed them)"
     )
     if top is not None:
-        title += f"; most goes to {top} ({format_share(stages[top], whole)})"
-    title += f"; {plain_function(dearest.compile.function)} is the dearest ({format_ns(dearest.total_ns)})"
+        title += f"; {top} takes {format_share(stages[top], whole)}"
+    title += f"; {plain_function(dearest.compile.function)} alone {format_ns(dearest.total_ns)}"
     title += _in_steps(trace, whole)
     if log.settings:
-        title += f"; perfscope's own settings ({', '.join(log.settings)}) are part of the keys: without it they may hit"
+        title += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
     return Finding(
         subject="cold compilation",
         title=title,
@@ -168,10 +175,9 @@ def _row(one: CompileTime) -> dict[str, Cell]:
     stages, place = one.stages_ns, user_place(one.compile.place, one.compile.stack)
     return {
         "compile_id": one.compile.compile_id,
-        "function": plain_function(one.compile.function),
-        "at": where_of(place).label(),
+        "frame": plain_function(one.compile.function) + (f" ({short_place(place)})" if place else ""),
         "ops": one.compile.graph_ops,
-        "caches": ", ".join(f"{cache} {result}" for cache, result in sorted(one.compile.caches.items())) or "not asked",
+        "caches": _answers(one.compile),
         "total_ns": one.total_ns,
         "tracing_ns": stages.get(Stage.TRACING, 0),
         "aot_ns": stages.get(Stage.AOT, 0),
@@ -181,6 +187,12 @@ def _row(one: CompileTime) -> dict[str, Cell]:
         "tuning_ns": stages.get(Stage.TUNING, 0),
         "loading_ns": stages.get(Stage.CACHES, 0),
     }
+
+
+def _answers(one: Compile) -> str:
+    if len(set(one.caches.values())) == 1:
+        return f"each a {next(iter(one.caches.values()))}"
+    return ", ".join(f"{cache} {result}" for cache, result in sorted(one.caches.items())) or "not asked"
 
 
 def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:

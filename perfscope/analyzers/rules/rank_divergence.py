@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.compile_divergence import Divergence, divergences
-from perfscope.analyzers.facts.compile_frames import compile_log_of, user_place, where_of
+from perfscope.analyzers.facts.compile_frames import compile_log_of, short_place, user_place, where_of
 from perfscope.analyzers.facts.compile_sides import Compiled, Side, side_of
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity
 from perfscope.analyzers.trace import Trace
@@ -160,10 +160,7 @@ def _named(one: Compiled | None) -> str:
 
 
 def _at(one: Compiled) -> str:
-    place = one.source.place
-    return (
-        f"{place.file.replace(chr(92), '/').rpartition('/')[2]}:{place.line}" if place is not None else one.compile_id
-    )
+    return short_place(one.source.place) if one.source.place is not None else one.compile_id
 
 
 def _in(one: Compiled | None) -> str:

@@ -45,7 +45,8 @@ def test_a_cold_start_costs_what_a_cache_would_have_spared() -> None:
     assert (finding.basis, finding.severity) == ("measured", "medium")
     assert finding.where.label() == "/home/user/train.py:12"
     assert "compiling takes 113 s" in finding.title
-    assert "building kernels (C++ or Triton) (88.5%)" in finding.title
+    assert "building kernels (C++ or Triton) takes 88.5%" in finding.title
+    assert (finding.evidence[0]["frame"], finding.evidence[0]["caches"]) == ("forward (train.py:12)", "each a miss")
     assert finding.evidence[0]["tracing_ns"] == 10 * SECOND
     assert "save_cache_artifacts" in finding.advice
     assert "COMPILE_THREADS" in finding.advice
