@@ -146,7 +146,8 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
     return Finding(
         subject="cold compilation",
         title=title,
-        severity=_severity(use.spared_ns),
+        # of a run whose settings are not the program's own it is not known whether that one starts cold
+        severity="low" if log.settings else _severity(use.spared_ns),
         basis="measured",
         cost_ns=use.spared_ns,
         where=where_of(user_place(dearest.compile.place, dearest.compile.stack)),

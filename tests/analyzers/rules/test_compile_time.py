@@ -75,6 +75,7 @@ def test_a_second_compilation_is_left_to_recompilation() -> None:
 def test_settings_of_perfscope_are_named() -> None:
     (finding,) = judged(replace(log(100), settings=("provenance",))).findings
     assert "perfscope's own settings (provenance)" in finding.title
+    assert finding.severity == "low"
 
 
 def test_without_phases_the_metrics_count() -> None:
