@@ -99,6 +99,17 @@ def test_rows_and_sentences() -> None:
     assert view.kernels_title.endswith("(measured)")
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("/home/alice/net.py", "~/net.py:41"), ("/home/alice/model/net.py", "model/net.py:41"), ("/net.py", "net.py:41"),
+     ("", ":41")],
+)  # fmt: skip
+def test_a_place_is_short_and_names_no_user(file: str, said: str) -> None:
+    view = compile_view(compiled(file=file))
+    assert view is not None
+    assert dict(view.frames[0].cells)["at"] == said
+
+
 def test_a_stage_below_half_a_percent_is_in_the_rest() -> None:
     held = compiled()
     assert held.detail is not None

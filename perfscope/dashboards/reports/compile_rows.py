@@ -192,11 +192,8 @@ def _recompile(one: RecompileSummary) -> str:
     """The first guard; of several that differ in a value alone, the values behind it."""
     made = ""
     if one.guard_place is not None:
-        same = one.place is not None and (one.place.file, one.place.line) == (
-            one.guard_place.file,
-            one.guard_place.line,
-        )
-        made = "" if same else f", needed at {place_text(one.guard_place)}"
+        needed = place_text(one.guard_place)
+        made = "" if needed == place_text(one.place) else f", needed at {needed}"
     values = f"; values {', '.join(map(_short, one.values))}" if len(one.values) > 2 else ""
     guard = shown(_short(one.guard), REASON_LIMIT)
     frame = f"{shown(one.function, NAME_LIMIT)} ({place_text(one.place)})"
@@ -233,11 +230,9 @@ def place_text(place: Place | None) -> str:
     """``'model/mlp.py:41'``: the file with the folder it lies in."""
     if place is None:
         return "an unknown line"
-    named = "/".join(PurePath(place.file).parts[-2:]).lstrip("/")
-    whole = f"{shown(named)}:{place.line}"
-    return (
-        whole if len(whole) <= PLACE_LIMIT else f"{shorten(shown(PurePath(place.file).name), PLACE_LIMIT)}:{place.line}"
-    )
+    parts = PurePath(shown(place.file)).parts or ("",)  # a home is ~ before it is cut: its folder is a user's name
+    whole = f"{'/'.join(parts[-2:]).lstrip('/')}:{place.line}"
+    return whole if len(whole) <= PLACE_LIMIT else f"{shorten(parts[-1], PLACE_LIMIT)}:{place.line}"
 
 
 def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
