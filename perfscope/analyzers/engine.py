@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perfscope.analyzers.collectives_section import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.compile_section import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
@@ -60,6 +61,8 @@ class Analysis:
     """Compiled XLA programs and where their time goes."""
     compile: CompileSection = NO_COMPILE
     """What torch.compile did."""
+    collectives: CollectivesSection = NO_COLLECTIVES
+    """Ranks of a job side by side: their collectives, who waited, and bandwidth."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -102,6 +105,7 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
         outcomes=tuple(_judge_all(rule, held) for rule in chosen),
         programs=programs_section(held),
         compile=compile_section(held),
+        collectives=collectives_section(held),
     )
 
 

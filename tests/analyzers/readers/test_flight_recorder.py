@@ -19,7 +19,7 @@ from perfscope.profiler.errors import DataError
 from tests.analyzers.dumps import dump, entry, written
 
 STACK = [
-    {"name": "all_reduce", "filename": "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", "line": 1},
+    {"name": "all_reduce", "filename": "/usr/lib/python3/dist-packages/torch/distributed/c10d.py", "line": 1},
     {"name": "train", "filename": "/home/user/train.py", "line": 88},
 ]  # fmt: skip
 

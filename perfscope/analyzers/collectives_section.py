@@ -1,0 +1,103 @@
+"""Ranks and collectives of all traces as one bounded section of an analysis; what breaks in it breaks nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.ranks.clocks import Clocks
+from perfscope.analyzers.ranks.groups import RankGroup
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.sets import RankSet, rank_sets
+from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
+from perfscope.analyzers.trace import Trace
+
+_log = logging.getLogger(__name__)
+
+MOST_JOBS = 4
+"""Jobs of a section: traces of several were mixed by mistake, and a few show it."""
+
+MOST_KINDS = 20
+"""Kinds of collectives of a job: those below the twentieth take a percent or two each."""
+
+MOST_GROUPS = 20
+"""Process groups of a job: a large mesh has hundreds of each axis."""
+
+MOST_RANKS = 32
+"""Ranks of a job that are listed, those that wait longest: four nodes of eight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCollectives:
+    """One job: its ranks side by side, and its collectives by kind, the longest first."""
+
+    label: str
+    """``ranks 0-7 of 8``."""
+    world_size: int | None
+    recorded: tuple[int, ...]
+    missing: tuple[int, ...]
+    matched: int
+    unmatched: int
+    """Collectives of single ranks that were not matched, sends and receives among them."""
+    clock_offset_ns: int
+    """The largest distance between two ranks' clocks."""
+    clock_uncertainty_ns: int
+    groups: tuple[RankGroup, ...]
+    groups_left: int
+    kinds: tuple[CollectiveKind, ...]
+    kinds_left: int
+    ranks: tuple[RankTotal, ...]
+    """By rank."""
+    ranks_left: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesSection:
+    """The jobs that were compared; empty where no two traces are ranks of one job."""
+
+    jobs: tuple[JobCollectives, ...] = ()
+    jobs_left: int = 0
+    problems: tuple[str, ...] = ()
+    """Why the collectives are not in here."""
+
+
+NO_COLLECTIVES = CollectivesSection()
+
+
+def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
+    """The section of all traces; ranks whose collectives break it are named in ``problems``."""
+    if sum(map(has_ranks, traces)) < 2:
+        return NO_COLLECTIVES
+    try:
+        sets = [one for one in rank_sets(traces) if one.matching.matched]
+        jobs = tuple(_job(one) for one in sets[:MOST_JOBS])
+    except Exception as error:  # as with a rule: what breaks here must not cost the findings
+        _log.warning("collectives of %s", traces[0].source.path, exc_info=True)
+        problem = f"the collectives could not be summed up: {type(error).__name__}: {error}"
+        return CollectivesSection(problems=(problem,))
+    return CollectivesSection(jobs=jobs, jobs_left=max(0, len(sets) - MOST_JOBS))
+
+
+def _job(ranks: RankSet) -> JobCollectives:
+    table = table_of(ranks)
+    clocks: Clocks = ranks.clocks
+    worst = sorted(table.ranks, key=lambda one: -one.wait_ns)[:MOST_RANKS]
+    return JobCollectives(
+        label=ranks.job.label(),
+        world_size=ranks.job.world_size,
+        recorded=ranks.job.ranks,
+        missing=ranks.job.missing,
+        matched=len(ranks.matching.matched),
+        unmatched=ranks.matching.alone + ranks.matching.disagreeing + ranks.matching.point_to_point,
+        clock_offset_ns=clocks.largest_offset_ns,
+        clock_uncertainty_ns=clocks.worst_ns,
+        groups=ranks.groups[:MOST_GROUPS],
+        groups_left=max(0, len(ranks.groups) - MOST_GROUPS),
+        kinds=table.kinds[:MOST_KINDS],
+        kinds_left=max(0, len(table.kinds) - MOST_KINDS),
+        ranks=tuple(sorted(worst, key=lambda one: one.rank)),
+        ranks_left=max(0, len(table.ranks) - MOST_RANKS),
+        notes=ranks.notes,
+    )
