@@ -201,3 +201,18 @@ def test_rules_on_xla_programs_are_one_phrase_where_none_ran(count: int, shown: 
     other = Outcome(rule="straggler", status="abstained", reason="one rank")
     summary = summarize(analysis(outcomes=(*outcomes, other)))
     assert summary.abstained == (("one rank", ("straggler",)), (reason, shown))
+
+
+@pytest.mark.parametrize("world", [None, 1, 8])
+def test_rules_on_several_ranks_are_one_phrase_where_there_is_one_process(world: int | None) -> None:
+    outcomes = tuple(
+        Outcome(rule=rule, status="abstained", reason=f"{rule} has no log")
+        for rule in ("hung_collective", "rank_divergence")
+    )
+    held = analysis(outcomes=outcomes)
+    summary = summarize(replace(held, sources=(replace(held.sources[0], world_size=world),)))
+    if world == 8:
+        assert [rules for _, rules in summary.abstained] == [("hung-collective",), ("rank-divergence",)]
+    else:
+        phrase = "2 rules on jobs of several processes"
+        assert summary.abstained == (("one process, nothing to compare it with", (phrase,)),)

@@ -26,7 +26,14 @@ COMPILE_RULES = frozenset(
 )  # fmt: skip
 """Rules that look at such a log: where one of them cannot, its own reason tells more."""
 
+ONE_PROCESS = "one process, nothing to compare it with"
+"""Why rules on jobs of several processes do not concern the reader."""
+
+RANK_RULES = frozenset({"hung_collective", "rank_divergence"})
+"""Rules that look at several ranks side by side and at nothing else."""
+
 FOLDED = {
+    ONE_PROCESS: "jobs of several processes",
     NO_PROGRAMS: "XLA programs",
     f"not recorded: {RECORDED['compile_log']}": "torch.compile",
     "nothing was compiled": "torch.compile",
@@ -57,10 +64,14 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     """(reason, rules), those of what is not there last."""
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
+    single = not alone and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
-            reason = LOG_ALONE if alone and outcome.rule not in COMPILE_RULES else reason
+            if single and outcome.rule in RANK_RULES:
+                reason = ONE_PROCESS
+            elif alone and outcome.rule not in COMPILE_RULES:
+                reason = LOG_ALONE
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
     folded = [_fold(reason, rules) for reason, rules in reasons.items()]
     return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
@@ -69,6 +80,6 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
 def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
     """Rules on what is not there as one short phrase: they do not concern the reader."""
     of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
-    if of is not None and len(rules) >= FOLDED_FROM:
+    if of is not None and (len(rules) >= FOLDED_FROM or reason == ONE_PROCESS):
         return reason, (f"{len(rules)} rules on {of}",)
     return reason, tuple(rules)
