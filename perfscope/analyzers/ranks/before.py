@@ -1,19 +1,22 @@
 """What a rank did while the others waited for it: computed, communicated, loaded data, or nothing the trace shows.
 
-Looked at on the rank's own clock, so no alignment is in it: the window ends where its collective began, and is as
-long as the others waited. If its device was idle there, the host was late: the host is looked at in a window of the
-same length that ends where the collective was launched.
+First it is held against the others: from the collective before to this one, on each rank's own clock, how much more
+than the median of them it computed, was in collectives, loaded data or ran ops. What makes up for most of its lateness
+is what it did. Where nothing does (others may have been busy waiting), the window right before its arrival is
+looked at, as long as it was late: on the device up to where the collective began, on the host up to where it was
+launched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame
 from perfscope.analyzers.facts.host_spans import input_slices
-from perfscope.analyzers.facts.intervals import EMPTY, Intervals, covered, union
+from perfscope.analyzers.facts.intervals import EMPTY, Intervals, covered, merge, union
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 
@@ -40,13 +43,18 @@ class Before:
     loader_ns: int
     ops_ns: int
     """Host ops that are no loader and no collective, on the thread that launched it."""
+    more: Mapping[str, int]
+    """By kind: ns more than the median of the others spent in it since the collective before; empty for the first."""
     frame: Frame | None
     """The innermost Python function of the user's that covers most of it, where stacks were recorded."""
 
     @property
     def what(self) -> str:
-        """What fills most of the window."""
+        """What it did more than the others, else what fills most of the window."""
         need = MOST * self.window_ns
+        most = max(self.more, key=lambda kind: self.more[kind], default=NOTHING)
+        if self.more.get(most, 0) >= need:
+            return most
         for covers, name in (
             (self.collectives_ns, EARLIER),
             (self.loader_ns, LOADER),
@@ -58,8 +66,34 @@ class Before:
         return NOTHING
 
 
-def before(trace: Trace, late: Local, lateness_ns: int) -> Before:
-    """What the rank of ``trace`` did in the ``lateness_ns`` before it came to ``late``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A rank's way from one collective, or from the beginning of a step, to the next collective."""
+
+    trace: Trace
+    device_ns: int
+    """Since when its device was on it."""
+    host_ns: int
+    """Since when its host was on it."""
+    until: Local
+
+
+def way(trace: Trace, since: Local | None, until: Local) -> Stretch | None:
+    """From the collective before to ``until``; for the first one from the beginning of its step, where it is known."""
+    if since is not None:
+        return Stretch(trace=trace, device_ns=since.end_ns, host_ns=_launch(trace, since), until=until)
+    starts = trace.rows["steps"]["start_ns"]
+    before_it = starts[starts <= _launch(trace, until)]
+    if not len(before_it):
+        return None
+    return Stretch(trace=trace, device_ns=int(before_it.max()), host_ns=int(before_it.max()), until=until)
+
+
+def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, others: Sequence[Stretch]) -> Before:
+    """What the rank of ``trace`` did before it came ``lateness_ns`` late to ``late``.
+
+    ``own``: its way from the collective before; ``others``: the ways of the ranks that it kept waiting.
+    """
     device_window = (late.start_ns - lateness_ns, late.start_ns)
     launch = _launch(trace, late)
     host_window = (launch - lateness_ns, launch)
@@ -73,8 +107,33 @@ def before(trace: Trace, late: Local, lateness_ns: int) -> Before:
         collectives_ns=_inside(trace.fact(_collective_intervals), host_window if hosted else device_window),
         loader_ns=_inside(loader, host_window),
         ops_ns=_inside(ops, host_window),
+        more=_more(own, others) if own is not None and others else {},
         frame=_frame(trace, threads, host_window),
     )
+
+
+def _more(own: Stretch, others: Sequence[Stretch]) -> dict[str, int]:
+    """By kind: what the rank spent in it on its way, less the median of the others."""
+    mine, theirs = _spent(own), [_spent(other) for other in others]
+    return {kind: ns - int(np.median([one[kind] for one in theirs])) for kind, ns in mine.items()}
+
+
+def _spent(stretch: Stretch) -> dict[str, int]:
+    """ns of a stretch by kind: of the device between the two collectives, of the host between their launches."""
+    trace = stretch.trace
+    device = (min(stretch.device_ns, stretch.until.start_ns), stretch.until.start_ns)
+    hosted = stretch.until.kernel == MISSING
+    launched = _launch(trace, stretch.until)
+    launches = device if hosted else (min(stretch.host_ns, launched), launched)
+    threads = _threads(trace, stretch.until)
+    loading = trace.fact(_loader_spans)
+    loader = _inside(loading, launches)
+    return {
+        EARLIER: _inside(trace.fact(_collective_intervals), device),
+        LOADER: loader,
+        COMPUTE: _inside(trace.fact(compute_intervals), device),
+        HOST: _inside(merge(_of_threads(trace, threads), loading), launches) - loader,
+    }
 
 
 def compute_intervals(trace: Trace) -> Intervals:

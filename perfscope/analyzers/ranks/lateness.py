@@ -2,7 +2,7 @@
 
 A collective's shortest side is that of the rank that came last. It was late by what the next-to-last rank waited:
 had it come no later than that one, all would have gone on so much sooner, and no more. Lateness below the
-uncertainty of the two ranks' ends is nobody's.
+uncertainty of the two ranks' ends is nobody's, nor is, for collectives on the host, what a scheduler makes of it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.intervals import Intervals, difference_total, union
 from perfscope.analyzers.facts.step_windows import whole_ns
-from perfscope.analyzers.ranks.before import Before, before, compute_intervals
+from perfscope.analyzers.ranks.before import Before, before, compute_intervals, way
+from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.trace import MISSING
+
+SLICE_NS = 10 * 10**6
+"""Ten milliseconds. A collective on the host begins when a thread of the rank gets a core: where cores are shared it
+waits for others' slices (3 to 24 ms under Linux's schedulers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +71,26 @@ def lateness_of(ranks: RankSet) -> Lateness:
     """The late arrivals at the matched collectives of a job."""
     traces = {member.rank: member.trace for member in ranks.job.members}
     by_rank: dict[int, list[Late]] = defaultdict(list)
+    previous: dict[int, Local] = {}
     for one in ranks.matching.matched:
+        ways = {
+            rank: found
+            for rank, side in one.sides.items()
+            if (found := way(traces[rank], previous.get(rank), side)) is not None
+        }
+        previous.update(one.sides)
         waits = sorted((one.wait_ns(rank), rank) for rank in one.sides)
         late, other = waits[1]
         rank = waits[0][1]
-        if late <= ranks.clocks.uncertainty_ns.get(rank, 0) + ranks.clocks.uncertainty_ns.get(other, 0):
+        least = ranks.clocks.uncertainty_ns.get(rank, 0) + ranks.clocks.uncertainty_ns.get(other, 0)
+        if one.sides[rank].kernel == MISSING:
+            least = max(least, SLICE_NS)
+        if late <= least:
             continue
-        found = before(traces[rank], one.sides[rank], late)
+        own = ways.pop(rank, None)
+        did = before(traces[rank], one.sides[rank], late, own, tuple(ways.values()))
         waited = sum(wait for wait, _ in waits)
-        by_rank[rank].append(Late(collective=one, rank=rank, lateness_ns=late, waited_ns=waited, before=found))
+        by_rank[rank].append(Late(collective=one, rank=rank, lateness_ns=late, waited_ns=waited, before=did))
     stragglers = [_straggling(rank, found, ranks) for rank, found in by_rank.items()]
     return Lateness(
         stragglers=tuple(sorted(stragglers, key=lambda one: (-one.cost_ns, one.rank))),

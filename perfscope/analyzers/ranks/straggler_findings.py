@@ -49,7 +49,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     cost = sum(each.cost_ns for each in named)
     trace = {member.rank: member.trace for member in ranks.job.members}[worst.rank]
     others = len(ranks.job.members) - 1
-    first = worst.arrivals[0]
+    first = next(one for one in worst.arrivals if one.before.what == reason)
     alone = len(named) == 1
     gone = ranks.job.missing
     who = (
@@ -63,7 +63,6 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         f"{sum(len(each.arrivals) for each in named):,} of {late.collectives:,} collectives"
         + (f" and causes {share:.0%} of all waiting" if alone else f": {_shares(named, late)}")
         + f"; before {_one(first)} it was {format_ns(first.lateness_ns)} late: {_DID[first.before.what]}"
-        + (f"; most of its lateness: {reason}" if reason != first.before.what else "")
         + (f"; {len(gone):,} ranks are missing, one of which may have come later still" if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
@@ -120,6 +119,7 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
         "core_ns": one.core_ns,
         "message_bytes": one.message_bytes,
         "before": late.before.what,
+        "more_than_others_ns": late.before.more.get(late.before.what),
         "compute_before_ns": late.before.compute_ns,
         "collectives_before_ns": late.before.collectives_ns,
         "loader_before_ns": late.before.loader_ns,

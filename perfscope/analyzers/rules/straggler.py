@@ -10,11 +10,13 @@ How it is found:
     Traces of several ranks of a job: their collectives are matched (by recorded number in the group, else in order),
     and the shortest side of each is that of the rank that came last, since it waits for nobody; the rest of the other
     durations is waiting. No common clock is needed for that. A rank is late by what the next-to-last one waited:
-    no more could be saved. Lateness below the spread of the collectives' ends is not counted.
+    no more could be saved. Lateness below the spread of the collectives' ends is not counted, nor below
+    10 ms for collectives on the host (gloo), where ranks share cores.
 
-    Before each late arrival, what the rank did in a window of the same length is looked up on its own clock: its
-    device computed, was in an earlier collective, its host was in a data loader, busy with ops, or did nothing that
-    the trace shows (`host gap`). A rank that is missing may have come later still: that is said, and with
+    What the rank did is held against the others since the collective before, on each one's own clock: its device
+    computed longer, was in an earlier collective, its host was in a data loader, or busy with ops. Where none of it
+    explains most of its lateness, the time right before its arrival is looked at, and if nothing is in it that the
+    trace shows, it says so (`host gap`). A rank that is missing may have come later still: that is said, and with
     more than half of them missing the rule abstains.
 
     The cost is measured and an upper bound: the rank's lateness, and no more than the longest time that another rank

@@ -100,3 +100,35 @@ def ragged(build: TraceBuilder, rank: int) -> None:
         moved = 150_000 * rank * (-1) ** at
         kernel["end_ns"] += moved
         row["end_ns"] += moved
+
+
+def test_what_it_did_more_than_the_others_explains_it_wherever_it_lies() -> None:
+    """Rank 1 loads data 4 ms longer than the others, then all compute alike until the collective."""
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+    def load_then_compute(build: TraceBuilder, rank: int) -> None:
+        first = STEP + 500.0  # where the first collective ends
+        late = LATE if rank == 1 else 0.0
+        build.op(name, first + 100, first + 600 + late)
+        build.kernel("gemm", first + 700 + late, first + 9_000 + late)
+
+    (found,) = rank_sets(rank_set([[0.0, 0.0, 0.0], [0.0, LATE, 0.0]], extra=load_then_compute))
+    (arrival,) = lateness_of(found).stragglers[0].arrivals
+    assert (arrival.before.loader_ns, arrival.before.what) == (0, "data loader")
+    assert arrival.before.more["data loader"] == 4_000_000
+    assert arrival.before.more["longer compute"] == 0
+
+
+def test_collectives_on_the_host_say_nothing_below_a_slice() -> None:
+    def hosted(late: float) -> list[int]:
+        builds = [TraceBuilder(rank=rank) for rank in range(3)]
+        for rank, build in enumerate(builds):
+            start = 1_000 + (late if rank == 1 else 0)
+            build.annotation("gloo:all_reduce", start, 60_000, tid=9)
+            build.row("collectives", start_ns=round(start * 1000), end_ns=60_000_000, name=build.code("all_reduce"),
+                      slice=0)  # fmt: skip
+        (found,) = rank_sets([build.build() for build in builds])
+        return [one.rank for one in lateness_of(found).stragglers]
+
+    assert hosted(9_000) == []
+    assert hosted(11_000) == [1]

@@ -1,0 +1,84 @@
+"""Four real processes that train together with gloo: a planted straggler, a planted input stall, and neither."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.load import load_path
+from tests.conftest import REPOSITORY
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+PROGRAM = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+planted, rank = sys.argv[1], int(os.environ["RANK"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+class Rows(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.3 if (planted, rank) == ("input", 2) else 0)
+        return torch.ones(64)
+
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(Rows(), batch_size=1):
+    time.sleep(0.4)  # the same on every rank: what ranks that share cores lose to each other is little of it
+    loss = model(batch).sum()
+    time.sleep(0.3 if (planted, rank) == ("straggler", 1) else 0)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def captured(folder: Path, planted: str) -> Analysis:
+    program = folder / "train.py"
+    program.write_text(PROGRAM)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command = [sys.executable, "-m", "perfscope", "run", "--level", "light", "--no-report", "--", *launcher]
+    done = subprocess.run(
+        [*command, str(program), planted], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return analyze(load_path(folder / "perfscope-runs").traces, ["straggler", "input_stall"])
+
+
+def test_a_straggler_and_an_input_stall_are_found_and_nothing_where_nothing_is(tmp_path: Path) -> None:
+    found = {}
+    for planted in ("straggler", "input", "nothing"):
+        folder = tmp_path / planted
+        folder.mkdir()
+        found[planted] = captured(folder, planted)
+
+    (late,) = found["straggler"]["straggler"].findings
+    assert (late.subject, late.ranks) == ("one rank comes late", (1,))
+    assert {row["before"] for row in late.evidence} == {"host gap"}
+    assert found["straggler"]["input_stall"].status == "clean"
+
+    (late,) = found["input"]["straggler"].findings
+    assert (late.subject, late.ranks) == ("one rank comes late", (2,))
+    assert {row["before"] for row in late.evidence} == {"data loader"}
+    (stall,) = found["input"]["input_stall"].findings
+    assert stall.ranks == (2,)
+
+    (job,) = found["nothing"].collectives.jobs
+    assert (job.recorded, job.missing, job.unmatched) == ((0, 1, 2, 3), (), 0)
+    assert [found["nothing"][rule].status for rule in ("straggler", "input_stall")] == ["clean", "clean"]
