@@ -32,6 +32,7 @@ RULES: dict[str, str] = {
     "recompilation": "perfscope.analyzers.rules.recompilation",
     "resharding_collective": "perfscope.analyzers.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.rules.sequential_scan",
+    "small_collectives": "perfscope.analyzers.rules.small_collectives",
     "small_kernels": "perfscope.analyzers.rules.small_kernels",
     "straggler": "perfscope.analyzers.rules.straggler",
     "unfused_attention": "perfscope.analyzers.rules.unfused_attention",
