@@ -11,6 +11,7 @@ READERS: dict[str, str] = {
     "hlo_proto": "perfscope.analyzers.readers.hlo_proto",
     "hlo_text": "perfscope.analyzers.readers.hlo_text",
     "kineto": "perfscope.analyzers.readers.kineto",
+    "nsys": "perfscope.analyzers.readers.nsys",
     "run": "perfscope.analyzers.readers.run",
     "torch_trace": "perfscope.analyzers.readers.torch_trace",
     "xplane": "perfscope.analyzers.readers.xplane",

@@ -76,6 +76,26 @@ def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.m
             yield data
 
 
+@contextlib.contextmanager
+def unpacked_path(path: Path, suffix: str) -> Iterator[Path]:
+    """A file with the content of ``path`` for libraries that open by name: itself, or unpacked into a temporary one.
+
+    ``DataError`` as in ``open_bytes``.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(XZ_MAGIC))
+        if not magic.startswith(GZIP_MAGIC) and magic != XZ_MAGIC:
+            yield path
+            return
+        with tempfile.NamedTemporaryFile(prefix="perfscope-", suffix=suffix) as held:
+            _decompress(path, held, "gzip" if magic.startswith(GZIP_MAGIC) else "xz", LARGEST)
+            held.flush()
+            yield Path(held.name)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
 def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None:
     import lzma
     import zlib

@@ -89,6 +89,8 @@ FIXES = {
     "the next step has been launched.",
     "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`; "
     "read what comes back after the next step has been launched.",
+    "wait": "Work on one stream keeps its order without a wait. Leave one wait where the host reads a result (an "
+    "event, or the stream, not the whole device) and take the others out, those behind every kernel first.",
     "free": "The caching allocator gave memory back to the driver, which waits for the device. Keep shapes stable, "
     "warm up with the largest batch, remove `torch.cuda.empty_cache()`, or set "
     "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
@@ -134,7 +136,11 @@ class _Line:
 
     def kind(self) -> str:
         """Key of ``FIXES``: what the program did to wait."""
-        return "free" if all("Free" in name for name in self.calls) else _KIND_OF_OP.get(self.op, "")
+        if all("Free" in name for name in self.calls):
+            return "free"
+        if self.op == NO_OP and all("Synchronize" in name for name in self.calls):
+            return "wait"
+        return _KIND_OF_OP.get(self.op, "")
 
     def in_words(self) -> str:
         """What waits: the Python operation where the op tells, else the calls and the op."""
@@ -192,7 +198,7 @@ def _finding(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Fi
         count = sum(other.waits for other in harmless)
         advice += f" {count} other waits ({waited} of waiting) left the device busy: they cost nothing."
     return Finding(
-        subject=line.op,
+        subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
         title=f"{line.in_words()} waits for the device, which then idles {format_ns(line.idle_ns)} "
         f"({format_share(line.idle_ns, whole)}); {line.charged} of {line.waits} waits cost",
         severity=severity_of(line.idle_ns, whole),
@@ -215,9 +221,11 @@ def _lines(trace: Trace) -> list[_Line]:
     lines: dict[tuple[str, Where], _Line] = {}
     for call in trace.fact(blocking_calls).tolist():
         parent = int(calls["parent"][call])
+        name = trace.text(int(calls["name"][call]))
         op, site = op_of(trace, parent) or NO_OP, call_site(trace, parent)
-        line = lines.setdefault((op, site.where()), _Line(op=op, site=site))
-        line.calls.add(trace.text(int(calls["name"][call])))
+        # outside every op the call is all that is known of what waits
+        line = lines.setdefault((name if op == NO_OP else op, site.where()), _Line(op=op, site=site))
+        line.calls.add(name)
         line.waits += 1
         line.wait_ns += int(calls["end_ns"][call] - calls["start_ns"][call])
         line.charged += call in of_sync

@@ -1,0 +1,127 @@
+"""Samples of counters: metrics of GPUs and network cards, numbers of generic events, and memory of the driver.
+
+GPU metrics are percent of the peak (clocks: MHz). Their numbers change between versions, so a metric is known by
+its name alone; the low byte of ``typeId`` is the number of the GPU. Exports up to 2022.4 hold the same samples as
+JSON text in ``GENERIC_EVENTS``.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from perfscope.analyzers.readers.kineto_json.grown import Columns, join
+from perfscope.analyzers.readers.nsys_sqlite.database import NULL
+from perfscope.analyzers.readers.nsys_sqlite.session import Session, alike
+from perfscope.analyzers.trace.columns import Array
+
+_METRICS = "TARGET_INFO_GPU_METRICS"
+_NETWORK = "TARGET_INFO_NETWORK_METRICS"
+_LONGEST_NS = 2**53
+
+
+def read_counters(session: Session) -> Columns:
+    """``time_ns``, ``name`` and ``value`` of all samples, in order of time."""
+    parts = [part for part in (_gpus(session), _cards(session), _generic(session)) if len(part["time_ns"])]
+    if not parts:
+        return {}
+    columns = join(parts)
+    order = np.argsort(columns["time_ns"], kind="stable")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _samples(session: Session, table: str, time: Array, name: Array, value: Array) -> Columns:
+    """Samples on the trace's clock; those without a time, a name or a value are counted as unplaced."""
+    session.pool.events += len(time)
+    sound = (time != NULL) & (np.abs(time) < _LONGEST_NS) & (name >= 0)
+    if value.dtype.kind == "i":
+        sound &= value != NULL
+    lost = int((~sound).sum())
+    if lost:
+        session.pool.unplaced[f"{table}: a sample without a sound time, a known metric or a value"] += lost
+    return {
+        "time_ns": time[sound] + session.epoch_ns,
+        "name": name[sound].astype(np.int32),
+        "value": value[sound].astype(np.float64),
+    }
+
+
+def _gpus(session: Session) -> Columns:
+    rows = session.database.integers("GPU_METRICS", "timestamp", "typeId", "metricId", "value")
+    columns, (texts,) = session.database.mixed(_METRICS, ("typeId", "metricId"), "metricName")
+    named = {
+        (kind, metric): session.pool.code(f"GPU {kind & 0xFF}: {text}")
+        for kind, metric, text in zip(columns["typeId"].tolist(), columns["metricId"].tolist(), texts, strict=True)
+        if isinstance(text, str)
+    }
+    name = _by_key(rows["typeId"], rows["metricId"], named)
+    return _samples(session, "GPU_METRICS", rows["timestamp"], name, rows["value"])
+
+
+def _cards(session: Session) -> Columns:
+    """Metrics of network cards; a sample is that of the interval it ends."""
+    rows = session.database.integers("NET_NIC_METRIC", "end", "globalId", "metricsListId", "metricsIdx", "value")
+    columns, (texts, units) = session.database.mixed(_NETWORK, ("metricsListId", "metricsIdx"), "name", "unit")
+    metrics = {
+        (group, index): f"{text} [{unit}]" if isinstance(unit, str) and unit else text
+        for group, index, text, unit in zip(
+            columns["metricsListId"].tolist(), columns["metricsIdx"].tolist(), texts, units, strict=True
+        )
+        if isinstance(text, str)
+    }
+    cards = {card: place for place, card in enumerate(np.unique(rows["globalId"]).tolist())}
+    first, kind = alike(rows["globalId"], rows["metricsListId"], rows["metricsIdx"])
+    codes = [
+        session.pool.code(f"NIC {cards[card]}: {metrics[group, index]}") if (group, index) in metrics else -1
+        for card, group, index in zip(
+            *(rows[name][first].tolist() for name in ("globalId", "metricsListId", "metricsIdx")), strict=True
+        )
+    ]
+    name = np.array(codes, np.int64)[kind]
+    return _samples(session, "NET_NIC_METRIC", rows["end"], name, rows["value"])
+
+
+def _generic(session: Session) -> Columns:
+    """Numbers in the JSON of generic events; text in it is left out."""
+    columns, (read,) = session.database.mixed(
+        "GENERIC_EVENTS", ("timestamp", "typeId"), "data", keep={"data": _numbers}
+    )
+    time, name, value = [], [], []
+    unread = 0
+    for moment, kind, numbers in zip(columns["timestamp"].tolist(), columns["typeId"].tolist(), read, strict=True):
+        unread += not numbers
+        for key, number in numbers.items() if isinstance(numbers, dict) else ():
+            time.append(moment)
+            name.append(session.pool.code(f"GPU {kind & 0xFF}: {key}" if kind != NULL else key))
+            value.append(number)
+    if unread:
+        session.pool.events += unread
+        session.pool.unplaced["GENERIC_EVENTS: an event without numbers"] += unread
+    return _samples(
+        session, "GENERIC_EVENTS", np.array(time, np.int64), np.array(name, np.int64), np.array(value, np.float64)
+    )
+
+
+def _numbers(text: object) -> dict[str, float]:
+    try:
+        held = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    found = {}
+    for key, value in held.items() if isinstance(held, dict) else ():
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            continue
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            continue
+        if np.isfinite(number):
+            found[str(key)[:100]] = number
+    return found
+
+
+def _by_key(first: Array, second: Array, named: dict[tuple[int, int], int]) -> Array:
+    rows, kind = alike(first, second)
+    codes = [named.get(pair, -1) for pair in zip(first[rows].tolist(), second[rows].tolist(), strict=True)]
+    return np.array(codes, np.int64)[kind]
