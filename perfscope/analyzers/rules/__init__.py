@@ -27,6 +27,7 @@ RULES: dict[str, str] = {
     "hung_collective": "perfscope.analyzers.rules.hung_collective",
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
+    "nvlink_stall": "perfscope.analyzers.rules.nvlink_stall",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
     "rank_divergence": "perfscope.analyzers.rules.rank_divergence",
     "recompilation": "perfscope.analyzers.rules.recompilation",

@@ -9,9 +9,9 @@ How it is found:
     waiting for another rank). A collective is small if, at the best bandwidth the trace shows of its operation (1 GB/s
     at least), its bytes take less than that latency. Counted are rows of small ones of one operation, type and group
     that follow each other on a stream, either back to back or of flat tensors; activations of tensor parallelism,
-    which depend on each other, are neither as a rule. The cost is modelled, and an upper bound: one latency for each that fits
-    into a common buffer of 25 MiB (the default of DistributedDataParallel), and no more than the time in which the
-    device did nothing else. Where sizes are not recorded the rule abstains. One rank is enough.
+    which depend on each other, are neither as a rule. The cost is modelled, and an upper bound: one latency for each
+    that fits into a common buffer of 25 MiB (the default of DistributedDataParallel), and no more than the time in
+    which the device did nothing else. Where sizes are not recorded the rule abstains. One rank is enough.
 
 Fix:
     Reduce many tensors as one: DistributedDataParallel does it (`bucket_cap_mb=25`, check that gradients are not
