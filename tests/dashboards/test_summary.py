@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import Step, TimedWindow
 from perfscope.analyzers.finding import Finding, Outcome
+from perfscope.dashboards.reports.abstained import ONE_PROCESS
 from perfscope.dashboards.reports.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, evidence_cell, evidence_header
 from perfscope.dashboards.reports.summary import Spread, summarize
@@ -215,4 +216,4 @@ def test_rules_on_several_ranks_are_one_phrase_where_there_is_one_process(world:
         assert [rules for _, rules in summary.abstained] == [("hung-collective",), ("rank-divergence",)]
     else:
         phrase = "2 rules on jobs of several processes"
-        assert summary.abstained == (("one process, nothing to compare it with", (phrase,)),)
+        assert summary.abstained == ((ONE_PROCESS, (phrase,)),)

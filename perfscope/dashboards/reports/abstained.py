@@ -26,11 +26,11 @@ COMPILE_RULES = frozenset(
 )  # fmt: skip
 """Rules that look at such a log: where one of them cannot, its own reason tells more."""
 
-ONE_PROCESS = "one process, nothing to compare it with"
+ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
-RANK_RULES = frozenset({"hung_collective", "rank_divergence"})
-"""Rules that look at several ranks side by side and at nothing else."""
+RANK_RULES = frozenset({"hung_collective", "nvlink_stall", "rank_divergence", "small_collectives"})
+"""Rules that look at what several ranks do together and at nothing else."""
 
 FOLDED = {
     ONE_PROCESS: "jobs of several processes",
@@ -64,7 +64,8 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     """(reason, rules), those of what is not there last."""
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
-    single = not alone and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
+    of_ranks = [one for one in analysis.outcomes if one.status == "abstained" and one.rule in RANK_RULES]
+    single = not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
