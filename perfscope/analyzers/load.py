@@ -21,6 +21,7 @@ from perfscope.analyzers.trace import Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.run import dump
+from perfscope.profiler.tasks import left_nothing
 
 ENTRY_POINTS = "perfscope.readers"
 
@@ -93,8 +94,26 @@ def load_all(path: str | Path) -> list[Trace]:
     return load(path)
 
 
-def load_path(path: str | Path) -> Loaded:
-    """As ``load``, with what was skipped in a folder and why."""
+def load_path(path: str | Path, *, alone: bool = True) -> Loaded:
+    """As ``load``, with what was skipped in a folder and why. ``alone``: no other path holds ranks of its job."""
+    loaded = _load_path(path)
+    if alone:
+        note_missing(loaded.traces)
+    return loaded
+
+
+def note_missing(traces: Sequence[Trace]) -> None:
+    """Have the first of a run's traces say which ranks of the world there is none of."""
+    ranked = [trace for trace in traces if trace.source.format == "run" and trace.source.rank is not None]
+    if not ranked:
+        return
+    ranks = {trace.source.rank for trace in ranked if trace.source.rank is not None}
+    note = left_nothing(ranks, max((trace.source.world_size or 0 for trace in ranked), default=0))
+    if note is not None:
+        ranked[0].source = replace(ranked[0].source, notes=(*ranked[0].source.notes, note))
+
+
+def _load_path(path: str | Path) -> Loaded:
     place = resolve(path)
     try:
         reader = reader_of(place)

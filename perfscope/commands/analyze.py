@@ -110,13 +110,14 @@ def _device(name: str) -> Device:
 
 def _load(paths: Sequence[str]) -> Loaded:
     """What lies at all paths, each trace once. Of several runs no manifest is *the* run's."""
-    from perfscope.analyzers.load import Loaded, joined, load_path
+    from perfscope.analyzers.load import Loaded, joined, load_path, note_missing
 
-    parts = [load_path(path) for path in paths]
+    parts = [load_path(path, alone=False) for path in paths]
     traces: dict[tuple[Path, int | None], Trace] = {}
     for part in parts:
         for trace in part.traces:
             traces.setdefault((Path(trace.source.path).absolute(), trace.source.rank), trace)
+    note_missing(tuple(traces.values()))
     return Loaded(
         traces=joined(tuple(traces.values()), ", ".join(trace.source.path for trace in traces.values())),
         skipped=tuple(one for part in parts for one in part.skipped),

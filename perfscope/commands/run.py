@@ -12,6 +12,7 @@ import click
 
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
+from perfscope.profiler.gather import WAIT_S
 from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, CaptureOptions, parse_steps
 from perfscope.profiler.store import RUNS_FOLDER
 
@@ -85,6 +86,20 @@ class RunCommand(click.Command):
     help="Folder that keeps the run directories.",
 )
 @click.option("--name", help="Name of the run; the script's if not given.")
+@click.option(
+    "--run-id",
+    metavar="ID",
+    help="Name of the run directory, the same for all tasks of a job (or PERFSCOPE_RUN_ID). [under srun, mpirun or "
+    "torchrun: the job's]",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=WAIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the first task of a job waits for the others to end before it reports.",
+)
 @click.option("--no-report", is_flag=True, help="Capture only; `perfscope analyze latest` reports later.")
 @quiet_option
 @verbose_option
@@ -101,6 +116,8 @@ def run(
     follow: bool,
     output: Path,
     name: str | None,
+    run_id: str | None,
+    wait: float,
     no_report: bool,
     quiet: bool,
     verbose: bool,
@@ -124,7 +141,11 @@ def run(
         quiet=quiet,
         xla_dump=xla_dump,
     )
-    recorded = record(_target(context), options, root=output, name=name, follow=follow)
+    recorded = record(_target(context), options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
+    if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
+        if not quiet and recorded.leads and recorded.task.key is not None:
+            _say_alone(recorded)
+        return recorded.code  # the first task speaks for all
     if not quiet:
         _say_captures(recorded)
         if no_report or not recorded.run.artifacts(recorded.directory):
@@ -149,9 +170,30 @@ def _target(context: click.Context) -> Target:
     return Target(arguments=words, module=kind == "module", command=kind == "command")
 
 
+def _say_alone(recorded: Recorded) -> None:
+    """No manifest of task 0 came to lie beside ours: this file system is not the one that it writes on."""
+    print(
+        f"perfscope: task {recorded.task.number}: task 0 does not write here; what this machine captured is kept in "
+        f"{recorded.directory}, and `perfscope analyze DIR DIR ...` takes such folders as one job",
+        file=sys.stderr,
+    )
+
+
 def _say_captures(recorded: Recorded) -> None:
     """What was captured and what was not, on stderr."""
+    from perfscope.profiler.ranks import RUN_ID
+    from perfscope.profiler.tasks import left_nothing, ranks_of
+
     lines = list(recorded.run.notes)
+    if recorded.run.processes and (missing := left_nothing(*ranks_of(recorded.run))):
+        lines.append(missing)
+    if recorded.earlier:
+        lines.append(f"an earlier run has that name: this one is {recorded.directory.name}")
+    if recorded.task.key is None and (recorded.task.count or 1) > 1:
+        lines.append(
+            f"{recorded.task.count} tasks, and nothing that names their job: each writes a run of its own; "
+            f"--run-id NAME (or {RUN_ID}) makes them one"
+        )
     for process in recorded.run.processes:
         who = f"rank {process.rank}: " if len(recorded.run.processes) > 1 else ""
         lines += [

@@ -12,9 +12,7 @@ from typing import Any
 from perfscope.profiler import jax_compat, jax_side
 from perfscope.profiler.options import CaptureOptions
 from perfscope.profiler.plan import Pass
-
-RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-"""Set by torchrun, by srun, by Open MPI's mpirun."""
+from perfscope.profiler.ranks import MOST_RANKS, place_of
 
 ALLOCATOR_COUNTERS = (
     "allocated_bytes.all.current",
@@ -31,8 +29,6 @@ ATTACHED_FILE = ".framework-seen"
 """Made by the first process that imports torch or jax: without it the program had neither."""
 FAILURES_FILE = "failures.txt"
 """One line for each error of our own inside the program."""
-
-MOST_RANKS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,17 +163,15 @@ def say_plan(options: CaptureOptions, seen: Seen, source: str, first: int, plan:
 
 
 def _known_rank(torch: Any) -> tuple[int | None, int | None]:
+    """Rank and world size: what the framework says wins over what the launcher told."""
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     process = jax_compat.process() if "jax" in sys.modules else None
     if process is not None:
         return process
-    for name in RANK_VARIABLES:
-        text = os.environ.get(name, "")
-        if text.isdecimal() and int(text) < MOST_RANKS:
-            return int(text), None
-    return None, None
+    place = place_of(os.environ)
+    return (None, None) if place is None else (place.rank, place.world_size)
 
 
 def _claim(run: Path, rank: int | None) -> tuple[int, Path]:

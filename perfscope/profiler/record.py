@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfscope.profiler import environment, store
+from perfscope.profiler import environment, gather, store
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.launch import Ended, Target, launch
 from perfscope.profiler.observe import ATTACHED_FILE, FAILURES_FILE
 from perfscope.profiler.options import CaptureOptions, Message
 from perfscope.profiler.plan import first_step
-from perfscope.profiler.run import Run, State
+from perfscope.profiler.ranks import Task, task_of
+from perfscope.profiler.run import Process, Run, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +29,37 @@ class Recorded:
     directory: Path
     run: Run
     code: int
+    task: Task = field(default_factory=Task)
+    leads: bool = True
+    """Whether this task speaks for the run: it is the first of those that write into the directory."""
+    earlier: bool = False
+    """Whether runs of other jobs had the name that was asked for."""
 
 
 def record(
-    target: Target, options: CaptureOptions, *, root: Path, name: str | None = None, follow: bool = False
+    target: Target,
+    options: CaptureOptions,
+    *,
+    root: Path,
+    name: str | None = None,
+    follow: bool = False,
+    run_id: str | None = None,
+    wait_s: float = gather.WAIT_S,
 ) -> Recorded:
-    """Run ``target`` under capture, into a new run directory below ``root``.
+    """Run ``target`` under capture, into a new run directory below ``root``, or the one of the job it is a task of.
 
-    ``follow``: Python processes that it starts capture too (always for a command).
+    ``follow``: Python processes that it starts capture too (always for a command). ``run_id``: what all tasks of
+    the job call the run, where their launcher does not name the job. The first task waits for the others
+    for up to ``wait_s`` seconds if its own program ended well.
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
     target.command_line()  # a program that is not there leaves no run behind
-    directory = store.create(root, name or target.name())
-    run = _begun(target, options, directory, name or target.name())
+    task = task_of(os.environ, run_id)
+    joined = None if task.key is None else gather.join(root, task)
+    directory = store.create(root, name or target.name()) if joined is None else joined.directory
+    if joined is not None:
+        task = replace(task, number=joined.number)
+    run = _begun(target, options, directory, name or target.name(), task)
     store.write(directory, run)
     message = Message(
         directory=str(directory.resolve()),
@@ -47,14 +67,32 @@ def record(
         pythonpath=os.environ.get("PYTHONPATH"),
         follow=follow or target.command,
     )
-    with store.alive(directory):
+    with store.alive(directory, run.task):
         ended = launch(target, message)
-        run = _ended(run, ended, directory, options)
-        store.write(directory, run)
-    return Recorded(directory=directory, run=run, code=ended.code)
+        leads = gather.leads(directory, run.task)
+        done = _ended(run, ended, directory, options, leads=leads)
+        store.write(directory, done)
+    if joined is not None and task.number == 0 and ended.code == 0:
+        # A failed program's code goes out at once: it is how the launcher learns to end the others.
+        with contextlib.suppress(KeyboardInterrupt):
+            gather.await_others(directory, task, wait_s)
+            done = _ended(run, ended, directory, options, leads=leads)
+            store.write(directory, done)
+    if joined is not None:
+        with contextlib.suppress(DataError):  # a manifest that cannot be read is in the notes of our own
+            done = store.read(directory)
+    return Recorded(
+        directory=directory,
+        run=done,
+        code=ended.code,
+        task=task,
+        leads=leads,
+        earlier=joined is not None and joined.earlier,
+    )
 
 
-def _begun(target: Target, options: CaptureOptions, directory: Path, name: str) -> Run:
+def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
+    number = 0 if task.key is None else task.number
     gpus = environment.nvidia_gpus()
     script = None
     if not target.module and not target.command and target.arguments[0] != "-":
@@ -67,7 +105,10 @@ def _begun(target: Target, options: CaptureOptions, directory: Path, name: str) 
         command=environment.redact(command),
         state="running",
         script=script,
-        git=environment.git_facts(),
+        task=number,
+        tasks=None if task.key is None else task.count,
+        # A thousand tasks at once are hard on a shared file system, and all would say the same.
+        git=environment.git_facts() if number == 0 else None,
         python=platform.python_version(),
         platform=environment.platform_facts(),
         packages=environment.packages(),
@@ -82,20 +123,22 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
     return {key: value for key, value in dataclasses.asdict(options).items() if key != "quiet"}
 
 
-def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions) -> Run:
+def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
+    """The manifest of a task whose program ended. What concerns the whole run is told by the one that ``leads``."""
     notes = []
     if ended.signal is not None and ended.signal != signal.SIGINT:
         notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
-    try:
-        processes = store.read_processes(directory)
-    except DataError as error:
-        processes = ()
-        notes.append(f"what a process wrote of itself cannot be read: {error}")
-    if not any(process.step_source for process in processes):
-        notes.append(_why_nothing(directory, options, logged=bool(processes)))
-    failures = directory / FAILURES_FILE
-    if failures.exists():
-        notes.append(failures.read_text(errors="replace").splitlines()[0])
+    processes: tuple[Process, ...] = ()
+    if leads:
+        try:
+            processes = store.read_processes(directory)
+        except DataError as error:
+            notes.append(f"what a process wrote of itself cannot be read: {error}")
+        if not any(process.step_source for process in processes):
+            notes.append(_why_nothing(directory, options, logged=bool(processes)))
+        failures = directory / FAILURES_FILE
+        if failures.exists():
+            notes.append(failures.read_text(errors="replace").splitlines()[0])
     state: State = "finished"
     if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
         state = "interrupted"

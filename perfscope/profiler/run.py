@@ -19,6 +19,8 @@ RUN_SCHEMA = "perfscope.run/1"
 PROCESS_SCHEMA = "perfscope.process/1"
 
 RUN_FILE = "run.json"
+TASK_FILE = "run-task{:05d}.json"
+"""The manifest of each further ``perfscope run`` that writes into the same run."""
 PROCESS_FILE = "process.json"
 
 MOST_BYTES = 64 << 20
@@ -99,6 +101,10 @@ class Run:
     """As started, the values of secret-looking options replaced by ``***``."""
     state: State
     schema: str = RUN_SCHEMA
+    task: int = 0
+    """Number of the ``perfscope run`` that wrote this, where a job started several of them into one run."""
+    tasks: int | None = None
+    """How many it started; ``None`` for one alone, or where nothing told it."""
     script: str | None = None
     """Relative to the folder it was started in, ``None`` for a module or a command."""
     exit_code: int | None = None

@@ -9,19 +9,26 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
-from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, Process, Run, dump, load_process, load_run
+from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, TASK_FILE, Process, Run, dump, load_process, load_run
+from perfscope.profiler.tasks import as_one_run
 
 RUNS_FOLDER = "perfscope-runs"
 """Below the folder a program was started in."""
 LATEST = "latest"
 ALIVE_FILE = ".alive"
-"""Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one."""
+"""Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
 
+Each further task of a job has one of its own, with its number behind it.
+"""
+
+STAMP = "%Y%m%d-%H%M%S"
+STAMP_LENGTH = 15
+_STAMPED = re.compile(r"\d{8}-\d")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 MOST_NAME = 40
 """Characters of a run's name: the directory stays readable in a listing."""
@@ -43,21 +50,26 @@ def create(root: Path, name: str) -> Path:
 
     It is made by an atomic mkdir and never is one that existed. ``NotStartedError`` if it cannot be made.
     """
-    label = _NAME.sub("-", name).strip("-.")[:MOST_NAME] or "run"
+    label = as_label(name)
     try:
         root.mkdir(parents=True, exist_ok=True)
         for _ in range(MOST_TRIES):
-            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            stamp = datetime.now(UTC).strftime(STAMP)
             directory = root / f"{stamp}-{label}-{secrets.token_hex(2)}"
             try:
                 directory.mkdir()
             except FileExistsError:
                 continue
-            _point_latest(root, directory.name)
+            point_latest(root, directory.name)
             return directory
     except OSError as error:
         raise NotStartedError(f"{root}: no run directory can be made: {error.strerror or error}") from error
     raise NotStartedError(f"{root}: no free run directory after {MOST_TRIES} tries")
+
+
+def as_label(name: str) -> str:
+    """``name`` as part of a directory's name: never empty, hidden or a path."""
+    return _NAME.sub("-", name).strip("-.")[:MOST_NAME] or "run"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -78,49 +90,76 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 
 def write(directory: Path, run: Run) -> None:
-    """Write the manifest of the run in ``directory``."""
-    write_atomically(directory / RUN_FILE, dump(run))
+    """Write the manifest of ``run``'s task in ``directory``; each has a file of its own."""
+    write_atomically(directory / manifest_name(run.task), dump(run))
+
+
+def manifest_name(task: int) -> str:
+    """The file of a task's manifest; that of the first is the run's."""
+    return TASK_FILE.format(task) if task else RUN_FILE
+
+
+def alive_name(task: int) -> str:
+    """The file that a task holds locked while it lives."""
+    return f"{ALIVE_FILE}-{task:05d}" if task else ALIVE_FILE
 
 
 @contextlib.contextmanager
-def alive(directory: Path) -> Iterator[None]:
-    """While this is held, a reader sees the run in ``directory`` as running."""
-    with (directory / ALIVE_FILE).open("w") as stream:
+def alive(directory: Path, task: int = 0) -> Iterator[None]:
+    """While this is held, a reader sees ``task`` of the run in ``directory`` as running."""
+    with (directory / alive_name(task)).open("w") as stream:
         # Some network file systems have no locks; then a running run reads as killed until it ends.
         with contextlib.suppress(OSError):
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-def is_alive(directory: Path) -> bool:
+def is_alive(directory: Path, task: int = 0) -> bool:
     """Whether a ``perfscope run`` still holds the run in ``directory``."""
+    return liveness(directory, task) is True
+
+
+def liveness(directory: Path, task: int = 0) -> bool | None:
+    """As `is_alive`; ``None`` where the file system has no locks to tell by."""
     try:
-        with (directory / ALIVE_FILE).open() as stream:
+        with (directory / alive_name(task)).open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return None
     return False
 
 
+def manifests(directory: Path) -> list[Path]:
+    """The manifests of the tasks that write into ``directory``, by number."""
+    first = directory / RUN_FILE
+    return [*([first] if first.is_file() else []), *sorted(directory.glob(TASK_FILE.replace("{:05d}", "[0-9]*")))]
+
+
+def task_of_file(manifest: Path) -> int:
+    """The number of the task whose manifest that is."""
+    digits = re.sub(r"\D", "", manifest.name)
+    return int(digits) if digits else 0
+
+
 def is_run(directory: Path) -> bool:
-    """Whether ``directory`` looks like a run: it holds a manifest."""
-    return (directory / RUN_FILE).is_file()
+    """Whether ``directory`` looks like a run: it holds a manifest, be it of a task that is not the first."""
+    return bool(manifests(directory))
 
 
 def read(directory: Path) -> Run:
-    """The run in ``directory`` with what its processes wrote last; ``DataError`` if it is corrupt.
+    """The run in ``directory`` with what its processes and tasks wrote last; ``DataError`` if it is corrupt.
 
-    A run that says it is running though nobody runs it any more reads as killed.
+    A run that says it is running though nobody runs it any more reads as killed. What became of tasks other
+    than the first is in its notes.
     """
-    run = load_run(directory / RUN_FILE)
-    processes = read_processes(directory)
-    if processes:
-        run = replace(run, processes=processes)
-    if run.state == "running" and not is_alive(directory):
-        run = replace(run, state="killed")
-    return run
+    files = manifests(directory) or [directory / RUN_FILE]
+    held = {task.task: task for task in map(load_run, files)}
+    running = {number for number, task in held.items() if task.state == "running" and is_alive(directory, number)}
+    return as_one_run(held, running, read_processes(directory))
 
 
 def read_processes(directory: Path) -> tuple[Process, ...]:
@@ -130,11 +169,19 @@ def read_processes(directory: Path) -> tuple[Process, ...]:
 
 
 def directories(root: Path) -> list[Path]:
-    """Run directories below ``root``, the newest first (their names begin with the time)."""
+    """Run directories below ``root``, the newest first."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if not path.is_symlink() and path.is_dir() and is_run(path)]
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    return sorted(found, key=_age, reverse=True)
+
+
+def _age(directory: Path) -> tuple[str, str]:
+    """The time that a name begins with; one that does not (a job's) is as old as its manifest."""
+    if _STAMPED.match(directory.name):
+        return directory.name[:STAMP_LENGTH], directory.name
+    written = manifests(directory)[0].stat().st_mtime
+    return datetime.fromtimestamp(written, UTC).strftime(STAMP), directory.name
 
 
 def list_runs(root: Path) -> list[Listed]:
@@ -175,11 +222,13 @@ def prune(root: Path, keep: int) -> list[Path]:
         raise AskedWronglyError(f"--prune {keep}: the number of runs to keep cannot be negative")
     removed = []
     for directory in directories(root)[keep:]:
-        if is_alive(directory):
+        held = manifests(directory)
+        if any(is_alive(directory, task_of_file(file)) for file in held):
             continue
         try:
-            # The manifest goes first: what a broken-off removal leaves no longer looks like a run.
-            (directory / RUN_FILE).unlink()
+            # The manifests go first: what a broken-off removal leaves no longer looks like a run.
+            for file in held:
+                file.unlink()
             shutil.rmtree(directory)
         except OSError as error:
             raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
@@ -188,11 +237,11 @@ def prune(root: Path, keep: int) -> list[Path]:
     if removed and link.is_symlink() and not link.exists():
         link.unlink()
         if remaining := directories(root):
-            _point_latest(root, remaining[0].name)
+            point_latest(root, remaining[0].name)
     return removed
 
 
-def _point_latest(root: Path, name: str) -> None:
+def point_latest(root: Path, name: str) -> None:
     """Move the link in one step; a file or folder of that name that is not ours is left alone."""
     link = root / LATEST
     if link.exists() and not link.is_symlink():
