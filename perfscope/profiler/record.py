@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfscope.profiler import environment, gather, store
-from perfscope.profiler.errors import DataError
 from perfscope.profiler.launch import Ended, Target, launch
 from perfscope.profiler.observe import ATTACHED_FILE, FAILURES_FILE
 from perfscope.profiler.options import CaptureOptions, Message
@@ -79,8 +78,7 @@ def record(
             done = _ended(run, ended, directory, options, leads=leads)
             store.write(directory, done)
     if joined is not None:
-        with contextlib.suppress(DataError):  # a manifest that cannot be read is in the notes of our own
-            done = store.read(directory)
+        done = store.read(directory)
     return Recorded(
         directory=directory,
         run=done,
@@ -130,10 +128,8 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, 
         notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
     processes: tuple[Process, ...] = ()
     if leads:
-        try:
-            processes = store.read_processes(directory)
-        except DataError as error:
-            notes.append(f"what a process wrote of itself cannot be read: {error}")
+        processes, damaged = store.read_processes(directory)
+        notes += damaged
         if not any(process.step_source for process in processes):
             notes.append(_why_nothing(directory, options, logged=bool(processes)))
         failures = directory / FAILURES_FILE

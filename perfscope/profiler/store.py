@@ -8,13 +8,23 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
-from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, TASK_FILE, Process, Run, dump, load_process, load_run
+from perfscope.profiler.run import (
+    PROCESS_FILE,
+    RUN_FILE,
+    TASK_FILE,
+    Manifest,
+    Process,
+    Run,
+    dump,
+    load_process,
+    load_run,
+)
 from perfscope.profiler.tasks import as_one_run
 
 RUNS_FOLDER = "perfscope-runs"
@@ -151,21 +161,38 @@ def is_run(directory: Path) -> bool:
 
 
 def read(directory: Path) -> Run:
-    """The run in ``directory`` with what its processes and tasks wrote last; ``DataError`` if it is corrupt.
+    """The run in ``directory`` with what its processes and tasks wrote last; ``DataError`` if its manifest is corrupt.
 
     A run that says it is running though nobody runs it any more reads as killed. What became of tasks other
-    than the first is in its notes.
+    than the first, and what one of them or a process left damaged, is in its notes.
     """
     files = manifests(directory) or [directory / RUN_FILE]
-    held = {task.task: task for task in map(load_run, files)}
+    first = load_run(files[0])
+    tasks, damaged = _readable(files[1:], load_run)
+    held = {task.task: task for task in (first, *tasks)}
     running = {number for number, task in held.items() if task.state == "running" and is_alive(directory, number)}
-    return as_one_run(held, running, read_processes(directory))
+    processes, lost = read_processes(directory)
+    run = as_one_run(held, running, processes)
+    return replace(run, notes=(*run.notes, *(note for note in (*damaged, *lost) if note not in run.notes)))
 
 
-def read_processes(directory: Path) -> tuple[Process, ...]:
-    """What the processes of a run wrote of themselves, by rank; ``DataError`` if one is corrupt."""
-    files = sorted(directory.glob(f"rank*/{PROCESS_FILE}"))
-    return tuple(sorted((load_process(file) for file in files), key=lambda one: (one.rank, one.directory)))
+def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...]]:
+    """What the processes of a run wrote of themselves, by rank, and a note for each whose manifest is damaged."""
+    processes, damaged = _readable(sorted(directory.glob(f"rank*/{PROCESS_FILE}")), load_process)
+    return tuple(sorted(processes, key=lambda one: (one.rank, one.directory))), damaged
+
+
+def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[list[Manifest], tuple[str, ...]]:
+    """The manifests that can be read: a machine that went down must not take the other ranks' along."""
+    held: list[Manifest] = []
+    damaged = []
+    for file in files:
+        try:
+            held.append(load(file))
+        except DataError as error:
+            name = f"{file.parent.name}/{file.name}" if file.name == PROCESS_FILE else file.name
+            damaged.append(f"{name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
+    return held, tuple(damaged)
 
 
 def directories(root: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import pytest
 from perfscope.profiler import gather, store
 from perfscope.profiler.errors import NotStartedError
 from perfscope.profiler.ranks import Task
-from perfscope.profiler.run import Run, dump
+from perfscope.profiler.run import Process, Run, dump
 from perfscope.profiler.store import read
 from tests.conftest import REPOSITORY
 
@@ -168,6 +168,21 @@ def test_the_manifests_of_all_tasks_are_one_run(tmp_path: Path) -> None:
     with store.alive(tmp_path, 5):
         assert read(tmp_path).notes[-1] == "task 5: it still runs"
         assert store.prune(tmp_path.parent, 0) == []
+
+
+def test_a_task_or_a_process_that_left_damaged_files_takes_nothing_else_along(tmp_path: Path) -> None:
+    for number in range(3):
+        store.write(tmp_path, manifest(number))
+        (tmp_path / f"rank{number:05d}").mkdir()
+        whole = dump(Process(rank=number, directory=f"rank{number:05d}", world_size=3))
+        (tmp_path / f"rank{number:05d}" / "process.json").write_bytes(whole[: 0 if number == 1 else None])
+    (tmp_path / store.manifest_name(2)).write_text("{")
+    run = read(tmp_path)
+    assert [process.rank for process in run.processes] == [0, 2]
+    assert [note.split(":")[0] for note in run.notes] == [
+        "run-task00002.json cannot be read",
+        "rank00001/process.json cannot be read",
+    ]
 
 
 def test_tasks_without_the_first_are_a_run_too_and_are_pruned_whole(tmp_path: Path) -> None:
