@@ -27,7 +27,9 @@ def schema() -> Draft202012Validator:
 def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
-    assert list(held) == ["schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "run"]
+    assert list(held) == [
+        "schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "collectives", "run",
+    ]  # fmt: skip
     assert held["sources"] == [
         {
             "path": "~/traces/trace.json.gz",

@@ -62,7 +62,8 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         title=f"{who} up to {format_ns(cost)} ({format_share(cost, late.whole_ns)}) at "
         f"{sum(len(each.arrivals) for each in named):,} of {late.collectives:,} collectives"
         + (f" and causes {share:.0%} of all waiting" if alone else f": {_shares(named, late)}")
-        + f"; before {_one(first)} it was {format_ns(first.lateness_ns)} late: {_DID[first.before.what]}"
+        + f"; before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
+        + _DID[first.before.what]
         + (f"; {len(gone):,} ranks are missing, one of which may have come later still" if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
@@ -89,9 +90,8 @@ def _shares(named: Sequence[Straggling], late: Lateness) -> str:
 
 
 def _one(late: Late) -> str:
-    one = late.collective
-    article = "an" if one.operation.startswith("a") else "a"
-    return f"{article} {one.operation}" + (f" (rank {late.rank})" if late.rank != one.last else "")
+    operation = late.collective.operation
+    return f"{'an' if operation.startswith('a') else 'a'} {operation}"
 
 
 def _where(late: Late, ranks: RankSet) -> Where:

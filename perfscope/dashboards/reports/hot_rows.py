@@ -25,7 +25,7 @@ NAMES = frozenset(
 )
 """Columns whose words are names of the program, here and in the tables of programs and of torch.compile."""
 
-WORDS = NAMES | {"bound by", "state", "backend", "FX cache"}
+WORDS = NAMES | {"bound by", "state", "backend", "FX cache", "collective", "group", "algorithm"}
 """Columns of text; the others are numbers."""
 
 

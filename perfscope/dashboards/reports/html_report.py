@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
+from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.reports.html_compile import compile_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_programs import programs_cards
@@ -117,6 +118,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
         yield from programs_cards(summary.programs)
     if summary.compile is not None:
         yield compile_card(summary.compile)
+    if summary.collectives is not None:
+        yield from collectives_cards(summary.collectives)
     yield from _not_flagged(summary)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))

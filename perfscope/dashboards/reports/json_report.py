@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.reports.collective_json import collectives_document
 from perfscope.dashboards.reports.compile_json import compile_document
 from perfscope.dashboards.reports.program_json import programs_document
 from perfscope.dashboards.reports.summary import programs_alone
@@ -45,6 +46,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],
             "programs": _plain(programs_document(analysis.programs)),
             "compile": _plain(compile_document(analysis.compile)),
+            "collectives": _plain(collectives_document(analysis.collectives)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.advice import Block, blocks
+from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
@@ -77,6 +78,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield programs_details(summary.programs)
     if summary.compile is not None:
         yield compile_details(summary.compile)
+    if summary.collectives is not None:
+        yield collectives_details(summary.collectives)
 
 
 def _count(summary: Summary, level: str) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
+from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
 from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
@@ -140,6 +141,8 @@ class Summary:
     """Compiled XLA programs and where their time goes; ``None`` where there are none."""
     compile: CompileView | None = None
     """What torch.compile did; ``None`` where it compiled nothing."""
+    collectives: CollectivesView | None = None
+    """Ranks of a job side by side; ``None`` where there are no two."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -169,6 +172,7 @@ def summarize(analysis: Analysis) -> Summary:
         remarks=tuple(remarks(analysis.sources)),
         programs=programs_view(analysis.programs),
         compile=compiled,
+        collectives=collectives_view(analysis.collectives),
     )
 
 

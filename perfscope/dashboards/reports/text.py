@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.collective_text import collectives_section
 from perfscope.dashboards.reports.compile_text import compile_section
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.program_text import programs_section
@@ -74,6 +75,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield from programs_section(summary.programs, width, verbose=verbose)
     if summary.compile is not None:
         yield from compile_section(summary.compile, width, verbose=verbose)
+    if summary.collectives is not None:
+        yield from collectives_section(summary.collectives, width, verbose=verbose)
     yield from _not_flagged(summary)
     yield from (_line("  ", remark) for remark in summary.remarks)
     if verbose:
