@@ -12,6 +12,7 @@ READERS: dict[str, str] = {
     "hlo_text": "perfscope.analyzers.readers.hlo_text",
     "kineto": "perfscope.analyzers.readers.kineto",
     "nsys": "perfscope.analyzers.readers.nsys",
+    "nsys_jax": "perfscope.analyzers.readers.nsys_jax",
     "run": "perfscope.analyzers.readers.run",
     "torch_trace": "perfscope.analyzers.readers.torch_trace",
     "xplane": "perfscope.analyzers.readers.xplane",

@@ -69,6 +69,8 @@ class _Line:
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a direction and line whose pageable copies cost time."""
     copies, whole = trace.rows["copies"], whole_ns(trace)
+    if not len(copies) and not {"runtime_calls", "launch_links"} & trace.recorded and len(trace.rows["hlo_ops"]):
+        raise AbstainError("instructions of compiled programs were recorded, and not which of them copy to the host")
     exposed = trace.fact(exposed_copies)
     crossing = np.isin(copies["kind"], list(_DIRECTIONS))
     pageable = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.PAGEABLE))
