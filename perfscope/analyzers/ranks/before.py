@@ -23,6 +23,9 @@ from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 MOST = 0.5
 """Of the window: what fills more than half of it is what the rank did."""
 
+MOST_OTHERS = 32
+"""Of the others that a late rank is held against, evenly chosen: their median needs no more."""
+
 COMPUTE, EARLIER, LOADER, HOST, NOTHING = (
     "longer compute",
     "an earlier collective",
@@ -99,7 +102,7 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
     host_window = (launch - lateness_ns, launch)
     threads = _threads(trace, late)
     loader = trace.fact(_loader_spans)
-    ops = _of_threads(trace, threads)
+    ops = trace.fact(_OpsOf(threads))
     hosted = late.kernel == MISSING
     return Before(
         window_ns=lateness_ns,
@@ -114,7 +117,7 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
 
 def _more(own: Stretch, others: Sequence[Stretch]) -> dict[str, int]:
     """By kind: what the rank spent in it on its way, less the median of the others."""
-    mine, theirs = _spent(own), [_spent(other) for other in others]
+    mine, theirs = _spent(own), [_spent(other) for other in others[:: -(-len(others) // MOST_OTHERS)]]
     return {kind: ns - int(np.median([one[kind] for one in theirs])) for kind, ns in mine.items()}
 
 
@@ -132,7 +135,7 @@ def _spent(stretch: Stretch) -> dict[str, int]:
         EARLIER: _inside(trace.fact(_collective_intervals), device),
         LOADER: loader,
         COMPUTE: _inside(trace.fact(compute_intervals), device),
-        HOST: _inside(merge(_of_threads(trace, threads), loading), launches) - loader,
+        HOST: _inside(merge(trace.fact(_OpsOf(threads)), loading), launches) - loader,
     }
 
 
@@ -173,14 +176,20 @@ def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
     return tuple(thread for thread in range(len(trace.rows["threads"])) if thread not in workers)
 
 
-def _of_threads(trace: Trace, threads: tuple[int, ...]) -> Intervals:
-    """Ops on the threads, without the collectives' own."""
-    slices = trace.rows["slices"]
-    if not threads:
-        return EMPTY
-    own = [code for code, text in enumerate(trace.strings) if text.startswith(("c10d::", "record_param_comms"))]
-    chosen = (slices["kind"] == int(SliceKind.OP)) & np.isin(slices["thread"], threads) & ~np.isin(slices["name"], own)
-    return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
+@dataclass(frozen=True, slots=True)
+class _OpsOf:
+    """When ops ran on the threads, without the collectives' own: a fact of a trace."""
+
+    threads: tuple[int, ...]
+
+    def __call__(self, trace: Trace) -> Intervals:
+        slices = trace.rows["slices"]
+        if not self.threads:
+            return EMPTY
+        own = [code for code, text in enumerate(trace.strings) if text.startswith(("c10d::", "record_param_comms"))]
+        chosen = (slices["kind"] == int(SliceKind.OP)) & np.isin(slices["thread"], self.threads)
+        chosen &= ~np.isin(slices["name"], own)
+        return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
 
 
 def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> Frame | None:

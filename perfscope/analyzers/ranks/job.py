@@ -142,13 +142,13 @@ def _beside(trace: Trace, others: Sequence[Trace]) -> int:
 def _groups_agree(members: Sequence[Member]) -> bool:
     """Whether two ranks that are in a group of one name hold it to have the same members."""
     held: dict[tuple[str, int], tuple[int, ...]] = {}
+    recorded = {member.rank for member in members}
     for member in members:
         for group, ranks in {(one.group, one.ranks) for one in member.collectives}:
             if group is None or ranks is None or member.rank not in ranks:
                 continue
-            for rank in ranks:
-                if rank in {other.rank for other in members} and held.setdefault((group, rank), ranks) != ranks:
-                    return False
+            if any(held.setdefault((group, rank), ranks) != ranks for rank in recorded.intersection(ranks)):
+                return False
     return True
 
 

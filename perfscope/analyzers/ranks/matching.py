@@ -43,21 +43,15 @@ class Matched:
     """Number in its group, as recorded or counted."""
     sides: Mapping[int, Local]
     """By rank."""
+    core_ns: int
+    """The shortest duration: the last rank to arrive waits for nobody. Needs no common clock."""
+    last: int
+    """The rank that arrived last, by duration."""
 
     @property
     def complete(self) -> bool:
         """All members of the group are among the sides."""
         return len(self.sides) == len(self.group)
-
-    @property
-    def core_ns(self) -> int:
-        """The shortest duration: the last rank to arrive waits for nobody. Needs no common clock."""
-        return min(side.duration_ns for side in self.sides.values())
-
-    @property
-    def last(self) -> int:
-        """The rank that arrived last, by duration."""
-        return min(sorted(self.sides), key=lambda rank: self.sides[rank].duration_ns)
 
     def wait_ns(self, rank: int) -> int:
         """What a rank waited for the last one to arrive: its duration less the shortest."""
@@ -115,7 +109,13 @@ def match(job: Job) -> Matching:
             operation = Counter(side.operation for side in kept.values()).most_common(1)[0][0]
             takes_part = tuple(sorted(by_rank)) if isinstance(group, str) else group
             named = not isinstance(group, str)
-            matched.append(Matched(operation=operation, group=takes_part, named=named, index=index[0], sides=kept))
+            last = min(sorted(kept), key=lambda rank: kept[rank].duration_ns)
+            matched.append(
+                Matched(
+                    operation=operation, group=takes_part, named=named, index=index[0], sides=kept,
+                    core_ns=kept[last].duration_ns, last=last,
+                )
+            )  # fmt: skip
     matched.sort(key=lambda one: min(side.start_ns for side in one.sides.values()))
     notes = []
     if unnamed:
