@@ -1,4 +1,4 @@
-"""Nsight Systems: a report's SQLite export (plain, gzip or xz), or the report itself through the user's own ``nsys``.
+"""Nsight Systems: a report's SQLite export (plain, gzip, xz) or parquet folder, or the report, through ``nsys``.
 
 ```
 nsys profile -t cuda,nvtx,osrt -o report python train.py          writes report.nsys-rep
@@ -18,6 +18,7 @@ from perfscope.analyzers.readers._bytes import unpacked_path
 from perfscope.analyzers.readers.nsys_sqlite.build import FORMAT, build
 from perfscope.analyzers.readers.nsys_sqlite.database import open_database
 from perfscope.analyzers.readers.nsys_sqlite.export import exported
+from perfscope.analyzers.readers.nsys_sqlite.folder import Folder
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 
@@ -26,7 +27,7 @@ __all__ = ["FORMAT", "read", "sniff"]
 SQLITE_MAGIC = b"SQLite format 3\x00"
 REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
 _REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
-_TABLE_FOLDERS = ("StringIds.parquet", "StringIds.arrow")
+_PARQUET, _ARROW = "StringIds.parquet", "StringIds.arrow"
 """A file that ``nsys export --type parquetdir`` and ``arrowdir`` write beside those of the other tables."""
 _MARKS = (b"StringIds", b"CUPTI_ACTIVITY_KIND_", b"TARGET_INFO_SESSION_START_TIME", b"ENUM_NSYS_", b"NVTX_EVENTS")
 """Names of tables; those that are written first stand in the first pages of the file."""
@@ -35,7 +36,7 @@ _MARKS = (b"StringIds", b"CUPTI_ACTIVITY_KIND_", b"TARGET_INFO_SESSION_START_TIM
 def sniff(path: Path, head: bytes) -> bool:
     """True for an export by the names of its tables, and for a report."""
     if path.is_dir():
-        return any((path / name).is_file() for name in _TABLE_FOLDERS)
+        return any((path / name).is_file() for name in (_PARQUET, _ARROW))
     if head.startswith(SQLITE_MAGIC):
         return any(mark in head for mark in _MARKS)
     return head.startswith(REPORT_MAGIC) or path.name.endswith(_REPORT_SUFFIXES)
@@ -48,9 +49,12 @@ def read(path: Path) -> list[Trace]:
     """
     shown = str(path)
     if path.is_dir():
-        raise DataError(
-            f"{shown}: a folder of tables is not read; export the report as SQLite: nsys export --type sqlite REPORT"
-        )
+        if not (path / _PARQUET).is_file():
+            raise DataError(
+                f"{shown}: a folder of arrow files is not read; export the report as SQLite: "
+                "nsys export --type sqlite REPORT"
+            )
+        return build(Folder(path), shown)
     with path.open("rb") as file:
         begins = file.read(len(REPORT_MAGIC))
     if begins == REPORT_MAGIC or path.name.endswith(_REPORT_SUFFIXES):

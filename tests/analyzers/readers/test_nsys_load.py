@@ -89,9 +89,9 @@ def test_another_database_is_not_taken(tmp_path: Path) -> None:
         load_path(path)
 
 
-def test_a_folder_of_tables_says_what_to_do(tmp_path: Path) -> None:
-    folder = tmp_path / "report_pqtdir"
+def test_a_folder_of_arrow_files_says_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "report_arwdir"
     folder.mkdir()
-    (folder / "StringIds.parquet").write_bytes(b"PAR1")
+    (folder / "StringIds.arrow").write_bytes(b"ARROW1")
     with pytest.raises(DataError, match="nsys export --type sqlite"):
         load_path(folder)

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfscope.analyzers.readers.kineto_json.grown import Columns
 from perfscope.analyzers.readers.nsys_sqlite.counters import read_counters
-from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Database
+from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Export
 from perfscope.analyzers.readers.nsys_sqlite.device import Device, read_device
 from perfscope.analyzers.readers.nsys_sqlite.host import Host, read_host
 from perfscope.analyzers.readers.nsys_sqlite.nccl import Fields
@@ -38,7 +38,7 @@ class Identity:
     """A sentence for the reader, where it is not what the program itself says."""
 
 
-def build(database: Database, shown: str) -> list[Trace]:
+def build(database: Export, shown: str) -> list[Trace]:
     """The traces of an export, by rank. ``DataError`` if it holds no events."""
     session = Session(database)
     host, device, usage, counters = (

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -36,6 +37,29 @@ _STEPS_AT_LEAST = 2_000_000_000
 _SAID_LETTERS = 200
 _PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count"})
 _PRAGMAS = frozenset({"table_info"})
+
+
+class Export(Protocol):
+    """What is asked of an export, whatever file it is; the methods are those of ``Database``."""
+
+    @property
+    def tables(self) -> frozenset[str]: ...  # noqa: D102
+
+    def columns(self, table: str) -> frozenset[str]: ...  # noqa: D102
+
+    def integers(self, table: str, *names: str) -> Columns: ...  # noqa: D102
+
+    def mixed(  # noqa: D102
+        self,
+        table: str,
+        names: tuple[str, ...],
+        *others: str,
+        keep: Mapping[str, Callable[[object], object]] = ...,
+    ) -> tuple[Columns, list[list[object]]]: ...
+
+    def texts(self, ids: set[int]) -> dict[int, str]: ...  # noqa: D102
+
+    def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]: ...  # noqa: D102
 
 
 class Database:

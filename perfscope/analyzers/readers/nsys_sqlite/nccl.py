@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Database
+from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Export
 
 _HEAD = struct.Struct("<IIIIQQ")
 _FIELDS = {
@@ -76,7 +76,7 @@ class Message:
 class Payloads:
     """Decodes payloads by the schemas of an export."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Export) -> None:
         columns, (texts,) = database.mixed(
             "NVTX_PAYLOAD_SCHEMA_ENTRIES", ("domainId", "schemaId", "idx", "type", "offset"), "name"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.nsys_sqlite.database import Database
+from perfscope.analyzers.readers.nsys_sqlite.database import Export
 from perfscope.analyzers.readers.nsys_sqlite.device import Device
 from perfscope.analyzers.trace import CopyKind, Rows
 from perfscope.analyzers.units import format_bytes, format_ns
@@ -18,7 +18,7 @@ _CUDA_TABLES = "CUPTI_ACTIVITY_KIND_"
 
 
 def notes_of(
-    database: Database,
+    database: Export,
     rows: Mapping[str, Rows],
     strings: list[str],
     device: Device,
@@ -55,7 +55,7 @@ def notes_of(
     return (*notes, *_peers(rows["copies"], strings))
 
 
-def _setting(database: Database, key: str) -> str | None:
+def _setting(database: Export, key: str) -> str | None:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         found = database.settings(table, (key,))
         if found:
@@ -63,7 +63,7 @@ def _setting(database: Database, key: str) -> str | None:
     return None
 
 
-def _absent(database: Database, rows: Mapping[str, Rows]) -> list[str]:
+def _absent(database: Export, rows: Mapping[str, Rows]) -> list[str]:
     """Why there is no device work: tables without rows are not written, so one that is absent says little."""
     if len(rows["kernels"]) or len(rows["copies"]):
         return []

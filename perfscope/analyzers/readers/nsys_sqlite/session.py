@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from perfscope.analyzers.readers.kineto_json.grown import Columns
-from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Database
+from perfscope.analyzers.readers.nsys_sqlite.database import NULL, Export
 from perfscope.analyzers.readers.xspace.pool import Pool
 from perfscope.analyzers.trace.columns import MISSING, Array
 
@@ -20,7 +20,7 @@ _LATEST_EPOCH_NS = 4 * 10**18
 class Session:
     """An open export while it is read."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Export) -> None:
         self.database = database
         self.pool = Pool()
         start = database.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
