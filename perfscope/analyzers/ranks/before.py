@@ -26,6 +26,9 @@ MOST = 0.5
 MOST_OTHERS = 32
 """Of the others that a late rank is held against, evenly chosen: their median needs no more."""
 
+OWN_NAMES = ("c10d::", "record_param_comms")
+"""How spans begin that are a collective's own side on the host."""
+
 COMPUTE, EARLIER, LOADER, HOST, NOTHING = (
     "longer compute",
     "an earlier collective",
@@ -186,7 +189,7 @@ class _OpsOf:
         slices = trace.rows["slices"]
         if not self.threads:
             return EMPTY
-        own = [code for code, text in enumerate(trace.strings) if text.startswith(("c10d::", "record_param_comms"))]
+        own = [code for code, text in enumerate(trace.strings) if text.startswith(OWN_NAMES)]
         chosen = (slices["kind"] == int(SliceKind.OP)) & np.isin(slices["thread"], self.threads)
         chosen &= ~np.isin(slices["name"], own)
         return union(slices["start_ns"][chosen], slices["end_ns"][chosen])

@@ -114,11 +114,14 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str]) -> Job:
     notes = list(shared)
     chosen = {}
     for rank, files in sorted(by_rank.items()):
+        if len(files) == 1:
+            chosen[rank] = files[0]
+            continue
         others = [other for number, found in by_rank.items() if number != rank for other in found]
-        chosen[rank] = max(files, key=lambda trace: (_beside(trace, others), trace.source.events_read))
-        if len(files) > 1:
-            name = Path(chosen[rank].source.path).name
-            notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
+        ranked = [(_beside(trace, others), trace.source.events_read, trace) for trace in files]
+        chosen[rank] = max(ranked, key=lambda one: one[:2])[2]
+        name = Path(chosen[rank].source.path).name
+        notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
     world = next((trace.source.world_size for trace in chosen.values() if trace.source.world_size is not None), None)
     members = tuple(Member(rank=rank, trace=trace, collectives=trace.fact(locals_of)) for rank, trace in chosen.items())
     missing = tuple(rank for rank in range(world or max(chosen) + 1) if rank not in chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,7 @@ def _shape(dims: Any) -> tuple[int, ...] | None:
     return tuple(shapes[0]) if len(shapes) == 1 else (sum(int(np.prod(one, dtype=np.int64)) for one in shapes),)
 
 
+@lru_cache(maxsize=4096)
 def _ranks(text: str) -> tuple[int, ...] | None:
     """``"[0, 1]"`` as recorded (a JSON string that holds a list, or a list); ``...`` (cut short) is not known."""
     found = _json(text)
