@@ -16,7 +16,7 @@ from perfscope.analyzers.load import load
 from perfscope.analyzers.rules import load_rule, rule_ids
 from perfscope.analyzers.trace import RECORDED
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
-from perfscope.dashboards.reports.abstained import COMPILE_RULES, LOG_ALONE
+from perfscope.dashboards.reports.abstained import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
 from perfscope.dashboards.reports.compile_rows import compile_view
 from perfscope.dashboards.reports.compile_words import headline
 from perfscope.dashboards.reports.summary import summarize
@@ -216,6 +216,18 @@ def test_rules_that_do_not_concern_a_log_are_one_phrase() -> None:
         ("one rank", ("rank-divergence",)), (LOG_ALONE, ("3 rules on recordings of a run",)),
     )  # fmt: skip
     assert summarize(log_analysis(outcomes=rules[:1])).abstained == ((LOG_ALONE, ("host-sync",)),)
+
+
+def test_dumps_of_the_flight_recorder_alone_hold_nothing_of_the_other_rules() -> None:
+    rules = abstained("no accelerator", "host_sync", "graph_break", "launch_bound")
+    own = abstained("one rank's dump", "hung_collective")
+    dumps = tuple(replace(source(f"dump_{rank}", rank=rank), format="flight_recorder") for rank in (0, 1))
+    held = replace(analysis(outcomes=(*rules, *own)), sources=dumps, steps=(), devices=())
+    summary = summarize(held)
+    assert summary.facts == ()
+    assert summary.abstained == (
+        ("one rank's dump", ("hung-collective",)), (DUMPS_ALONE, ("3 rules on recordings of a run",)),
+    )  # fmt: skip
 
 
 def test_rules_on_torch_compile_are_those_that_need_its_log() -> None:

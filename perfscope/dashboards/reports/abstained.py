@@ -20,6 +20,15 @@ NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
 LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
 """Why the other rules cannot look at such a log."""
 
+DUMPS_ALONE = "the flight recorder's dumps hold collectives and no time of any op or kernel; record a trace beside them"
+"""Why the other rules cannot look at such dumps."""
+
+DUMP_FORMAT = "flight_recorder"
+"""The format of NCCL's flight recorder."""
+
+DUMP_RULES = frozenset({"hung_collective"})
+"""Rules that look at such dumps."""
+
 COMPILE_RULES = frozenset(
     {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
      "unfused_ops"}
@@ -29,7 +38,7 @@ COMPILE_RULES = frozenset(
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
-RANK_RULES = frozenset({"hung_collective", "nvlink_stall", "rank_divergence", "small_collectives"})
+RANK_RULES = frozenset({"expert_imbalance", "hung_collective", "nvlink_stall", "rank_divergence", "small_collectives"})
 """Rules that look at what several ranks do together and at nothing else."""
 
 FOLDED = {
@@ -38,6 +47,7 @@ FOLDED = {
     f"not recorded: {RECORDED['compile_log']}": "torch.compile",
     "nothing was compiled": "torch.compile",
     LOG_ALONE: "recordings of a run",
+    DUMPS_ALONE: "recordings of a run",
 }
 """How a reason ends -> what the rules are on that abstain for it."""
 
@@ -51,28 +61,32 @@ def dashed(rule: str) -> str:
 
 
 def logs_alone(analysis: Analysis) -> bool:
-    """Logs of torch.compile and no recording of a run: no op, step or device is in them, whatever ran."""
-    return bool(analysis.compile.ranks) and not (
-        analysis.steps
-        or analysis.windows
-        or analysis.devices
-        or any(source.format != LOG_FORMAT and source.events_read for source in analysis.sources)
-    )
+    """Logs of torch.compile, or dumps of the flight recorder, and no recording of a run.
+
+    No op, step or device is in them, whatever ran.
+    """
+    if analysis.steps or analysis.windows or analysis.devices:
+        return False
+    formats = {source.format for source in analysis.sources if source.events_read}
+    return formats == {DUMP_FORMAT} or (bool(analysis.compile.ranks) and formats <= {LOG_FORMAT})
 
 
 def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(reason, rules), those of what is not there last."""
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
+    own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
     of_ranks = [one for one in analysis.outcomes if one.status == "abstained" and one.rule in RANK_RULES]
-    single = not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
+    single = (
+        not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
+    )
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
             if single and outcome.rule in RANK_RULES:
                 reason = ONE_PROCESS
-            elif alone and outcome.rule not in COMPILE_RULES:
-                reason = LOG_ALONE
+            elif alone and outcome.rule not in own:
+                reason = why
             reasons.setdefault(reason, []).append(dashed(outcome.rule))
     folded = [_fold(reason, rules) for reason, rules in reasons.items()]
     return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
