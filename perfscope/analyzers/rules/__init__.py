@@ -20,6 +20,7 @@ RULES: dict[str, str] = {
     "dynamic_shape_churn": "perfscope.analyzers.rules.dynamic_shape_churn",
     "eager_fallback": "perfscope.analyzers.rules.eager_fallback",
     "excess_remat": "perfscope.analyzers.rules.excess_remat",
+    "expert_imbalance": "perfscope.analyzers.rules.expert_imbalance",
     "exposed_communication": "perfscope.analyzers.rules.exposed_communication",
     "full_precision_matmul": "perfscope.analyzers.rules.full_precision_matmul",
     "graph_break": "perfscope.analyzers.rules.graph_break",
