@@ -33,6 +33,7 @@ def test_ranges_between_two_moments_enclose_nothing(tmp_path: Path) -> None:
         (["train_step", "train_step", "eval"], [0, 1], True),
         (["step"], [], True),
         (["stepwise 3", "my step 4"], [], True),
+        (["optimizer_step", "optimizer_step", "optimizer step 3"], [], True),
     ],
 )
 def test_steps_are_found_by_name(tmp_path: Path, ranges: list[str], numbers: list[int], guessed: bool) -> None:

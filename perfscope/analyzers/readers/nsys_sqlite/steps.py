@@ -15,7 +15,8 @@ from perfscope.analyzers.trace.columns import MISSING, Array
 _OWN_DOMAIN, _OWN_NAME = "perfscope", "step"
 """What ``perfscope.step()`` records: ``perfscope/profiler/annotate.py``."""
 
-_WORDS = r"(?:train(?:ing)?|optimi[sz]er|global|inference|decode)?[ _.:/-]*(?:step|iteration|iter)"
+_WORDS = r"(?:train(?:ing)?|global|inference|decode)?[ _.:/-]*(?:step|iteration|iter)"
+"""An optimizer's step is a part of a step."""
 _NUMBERED = re.compile(rf"{_WORDS}[ _.:#=/-]*(\d{{1,12}})", re.IGNORECASE)
 _PLAIN = re.compile(_WORDS, re.IGNORECASE)
 
