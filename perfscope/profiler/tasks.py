@@ -33,9 +33,9 @@ def as_one_run(held: Mapping[int, Run], running: Collection[int], processes: tup
 
 
 def left_nothing(ranks: Collection[int], world_size: int | None) -> str | None:
-    """``'rank 3 of 4 left nothing'``; ``None`` if all are there or their number is not known."""
+    """``'rank 3 of 4 left nothing here'``; ``None`` if all are there or their number is not known."""
     missing = [rank for rank in range(world_size or 0) if rank not in ranks]
-    return f"{named('rank', missing)} of {world_size:,} left nothing" if missing else None
+    return f"{named('rank', missing)} of {world_size:,} left nothing here" if missing else None
 
 
 def ranks_of(run: Run) -> tuple[set[int], int | None]:

@@ -109,8 +109,7 @@ def test_a_rank_that_is_killed_leaves_what_it_and_the_others_had(tmp_path: Path)
 def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)
     more: list[dict[str, str]] = [{}, {"CODE": "7"}, {"DIES": str(int(signal.SIGKILL))}]
-    # Of four tasks the fourth never starts.
-    tasks = [begin(run_verb("--wait", "4", program), tmp_path, slurm(n, 4, **one)) for n, one in enumerate(more)]
+    tasks = [begin(run_verb(program), tmp_path, slurm(n, 3, **one)) for n, one in enumerate(more)]
     first, second, killed = all_ended(tasks)
     assert [code for code, _, _ in (first, second, killed)] == [0, 7, 128 + signal.SIGKILL]
     assert [out for _, out, _ in (first, second, killed)] == ["task 0\n", "task 1\n", ""]
@@ -118,10 +117,10 @@ def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: 
     directory, run = run_of(tmp_path / "perfscope-runs")
     assert directory.name == "slurm-4711.0"
     assert (tmp_path / "perfscope-runs" / "latest").resolve() == directory.resolve()
-    assert (run.state, run.exit_code, run.tasks) == ("finished", 0, 4)
+    assert (run.state, run.exit_code, run.tasks) == ("finished", 0, 3)
     assert [one.rank for one in run.processes if any(c.artifact for c in one.captures)] == [0, 1]
     assert run.notes == ("task 1: its program ended with 7", "task 2: the program was killed by SIGKILL")
-    for said in (*run.notes, "ranks 2, 3 of 4 left nothing", "(run, ranks 0-1,"):
+    for said in (*run.notes, "rank 2 of 3 left nothing here", "(run, ranks 0-1,"):
         assert said in first[2]
     assert (directory / "report.html").exists()
     host = os.uname().nodename
