@@ -74,7 +74,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         return  # one rank: `compare` holds it against the others
     skew = trace.fact(collective_skew)
     if not skew.meetings and "hlo" not in trace.recorded:
-        raise AbstainError(f"not recorded: {RECORDED['hlo']}")
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
     if not skew.meetings:
         raise AbstainError(
             "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"

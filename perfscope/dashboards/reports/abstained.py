@@ -38,8 +38,10 @@ COMPILE_RULES = frozenset(
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
-RANK_RULES = frozenset({"expert_imbalance", "hung_collective", "nvlink_stall", "rank_divergence", "small_collectives"})
-"""Rules that look at what several ranks do together and at nothing else."""
+RANK_RULES = frozenset(
+    {"expert_imbalance", "hung_collective", "nvlink_stall", "rank_divergence", "small_collectives", "straggler"}
+)
+"""Rules that look at what several ranks or devices do together."""
 
 FOLDED = {
     ONE_PROCESS: "jobs of several processes",

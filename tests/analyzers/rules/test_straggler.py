@@ -12,7 +12,7 @@ from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.load import load
 from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.rules import load_rule
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace import RECORDED, Trace
 from tests.analyzers.ranks.build import STEP, rank_set
 from tests.analyzers.readers.wire import SpaceWriter
 from tests.build import TraceBuilder
@@ -95,7 +95,7 @@ def test_abstains_where_arrivals_are_not_recorded() -> None:
     build.kernel("ncclAllReduce", 0, 10, communication=True)
     outcome = judge(load_rule("straggler"), build.build())
     assert outcome.status == "abstained"
-    assert outcome.reason == "not recorded: the compiled XLA programs"
+    assert outcome.reason == f"not recorded: {RECORDED['collectives']}"
 
 
 @pytest.mark.corpus
