@@ -143,7 +143,7 @@ def run(
     )
     recorded = record(_target(context), options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
-        if not quiet and recorded.leads and recorded.task.key is not None:
+        if not quiet and recorded.leads:
             _say_alone(recorded)
         return recorded.code  # the first task speaks for all
     if not quiet:
@@ -171,7 +171,10 @@ def _target(context: click.Context) -> Target:
 
 
 def _say_alone(recorded: Recorded) -> None:
-    """No manifest of task 0 came to lie beside ours: this file system is not the one that it writes on."""
+    """No manifest of task 0 came to lie beside ours: nothing names the job, or this is not where it writes."""
+    if recorded.task.key is None:
+        print(f"perfscope: task {recorded.task.number}: run kept in {recorded.directory}", file=sys.stderr)
+        return
     print(
         f"perfscope: task {recorded.task.number}: task 0 does not write here; what this machine captured is kept in "
         f"{recorded.directory}, and `perfscope analyze DIR DIR ...` takes such folders as one job",
@@ -182,7 +185,7 @@ def _say_alone(recorded: Recorded) -> None:
 def _say_captures(recorded: Recorded) -> None:
     """What was captured and what was not, on stderr."""
     from perfscope.profiler.ranks import RUN_ID
-    from perfscope.profiler.tasks import left_nothing, ranks_of
+    from perfscope.profiler.tasks import left_nothing, named, ranks_of
 
     lines = list(recorded.run.notes)
     if recorded.run.processes and (missing := left_nothing(*ranks_of(recorded.run))):
@@ -194,13 +197,14 @@ def _say_captures(recorded: Recorded) -> None:
             f"{recorded.task.count} tasks, and nothing that names their job: each writes a run of its own; "
             f"--run-id NAME (or {RUN_ID}) makes them one"
         )
+    missing_in: dict[str, list[int]] = {}
     for process in recorded.run.processes:
-        who = f"rank {process.rank}: " if len(recorded.run.processes) > 1 else ""
-        lines += [
-            f"{who}{capture.pass_name} pass {'incomplete' if capture.artifact else 'missing'}: {capture.reason}"
-            for capture in process.captures
-            if capture.reason is not None
-        ]
+        for capture in process.captures:
+            if capture.reason is not None:
+                what = f"{capture.pass_name} pass {'incomplete' if capture.artifact else 'missing'}: {capture.reason}"
+                missing_in.setdefault(what, []).append(process.rank)
+    for what, ranks in missing_in.items():
+        lines.append(f"{named('rank', ranks)}: {what}" if len(recorded.run.processes) > 1 else what)
     for line in lines:
         print(f"perfscope: {line}", file=sys.stderr)
 

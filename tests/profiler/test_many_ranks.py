@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -163,6 +164,8 @@ def test_a_job_that_nothing_names_is_said(tmp_path: Path) -> None:
     told = environment(PMI_RANK="0", PMI_SIZE="4", MPI_LOCALNRANKS="2")  # two nodes, started by hydra
     done = captured(program, cwd=tmp_path, env=told)
     assert "4 tasks, and nothing that names their job" in done.stderr
+    other = captured(program, cwd=tmp_path, env={**told, "PMI_RANK": "3"})
+    assert re.fullmatch(r"perfscope: task 3: run kept in perfscope-runs/\S+-train-\S+\n", other.stderr)
     again = captured("--run-id", "mine", "--wait", "0", program, cwd=tmp_path, env=told)
     assert "nothing that names" not in again.stderr
     assert store.is_run(tmp_path / "perfscope-runs" / "mine")
