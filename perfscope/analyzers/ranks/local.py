@@ -24,6 +24,8 @@ class Local:
     operation: str
     group: str | None
     """Name of the process group, where recorded."""
+    description: str | None
+    """What the program calls its group, where recorded."""
     ranks: tuple[int, ...] | None
     """Members of the group, where recorded."""
     lane: int
@@ -89,6 +91,7 @@ def _read(trace: Trace) -> Iterator[Local]:
             end_ns=int(rows["end_ns"][row]),
             operation=operation,
             group=trace.text(int(rows["group"][row])) or None,
+            description=trace.text(int(rows["description"][row])) or None,
             ranks=_ranks(trace.text(int(rows["ranks"][row]))),
             lane=-1 if kernel == MISSING else lanes[int(kernels["device"][kernel]), int(kernels["stream"][kernel])],
             size=_known(rows["group_size"][row]),

@@ -84,14 +84,16 @@ class Matching:
 
 def match(job: Job) -> Matching:
     """The collectives of a job's ranks, put together."""
-    lanes: dict[tuple[Group | str, int], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
+    lanes: dict[tuple[Group | str, int | str], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
+    named_alike = _named_alike(job)
     between = 0
     for member in job.members:
         for one in member.collectives:
             if one.operation in POINT_TO_POINT:
                 between += 1
             elif one.ranks is not None:
-                lanes[one.ranks, 0][member.rank].append(one)
+                name = one.group or "" if one.ranks in named_alike else ""
+                lanes[one.ranks, name][member.rank].append(one)
             else:
                 lanes["", one.lane][member.rank].append(one)
     matched: list[Matched] = []
@@ -132,6 +134,21 @@ def match(job: Job) -> Matching:
             notes.append(f"{count:,} collectives {what}")
     return Matching(
         matched=tuple(matched), alone=alone, disagreeing=disagreeing, point_to_point=between, notes=tuple(notes)
+    )
+
+
+def _named_alike(job: Job) -> frozenset[Group]:
+    """Members whose groups have the same names on all their ranks: several groups of them are told apart by name.
+
+    Older versions of torch number groups on each rank for itself.
+    """
+    names: dict[Group, dict[int, set[str | None]]] = defaultdict(lambda: defaultdict(set))
+    for member in job.members:
+        for one in member.collectives:
+            if one.ranks is not None:
+                names[one.ranks][member.rank].add(one.group)
+    return frozenset(
+        ranks for ranks, by_rank in names.items() if len({frozenset(held) for held in by_rank.values()}) == 1
     )
 
 

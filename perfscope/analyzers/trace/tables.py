@@ -185,6 +185,7 @@ COLLECTIVES = Table(
         _row("kernel", "kernels", "the kernel, for a collective on a device"),
         _row("slice", "slices", "the host span, for a collective on the host"),
         _text("group", "process group name", nullable=True),
+        _text("description", "what the program calls the group", nullable=True),
         Column(name="group_size", dtype="int32", unit="count", doc="ranks in the group", nullable=True),
         _text("ranks", "ranks of the group, JSON text", nullable=True),
         Column(name="elements_in", dtype="int64", unit="count", doc="elements of the input message", nullable=True),

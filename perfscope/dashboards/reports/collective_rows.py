@@ -119,7 +119,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def _group(group: RankGroup) -> str:
     guess = f"looks like {group.axis}: {group.why}" if group.axis else group.why
     known = "" if group.recorded else ", members not recorded"
-    return f"ranks {ranks_text(group.ranks)}{known}: {guess}"
+    return shown(f"ranks {ranks_text(group.ranks)}{known}: {guess}")
 
 
 def _caveats(kinds: Sequence[CollectiveKind]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ def collective(
     stream: int = 20,
     correlation: int = -1,
     group: str = "0",
+    description: str = "",
 ) -> None:
     """A communication kernel with its row of ``collectives``."""
     build.kernel(kernel, start, end, communication=True, stream=stream, correlation=correlation)
@@ -37,6 +38,7 @@ def collective(
     build.row(
         "collectives", start_ns=round(start * 1000), end_ns=round(end * 1000), name=build.code(operation),
         kernel=len(build.tables["kernels"]) - 1, group=build.code(group) if named else -1,
+        description=build.code(description) if description else -1,
         group_size=len(ranks) if ranks is not None else -1, ranks=build.code(str(list(ranks or ()))) if named else -1,
         elements_in=elements, elements_out=elements if received is None else received, dtype=build.code(dtype),
         sequence=sequence,

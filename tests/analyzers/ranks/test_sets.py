@@ -205,6 +205,38 @@ def test_axes_are_guessed_from_use_and_stride(
     assert group.why
 
 
+@pytest.mark.parametrize(
+    ("description", "axis"),
+    [
+        ("mesh_tp", "TP"), ("mesh_dp", "DP"), ("TENSOR_MODEL_PARALLEL_GROUP", "TP"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "PP"), ("TENSOR_AND_DATA_PARALLEL_GROUP", None),
+        ("DATA_PARALLEL_GROUP_WITH_CP", "DP"), ("EXPERT_MODEL_PARALLEL_GROUP", "EP"), ("fsdp", "DP"),
+        ("default_pg", None), ("tp_dp", None), ("stop", None), ("step", None),
+    ],
+)  # fmt: skip
+def test_what_the_program_calls_a_group_comes_first(description: str, axis: str | None) -> None:
+    builds = [TraceBuilder(rank=rank) for rank in (0, 1)]
+    for build in builds:
+        collective(build, 0, 10, operation="broadcast", ranks=[0, 1], sequence=1, description=description)
+    (found,) = rank_sets([build.build() for build in builds])
+    (group,) = found.groups
+    assert (group.axis, group.description) == (axis, description)
+
+
+def test_two_groups_of_the_same_members_are_told_apart_by_name() -> None:
+    builds = [TraceBuilder(rank=rank) for rank in (0, 1)]
+    for rank, build in enumerate(builds):
+        collective(build, 0, 100 - rank, ranks=[0, 1], sequence=1, group="0")
+        collective(build, 200, 300, ranks=[0, 1], sequence=1, group="5", elements=7)
+    (found,) = rank_sets([build.build() for build in builds])
+    assert [one.sides[0].group for one in found.matching.matched] == ["0", "5"]
+    assert [one.index for one in found.matching.matched] == [1, 1]
+    other = TraceBuilder(rank=1)
+    collective(other, 0, 99, ranks=[0, 1], sequence=1, group="3")  # an older torch: numbered on each rank for itself
+    (found,) = rank_sets([builds[0].build(), other.build()])
+    assert len(found.matching.matched) == 1
+
+
 def test_names_of_every_spelling() -> None:
     names = ["_allgather_base", "allreduce", "all_reduce_coalesced", "_reduce_scatter_base", "all_to_allv", "nccl"]
     assert [operation_of(name) for name in names] == [

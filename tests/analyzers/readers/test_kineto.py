@@ -43,7 +43,8 @@ def events() -> list[dict[str, Any]]:
                 "device": 0, "stream": 7, "correlation": ids + 6, "bytes": 1024}),
             span("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 60, 10, pid=0, tid=9, args={
                 "device": 0, "stream": 9, "correlation": ids + 7, "Collective name": "allreduce", "In msg nelems": 256,
-                "Out msg nelems": 256, "Group size": 8, "Process Group Ranks": "[0, 1]", "dtype": "Float"}),
+                "Out msg nelems": 256, "Group size": 8, "Process Group Ranks": "[0, 1]", "dtype": "Float",
+                "Process Group Description": "mesh_dp"}),
             {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": 7, "ts": at + 5,
              "args": {"Addr": 2**63 + 5, "Bytes": -512, "Total Allocated": 4096, "Device Type": 1, "Device Id": 0}},
             {"ph": "C", "name": "power", "pid": 0, "ts": at, "args": {"watts": 300.5}},
@@ -120,6 +121,7 @@ def test_everything_is_placed_and_linked(tmp_path: Path) -> None:
     collectives = trace.rows["collectives"]
     assert [trace.text(code) for code in collectives["name"]] == ["all_reduce"] * 2
     assert collectives["elements_in"].tolist() == [256, 256]
+    assert [trace.text(code) for code in collectives["description"]] == ["mesh_dp", "mesh_dp"]
     memory = trace.rows["memory"]
     assert memory["address"].tolist() == [2**63 + 5] * 2
     assert memory["bytes"].tolist() == [-512] * 2

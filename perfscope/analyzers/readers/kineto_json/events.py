@@ -30,6 +30,7 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     elements_out: int = msgspec.field(default=-1, name="Out msg nelems")
     group_size: int = msgspec.field(default=-1, name="Group size")
     group: Id = msgspec.field(default=None, name="Process Group Name")
+    description: str | None = msgspec.field(default=None, name="Process Group Description")
     ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
     dtype: str | None = None
     group_sequence: int = msgspec.field(default=-1, name="Seq")

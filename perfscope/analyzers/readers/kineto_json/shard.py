@@ -139,6 +139,7 @@ class Shard:
                     "correlation": columns["correlation"][rows],
                     "name": self._codes(lambda a: str(a.collective), found),
                     "group": self._codes(lambda a: str(a.group), found),
+                    "description": self._codes(lambda a: a.description or "", found),
                     "ranks": self._raw(attrgetter("ranks"), found),
                     "dtype": self._codes(lambda a: str(a.dtype), found),
                     "group_size": _ids(attrgetter("group_size"), found),

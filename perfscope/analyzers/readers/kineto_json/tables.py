@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.kineto_json.shard import Shard
 from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
-_TEXT = ("name", "category", "shapes", "dtypes", "group", "ranks", "dtype")
+_TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
 _SPARSE = 16
 """A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
 
@@ -246,7 +246,7 @@ class Tables:
         starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
         match = starts(collectives["start_ns"])
         found = match != MISSING
-        for name in ("group", "ranks", "dtype", "group_size", "elements_in", "elements_out", "sequence"):
+        for name in ("group", "description", "ranks", "dtype", "group_size", "elements_in", "elements_out", "sequence"):
             values = np.full(len(match), MISSING, described[name].dtype)
             values[found] = described[name][match[found]]
             collectives[name] = values
