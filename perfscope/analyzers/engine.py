@@ -21,6 +21,9 @@ from perfscope.analyzers.trace import RECORDED, Source, Trace
 
 _log = logging.getLogger(__name__)
 
+EVIDENCE_EACH = 3
+"""Rows that a rank adds to the evidence of a finding that it shares with others."""
+
 MOST_EVIDENCE = 60
 """Evidence rows of a finding that many ranks share: the three worst of the twenty worst ranks."""
 
@@ -89,20 +92,55 @@ class Analysis:
         return analysis_html(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What a trace says by itself: all that its tables are needed for but the comparing."""
+
+    trace: Trace
+    devices: tuple[DeviceTime, ...]
+    steps: tuple[Step, ...]
+    outcomes: tuple[Outcome, ...]
+    """One a rule, in the order of the rules."""
+
+
 def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
     """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out."""
     held = (traces,) if isinstance(traces, Trace) else tuple(traces)
-    chosen = [_loaded(rule) for rule in (rule_ids() if rules is None else rules)]
+    chosen = chosen_rules(rules)
+    return conclude([examine(trace, chosen) for trace in held], chosen)
+
+
+def chosen_rules(rules: Iterable[str] | None) -> tuple[Rule, ...]:
+    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so."""
+    return tuple(_loaded(rule) for rule in (rule_ids() if rules is None else rules))
+
+
+def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
+    """Ask the rules of one trace."""
+    return Examined(
+        trace=trace,
+        devices=tuple(trace.fact(device_times)),
+        steps=tuple(_steps(trace)),
+        outcomes=tuple(_over_programs(rule, trace) for rule in rules),
+    )
+
+
+def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
+    """What all traces say together. ``rules`` are those that each of them was examined with."""
+    held = tuple(one.trace for one in examined)
     return Analysis(
         sources=tuple(trace.source for trace in held),
-        devices=tuple(device for trace in held for device in trace.fact(device_times)),
-        steps=tuple(step for trace in held for step in _steps(trace)),
+        devices=tuple(device for one in examined for device in one.devices),
+        steps=tuple(step for one in examined for step in one.steps),
         windows=tuple(
             TimedWindow(rank=trace.source.rank, duration_ns=trace.window_ns, steps=trace.window_steps)
             for trace in held
             if trace.window_ns is not None
         ),
-        outcomes=tuple(_judge_all(rule, held) for rule in chosen),
+        outcomes=tuple(
+            _compared(merge_outcomes([one.outcomes[place] for one in examined], held), rule, held)
+            for place, rule in enumerate(rules)
+        ),
         programs=programs_section(held),
         compile=compile_section(held),
         collectives=collectives_section(held),
@@ -121,11 +159,6 @@ def _loaded(rule_id: str) -> Rule:
         raise AbstainError(problem)
 
     return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)
-
-
-def _judge_all(rule: Rule, traces: Sequence[Trace]) -> Outcome:
-    """What one rule says of all traces, and of them side by side."""
-    return _compared(merge_outcomes([_over_programs(rule, trace) for trace in traces], traces), rule, traces)
 
 
 def judge(rule: Rule, trace: Trace) -> Outcome:
@@ -207,7 +240,7 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
         members.sort(key=lambda pair: _cost_order(pair[1]))
         worst = members[0][1]
         rows: list[Mapping[str, Cell]] = [
-            {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:3]
+            {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:EVIDENCE_EACH]
         ]
         ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
         merged.append(replace(worst, evidence=tuple(rows[:MOST_EVIDENCE]), ranks=tuple(ranks)))

@@ -204,32 +204,43 @@ def _manifest(place: Path) -> dict[str, Any] | None:
 
 
 def _load_folder(folder: Path) -> Loaded:
-    traces: list[Trace] = []
-    skipped: list[Skipped] = []
-    runs: list[Path] = []
-    for place in _candidates(folder):
-        try:
-            reader = reader_of(place)
-            if reader is None:
-                if not place.is_dir():
-                    skipped.append(Skipped(path=str(place), reason=_what_it_is(place), broken=False))
-                continue
-            if place.is_dir():
-                runs.append(place)
-            traces.extend(_read(reader, place))
-        except OSError as error:
-            skipped.append(Skipped(path=str(place), reason=_said(error), broken=True))
-        except DataError as error:
-            reason = str(error).removeprefix(f"{place}: ")
-            skipped.append(Skipped(path=str(place), reason=reason, broken=True))
-        if len(runs) > 1:
-            raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
+    places = folder_places(folder)
+    return gathered(folder, places, [read_in_folder(place) for place in places])
+
+
+def folder_places(folder: Path) -> tuple[Path, ...]:
+    """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
+    places = tuple(_candidates(folder))
+    runs = [place for place in places if place.is_dir()]
+    if len(runs) > 1:
+        raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
+    return places
+
+
+def read_in_folder(place: Path) -> tuple[tuple[Trace, ...], Skipped | None]:
+    """The traces at one of ``folder_places``, and why it was not read if it was not."""
+    try:
+        reader = reader_of(place)
+        if reader is not None:
+            return _read(reader, place), None
+        return (), None if place.is_dir() else Skipped(path=str(place), reason=_what_it_is(place), broken=False)
+    except OSError as error:
+        return (), Skipped(path=str(place), reason=_said(error), broken=True)
+    except DataError as error:
+        return (), Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
+
+
+def gathered(folder: Path, places: Sequence[Path], read: Sequence[tuple[Sequence[Trace], Skipped | None]]) -> Loaded:
+    """What was read at the places of a folder as one. ``DataError`` if there is no trace among it."""
+    traces = [trace for found, _ in read for trace in found]
+    skipped = [one for _, one in read if one is not None]
     if not traces:
         raise DataError(f"{folder}: {_why_nothing(skipped)}")
     traces.sort(key=_by_rank)
     traces = list(joined(traces, str(folder)))
     lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
     traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
+    runs = [place for place in places if place.is_dir()]
     return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0]) if runs else None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.hardware import Device
     from perfscope.analyzers.load import Loaded, Skipped
-    from perfscope.analyzers.trace import Trace
 
 FORMATS = ("text", "json", "markdown", "html")
 SEVERITIES = ("low", "medium", "high")
@@ -39,6 +37,12 @@ MOST_NAMED = 3
     metavar="NAME",
     help="Judge compiled programs for this device (H200, MI300X, TPU v5p ...) where the recording names none.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Read at most N files of a set at once, each in a process of its own. [cores]",
+)
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @quiet_option
 @verbose_option
@@ -48,6 +52,7 @@ def analyze(
     outputs: tuple[str, ...],
     rules: tuple[str, ...],
     device: str | None,
+    jobs: int | None,
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -58,21 +63,16 @@ def analyze(
     ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
     one and compared.
     """
-    from perfscope.analyzers.engine import analyze as judge
-    from perfscope.analyzers.facts.program_device import judge_for
     from perfscope.analyzers.rules import load_rule
+    from perfscope.analyzers.scale.judge import judge_paths
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
-    judged = None if device is None else _device(device)
-    loaded = _load(paths)
-    if judged is not None:
-        for trace in loaded.traces:
-            judge_for(trace, judged)
-    _spare_inputs(loaded, outputs)
+    judged = judge_paths(paths, chosen, device=None if device is None else _device(device), jobs=jobs)
+    analysis = judged.analysis
+    _spare_inputs(judged.loaded, outputs)
     if not quiet:
-        _tell(loaded.skipped)
-    analysis = replace(judge(loaded.traces, chosen), run=loaded.run)
+        _tell(judged.loaded.skipped)
     if targets:
         _write(analysis, targets, quiet=quiet, verbose=verbose)
     else:
@@ -106,23 +106,6 @@ def _device(name: str) -> Device:
         known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
         raise AskedWronglyError(f"--device {name}: not in the hardware tables; {known}")
     return found
-
-
-def _load(paths: Sequence[str]) -> Loaded:
-    """What lies at all paths, each trace once. Of several runs no manifest is *the* run's."""
-    from perfscope.analyzers.load import Loaded, joined, load_path, note_missing
-
-    parts = [load_path(path, alone=False) for path in paths]
-    traces: dict[tuple[Path, int | None], Trace] = {}
-    for part in parts:
-        for trace in part.traces:
-            traces.setdefault((Path(trace.source.path).absolute(), trace.source.rank), trace)
-    note_missing(tuple(traces.values()))
-    return Loaded(
-        traces=joined(tuple(traces.values()), ", ".join(trace.source.path for trace in traces.values())),
-        skipped=tuple(one for part in parts for one in part.skipped),
-        run=parts[0].run if len(parts) == 1 else None,
-    )
 
 
 def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:

@@ -131,19 +131,21 @@ class Trace:
         found: FactT = self._facts[derive]
         return found
 
+    def seed(self, derive: Callable[[Trace], FactT], value: FactT) -> None:
+        """Hold ``value`` for ``derive(self)``: the rows it is derived from are not all here."""
+        self._facts[derive] = value
+
+    def forget(self) -> None:
+        """Let go of all facts; each is derived again when it is asked for."""
+        self._facts.clear()
+
     def text(self, code: int) -> str:
         """The string of a text column's code; ``''`` for ``MISSING``."""
         return "" if code == MISSING else self.strings[code]
 
     def span_ns(self) -> tuple[int, int]:
         """First start and last end of everything in the trace; ``(0, 0)`` if there is nothing."""
-        filled = [rows for rows in self.rows.values() if "start_ns" in rows and len(rows)]
-        if not filled:
-            return (0, 0)
-        return (
-            int(min(rows["start_ns"].min() for rows in filled)),
-            int(max(rows["end_ns"].max() for rows in filled)),
-        )
+        return self.fact(span)
 
     def frame(self, table: str) -> pd.DataFrame:
         """A table as pandas, with the rank as first column where it is known."""
@@ -245,3 +247,14 @@ class Trace:
         from perfscope.notebook import trace_html
 
         return trace_html(self)
+
+
+def span(trace: Trace) -> tuple[int, int]:
+    """``Trace.span_ns`` as a fact."""
+    filled = [rows for rows in trace.rows.values() if "start_ns" in rows and len(rows)]
+    if not filled:
+        return (0, 0)
+    return (
+        int(min(rows["start_ns"].min() for rows in filled)),
+        int(max(rows["end_ns"].max() for rows in filled)),
+    )

@@ -1,0 +1,153 @@
+"""Work in processes of which one may be killed at any time without the others' work being lost.
+
+Each process has one task at a time, so as many traces are in memory as there are processes. A task whose process dies
+(out of memory, killed) is tried once more when all others are done, alone: it then has the memory to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A task whose process died each time it was tried. ``why``: how, for a reader."""
+
+    why: str
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def work_through(work: Callable[[Task], Done], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Done | Lost]]:
+    """(place of the task, what ``work`` returned or how it was lost) of every task, in the order they end.
+
+    ``jobs``: processes at most; with one all is done here. What ``work`` raises is raised; ``work``, tasks and results
+    must be picklable.
+    """
+    if jobs < 2 or len(tasks) < 2:
+        for place, task in enumerate(tasks):
+            yield place, work(task)
+        return
+    died: list[int] = []
+    for place, done in _round(work, tasks, deque(range(len(tasks))), jobs):
+        if isinstance(done, Lost):
+            died.append(place)
+        else:
+            yield place, done
+    for place in died:
+        yield from _round(work, tasks, deque([place]), 1)
+
+
+def _round(
+    work: Callable[[Task], Done], tasks: Sequence[Task], waiting: deque[int], jobs: int
+) -> Iterator[tuple[int, Done | Lost]]:
+    workers: list[_Worker] = []
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                worker = _Worker(work, workers)
+                workers.append(worker)
+                worker.give(waiting, tasks)
+            ready = wait([worker.line for worker in workers])
+            for worker in [one for one in workers if one.line in ready]:
+                done = worker.take()
+                yield worker.place, done
+                if isinstance(done, Lost) or not worker.give(waiting, tasks):
+                    worker.stop()
+                    workers.remove(worker)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """A process and the line to it."""
+
+    def __init__(self, work: Callable[[Any], Any], others: Sequence[_Worker]) -> None:
+        forks = _forks()
+        self.line, theirs = multiprocessing.Pipe()
+        inherited = [one.line for one in (*others, self)] if forks else []
+        given: dict[str, Any] = {"target": _serve, "args": (work, theirs, inherited), "daemon": True}
+        self._process: BaseProcess = (
+            multiprocessing.get_context("fork").Process(**given)
+            if forks
+            else multiprocessing.get_context("spawn").Process(**given)
+        )
+        self._process.start()
+        theirs.close()
+        self.place = -1
+
+    def give(self, waiting: deque[int], tasks: Sequence[Any]) -> bool:
+        """The next task; false if none waits."""
+        if not waiting:
+            return False
+        self.place = waiting.popleft()
+        with contextlib.suppress(OSError):  # it is dead, which `take` finds out
+            self.line.send(tasks[self.place])
+        return True
+
+    def take(self) -> Any:
+        """What it did, or how it was lost. Raises what the work raised."""
+        try:
+            done, problem = self.line.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            return Lost(why=f"killed by signal {-code}" if code < 0 else f"ended with {code}")
+        if problem is not None:
+            raise problem
+        return done
+
+    def stop(self) -> None:
+        self.line.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _forks() -> bool:
+    """Forking starts in milliseconds; beside other threads it may copy a lock that nobody will open."""
+    return sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
+
+
+def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Connection]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent ends us
+    for other in inherited:
+        other.close()  # or nobody would notice that the parent is gone
+    while True:
+        try:
+            task = line.recv()
+        except EOFError:
+            return
+        try:
+            done, problem = work(task), None
+        except MemoryError:
+            os._exit(1)  # what is left of the memory is not to be trusted; the task is tried again, alone
+        except Exception as error:
+            done, problem = None, _picklable(error)
+        line.send((done, problem))
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,126 @@
+"""A set judged over digests is what it is with all tables in memory; broken, killed and odd files are said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.finding import Finding
+from perfscope.analyzers.load import load_path
+from perfscope.analyzers.rules import RULES
+from perfscope.analyzers.scale import judge as judging
+from perfscope.analyzers.scale.digest import Digest, digest
+from perfscope.analyzers.scale.judge import judge_paths
+from perfscope.analyzers.trace import Trace
+from perfscope.dashboards.reports import render
+from perfscope.profiler.errors import DataError
+
+
+@pytest.fixture
+def megatron(corpus: Path, tmp_path: Path) -> Path:
+    """Four of the eight ranks."""
+    for file in sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_[0-3]*")):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def report(paths: Sequence[Path], jobs: int) -> str:
+    return render(judge_paths(paths, jobs=jobs).analysis, "json")
+
+
+def in_memory(path: Path) -> str:
+    loaded = load_path(path)
+    return render(replace(analyze(loaded.traces), run=loaded.run), "json")
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_folder_is_judged_as_in_memory(megatron: Path, jobs: int) -> None:
+    assert report([megatron], jobs) == in_memory(megatron)
+
+
+@pytest.mark.corpus
+def test_files_named_one_by_one(megatron: Path) -> None:
+    files = sorted(megatron.iterdir())
+    assert report([*files, files[0]], 2) == report(files, 1)
+    assert len(judge_paths(files, jobs=2).loaded.traces) == 4
+
+
+@pytest.mark.corpus
+def test_traces_of_a_set_hold_little(megatron: Path) -> None:
+    traces = judge_paths([megatron], jobs=1).loaded.traces
+    assert not any(len(trace.rows["memory"]) for trace in traces)
+    assert {len(trace.rows["kernels"]) for trace in traces} == {84}
+
+
+@pytest.mark.corpus
+def test_damaged_and_other_files_are_said(megatron: Path) -> None:
+    first = sorted(megatron.iterdir())[0]
+    first.write_bytes(first.read_bytes()[:100_000])
+    (megatron / "notes.txt").write_text("ranks 0 to 3")
+    judged = judge_paths([megatron], jobs=2)
+    assert {Path(one.path).name: one.broken for one in judged.loaded.skipped} == {first.name: True, "notes.txt": False}
+    assert f"{first.name} was not read" in judged.analysis.sources[0].notes[-1]
+    assert render(judged.analysis, "json") == in_memory(megatron)
+    with pytest.raises(DataError, match=f"{first.name}: "):
+        judge_paths(sorted(megatron.glob("*.gz")), jobs=2)
+
+
+@pytest.mark.corpus
+def test_a_rank_whose_reader_is_killed_is_said(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(place: str, **more: object) -> Digest:
+        if "kineto_2" in place:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return digest(place)
+
+    monkeypatch.setattr(judging, "digest", killed)
+    judged = judge_paths([megatron], jobs=2)
+    (lost,) = judged.loaded.skipped
+    assert (Path(lost.path).name, lost.broken) == ("astra-sim__megatron_kineto_2.json.gz", True)
+    assert lost.reason == "whatever read it was killed by signal 9, alone as well (out of memory?)"
+    assert [trace.source.rank for trace in judged.loaded.traces] == [0, 1, 3]
+    assert judged.analysis.collectives.jobs[0].missing == (2, 4, 5, 6, 7)
+
+
+@pytest.mark.corpus
+def test_programs_alone_are_still_one_trace(corpus: Path, tmp_path: Path) -> None:
+    for name in ("xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", "xla__hlo_llama3_8b_bf16_activation_offloading_1x8.hlo.gz"):
+        shutil.copy(corpus / "hlo_text" / name, tmp_path)
+    judged = judge_paths([tmp_path], jobs=2)
+    assert judged.loaded.traces[0].source.programs == 2
+    assert render(judged.analysis, "json") == in_memory(tmp_path)
+
+
+@pytest.mark.corpus
+def test_a_rule_of_others_compares_whole_traces(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def compare(traces: Sequence[Trace]) -> list[Finding]:
+        seen.extend(len(trace.rows["kernels"]) for trace in traces)
+        return []
+
+    (rule,) = judging.chosen_rules(["straggler"])
+    other = replace(rule, id="theirs", compare=compare)
+    assert other.id not in RULES
+    monkeypatch.setattr(judging, "chosen_rules", lambda _: (other,))
+    monkeypatch.setattr("perfscope.analyzers.engine.chosen_rules", lambda _: (other,))
+    judge_paths([megatron], jobs=2)
+    assert seen == [690] * 4
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="an empty folder"):
+        judge_paths([tmp_path])
+    with pytest.raises(DataError, match="no such file or folder"):
+        judge_paths([tmp_path / "gone"])
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("no trace")
+    with pytest.raises(DataError, match=r"no trace in it; a\.txt is text"):
+        judge_paths([tmp_path], jobs=2)

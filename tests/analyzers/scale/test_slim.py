@@ -1,0 +1,140 @@
+"""Comparing says of slim traces, sent through a pickle, what it says of whole ones."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import Analysis, chosen_rules, conclude, examine
+from perfscope.analyzers.load import load, load_one
+from perfscope.analyzers.scale import slim as cutting
+from perfscope.analyzers.scale.slim import slim
+from perfscope.analyzers.trace import SliceKind, Trace
+from perfscope.dashboards.reports import render
+from tests.analyzers.ranks.build import STEP, Extra, collective, named, rank_set
+from tests.analyzers.ranks.test_before import compute, loader, nothing, ops, python
+from tests.build import TraceBuilder
+
+LATE = [[0.0, 4_000.0, 100.0]] * 6
+
+
+def whole_and_slim(traces: Sequence[Trace]) -> tuple[Analysis, Analysis]:
+    rules = chosen_rules(None)
+    whole = [examine(trace, rules) for trace in traces]
+    cut = [replace(one, trace=pickle.loads(pickle.dumps(slim(one.trace)))) for one in whole]
+    return conclude(whole, rules), conclude(cut, rules)
+
+
+def say_the_same(traces: Sequence[Trace]) -> Analysis:
+    whole, cut = whole_and_slim(traces)
+    assert render(cut, "json") == render(whole, "json")
+    return cut
+
+
+def user_python(build: TraceBuilder, rank: int) -> None:
+    for step in range(1, 8):
+        build.python("train.py(88): evaluate", step * STEP - 500, step * STEP + 4_005)
+        build.python("torch/nn/modules/module.py(1): __call__", step * STEP - 400, step * STEP + 4_000)
+        build.op("aten::mm", step * STEP + 100, step * STEP + 300)
+        build.op("aten::addmm", step * STEP + 120, step * STEP + 200)
+        build.op("record_param_comms", step * STEP + 400, step * STEP + 5_000)
+        build.annotation("input", step * STEP + 350, step * STEP + 380)
+
+
+@pytest.mark.parametrize("extra", [nothing, compute, loader, ops, python, user_python])
+def test_a_late_rank_is_found_in_both(extra: Extra) -> None:
+    cut = say_the_same(rank_set(LATE, extra=extra, clock_us=[0.0, 300_000.0, 0.0]))
+    (finding,) = cut["straggler"].findings
+    assert finding.ranks == (1,)
+    if extra is user_python:
+        assert finding.where.label() == "train.py:88"
+
+
+def test_collectives_on_the_host() -> None:
+    """gloo: a worker's span is the collective; the threads beside it are what the rank did."""
+    traces = []
+    for rank in range(3):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        for step in range(1, 5):
+            start = step * 100_000.0 + (40_000.0 if rank == 2 else 0.0)
+            build.op("aten::sort", start - 30_000, start - 100, tid=1)
+            build.op(
+                "gloo:all_reduce", start, step * 100_000.0 + 41_000.0, tid=2, shapes="[[1000]]", dtypes='["float"]'
+            )
+        build.step(0, 0, 600_000.0)
+        trace = build.build()
+        rows = trace.rows["slices"]
+        for row in range(len(rows)):
+            if trace.text(int(rows["name"][row])).startswith("gloo:"):
+                build.row("collectives", start_ns=int(rows["start_ns"][row]), end_ns=int(rows["end_ns"][row]),
+                          name=build.code("all_reduce"), slice=row)  # fmt: skip
+        traces.append(named(build.build(), world=3))
+    cut = say_the_same(traces)
+    assert cut["straggler"].findings[0].ranks == (2,)
+
+
+def test_rows_that_no_comparison_reads_are_gone() -> None:
+    def busy(build: TraceBuilder, rank: int) -> None:
+        for at in range(2_000):
+            build.op("aten::mm", at * 10.0, at * 10.0 + 9.0)
+            build.op("aten::empty", at * 10.0 + 1.0, at * 10.0 + 2.0)
+            build.kernel("gemm", at * 10.0, at * 10.0 + 9.0)
+
+    trace = rank_set(LATE, extra=busy)[0]
+    cut = slim(trace)
+    assert [len(cut.rows[name]) for name in ("kernels", "calls", "collectives")] == [6, 6, 6]
+    assert len(cut.rows["slices"]) == 2_000 + 1  # the op that launched a collective
+    assert "aten::mm" in cut.strings
+    assert not {"gemm", "aten::empty"} & set(cut.strings)
+    assert cut.span_ns() == trace.span_ns()
+    cut.check()
+
+
+def test_the_longest_functions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "MOST_FRAMES", 50)
+
+    def deep(build: TraceBuilder, rank: int) -> None:
+        for at in range(100):
+            build.python("train.py(1): step", at * 4.0, at * 4.0 + 2.0)
+        build.python("train.py(9): save", 0.0, 50 * 4.0)
+
+    cut = slim(rank_set([[0.0, 0.0]], extra=deep)[0])
+    kept = cut.rows["slices"]["kind"] == int(SliceKind.PYTHON)
+    assert kept.sum() == 50
+    assert "train.py(9): save" in {cut.text(int(code)) for code in cut.rows["slices"]["name"][kept]}
+
+
+def test_a_trace_without_collectives_keeps_hardly_anything() -> None:
+    build = TraceBuilder(rank=0)
+    build.launched("gemm", 0, 10, 90, correlation=1)
+    build.step(0, 0, 100)
+    cut = slim(build.build())
+    assert [name for name, rows in cut.rows.items() if len(rows)] == ["devices", "steps", "threads"]
+    collective(build, 50, 60)
+    assert len(slim(build.build()).rows["collectives"]) == 1
+
+
+Pattern = tuple[str, str, Callable[[Analysis], bool]]
+SETS: tuple[Pattern, ...] = (
+    ("kineto", "astra-sim__megatron_kineto_*", lambda found: len(found.collectives.jobs[0].ranks) == 8),
+    ("kineto", "torchrec__sst_sleep*", lambda found: found["straggler"].findings[0].ranks == (2,)),
+    ("kineto", "torchrec__sst_long*", lambda found: bool(found.collectives.jobs)),
+    ("tlparse", "tlparse__multi_rank_runtime_*", lambda found: len(found.compile.ranks) == 4),
+)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(("folder", "pattern", "looked"), SETS)
+def test_real_sets(corpus: Path, folder: str, pattern: str, looked: Callable[[Analysis], bool]) -> None:
+    files = sorted((corpus / folder).glob(pattern))
+    assert looked(say_the_same([load_one(file) for file in files]))
+
+
+@pytest.mark.corpus
+def test_a_real_profile_of_jax(corpus: Path) -> None:
+    (file,) = (corpus / "xplane").glob("*mi300_jax08_gemm*")
+    assert say_the_same(load(file) + load(file)).programs.programs
