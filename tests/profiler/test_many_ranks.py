@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 import shutil
@@ -127,6 +129,8 @@ def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: 
     host = os.uname().nodename
     for file in directory.glob("**/*.json"):
         assert host not in file.read_text(), file
+    for trace in directory.glob("**/*.pt.trace.json.gz"):
+        assert json.loads(gzip.decompress(trace.read_bytes())).get("host_name") in (None, ""), trace
 
 
 @pytest.mark.torch
