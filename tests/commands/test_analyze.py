@@ -274,6 +274,6 @@ def test_a_set_says_the_same_with_any_number_of_processes(tmp_path: Path, capsys
         assert run(["analyze", str(tmp_path), "--jobs", jobs]) == 0
         said.append(capsys.readouterr())
     assert said[0] == said[1] == said[2]
-    assert "r2.json (kineto, rank 2, 5 events)" in said[0].out
+    assert "3 traces" in said[0].out.splitlines()[0]
     assert "r9.json: not read: cut off" in said[0].err
     assert run(["analyze", str(tmp_path), "--jobs", "0"]) == 2
