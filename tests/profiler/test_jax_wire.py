@@ -106,3 +106,13 @@ def test_any_bytes_are_read_or_refused(content: bytes) -> None:
             read(content)
         except ValueError:
             continue
+
+
+def test_names_of_hosts_are_cut_out_and_nothing_else() -> None:
+    plane, error = b"\x0a\x03abc", b"\x12\x02no"
+    host = b"\x22\x06node17"
+    assert jax_wire.without_hosts(plane + host + error + host) == plane + error
+    assert jax_wire.without_hosts(b"") == b""
+    for malformed in (plane[:-1], b"\x08\x01", b"\x22"):
+        with pytest.raises(ValueError):
+            jax_wire.without_hosts(malformed)

@@ -211,6 +211,10 @@ def test_jax_distributed_says_the_rank_and_a_run_id_makes_one_run(tmp_path: Path
     assert directory.name == "two"
     assert [(one.rank, one.world_size) for one in run.processes] == [(0, 2), (1, 2)]
     assert [trace.source.rank for trace in load_path(directory).traces] == [0, 1]
+    name = os.uname().nodename.encode()
+    told_hosts = bytes((4 << 3 | 2, len(name))) + name  # XSpace.hostnames
+    for trace in directory.glob("rank*/timing.xplane.pb"):
+        assert told_hosts not in trace.read_bytes()
 
 
 @pytest.mark.torch

@@ -111,7 +111,7 @@ class JaxProfilerCapture:
     def save(self, path: Path) -> None:
         """Write the trace to ``path``, and lay it out beside it as TensorBoard expects it, without a copy if it can."""
         draft = path.with_name(f".{path.name}.part")
-        draft.write_bytes(self._space)
+        draft.write_bytes(jax_wire.without_hosts(self._space))
         draft.replace(path)
         self._space = b""
         stamp = datetime.now(UTC).strftime("%Y_%m_%d_%H_%M_%S")

@@ -16,6 +16,7 @@ UNKNOWN_TRIPS = 1
 """Turns of a loop whose number XLA does not know: the estimate is a lower bound then."""
 
 # XSpace, XPlane, map entries, XEventMetadata, XStat
+_HOSTNAMES = 4
 _PLANES, _PLANE_NAME, _PLANE_EVENTS, _PLANE_STATS = 1, 2, 4, 5
 _VALUE = 2
 _METADATA_ID, _METADATA_NAME, _METADATA_STATS = 1, 2, 5
@@ -60,6 +61,23 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError(f"cut off at byte {at}")
         yield number, message[at : at + size]
         at += size
+
+
+def without_hosts(space: bytes) -> bytes:
+    """A serialized XSpace without the names of the machines it was recorded on; ``ValueError`` if it is malformed."""
+    kept = []
+    at, end = 0, len(space)
+    while at < end:
+        tag, behind = _varint(space, at)
+        if tag & 7 != 2:
+            raise ValueError(f"wire type {tag & 7} at byte {at}: an XSpace has messages and texts only")
+        size, behind = _varint(space, behind)
+        if behind + size > end:
+            raise ValueError(f"cut off at byte {behind}")
+        if tag >> 3 != _HOSTNAMES:
+            kept.append(memoryview(space)[at : behind + size])
+        at = behind + size
+    return b"".join(kept)
 
 
 def modules(space: bytes) -> list[Module]:
