@@ -213,14 +213,18 @@ def _rocm() -> Check:
 
 
 def _nsys() -> Check:
-    from perfscope.profiler.environment import ask
-
     if shutil.which("nsys") is None:
         return Check(name="nsys", status="absent", text="not on PATH")
-    text = ask("nsys", "--version")
-    if not text:
-        return Check(name="nsys", status="problem", text="is on PATH and does not answer")
-    return Check(name="nsys", status="ok", text=text.strip().splitlines()[0])
+    from perfscope.profiler.captures import nsys
+
+    found = nsys.probe()
+    if isinstance(found, str):
+        return Check(name="nsys", status="problem", text=found)
+    counters = (
+        "may sample the GPUs' counters" if found.gpu_metrics else "no counters of GPUs (none here, or not allowed)"
+    )
+    traces = ", ".join(name for name in nsys.TRACES["deep"] if name in found.traces)
+    return Check(name="nsys", status="ok", text=f"{found.version or 'unknown version'}, traces {traces}; {counters}")
 
 
 def _nvtx() -> Check:
@@ -235,7 +239,8 @@ def _nvtx() -> Check:
         return Check(
             name="nvtx",
             status="problem",
-            text=f"{found}: records nothing under nsys 2022.4 and 2023.x, which answer that no tool listens",
+            text=f"{found}: ranges of your own are lost under nsys 2022.4 and 2023.x, which deny that they listen; "
+            "perfscope's arrive",
             advice="with such an nsys: pip install 'nvtx<0.2.12'",
         )
     return Check(name="nvtx", status="ok", text=found)

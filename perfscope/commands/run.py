@@ -13,7 +13,7 @@ import click
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
 from perfscope.profiler.gather import WAIT_S
-from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, CaptureOptions, parse_steps
+from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
 from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class RunCommand(click.Command):
     epilog="The program's exit code is returned (128 + signal if one killed it), 125 if it could not be started.",
 )
 @click.option("--level", type=click.Choice(LEVELS), default="default", show_default=True, help="How much to record.")
+@click.option(
+    "--capture",
+    type=click.Choice(TOOLS),
+    help="Record with Nsight Systems (nsys on PATH) around the whole program, not with the framework's profiler.",
+)
 @click.option("--steps", metavar="A:B", help="Steps of the timing pass, B not included; counted from 0.")
 @click.option(
     "--warmup",
@@ -108,6 +113,7 @@ def run(
     context: click.Context,
     *,
     level: Any,
+    capture: Any,
     steps: str | None,
     warmup: int,
     whole: bool,
@@ -140,6 +146,7 @@ def run(
         step_annotation=step_annotation,
         quiet=quiet,
         xla_dump=xla_dump,
+        capture=capture,
     )
     recorded = record(_target(context), options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):

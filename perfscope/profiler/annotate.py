@@ -49,6 +49,8 @@ _nvtx: Any = None
 """The nvtx module while a tool records ranges; ``False`` when none does; ``None``: not looked yet."""
 _open_step: Any = None
 """The NVTX range of the step that runs."""
+_marks_steps = True
+"""Whether `step()` writes NVTX ranges; False where the session does, which knows the steps' numbers."""
 _open_record: Any = None
 """The torch range of a ``with step()`` that runs."""
 _with_count = 0
@@ -92,7 +94,7 @@ class _Step:
             _mark_jax_step(begin=False)
         if _listener is not None:
             _listener.explicit_exit()
-        if _nvtx:
+        if _nvtx and _marks_steps:
             _mark_step(end_only=True)
 
 
@@ -111,7 +113,7 @@ def step() -> _Step:
         _mark_jax_step(begin=True)
     if _nvtx is None:
         _find_nvtx()
-    if _nvtx:
+    if _nvtx and _marks_steps:
         _mark_step(end_only=False)
     return _STEP
 
@@ -234,11 +236,24 @@ def nvtx_problem() -> str | None:
     return None
 
 
+def nvtx_ranges() -> Any:
+    """What writes NVTX ranges here, with the functions of the module ``nvtx``; ``False`` if nobody listens."""
+    if _nvtx is None:
+        _find_nvtx()
+    return _nvtx
+
+
+def leave_steps_to_session() -> None:
+    """From now on ``step()`` writes no NVTX range."""
+    global _marks_steps
+    _marks_steps = False
+
+
 def _find_nvtx() -> None:
     """Look once for a tool that records NVTX ranges.
 
-    nvtx 0.2.12 and later ask the tool whether the domain is enabled; Nsight Systems 2022.4 and
-    2023.x answer no, and every range is lost without a word (NVIDIA/NVTX issue 126). We say it.
+    Nsight Systems 2022.4 and 2023.x say that they do not, and record all the same (`nvtx_ranges.py`). Where that
+    cannot be had every range is lost without a word, so we say it.
     """
     global _nvtx
     problem = nvtx_problem()
@@ -249,11 +264,15 @@ def _find_nvtx() -> None:
         return
     _nvtx = False
     if under_nsys():
-        print(
-            f"perfscope: Nsight Systems records no perfscope ranges: {problem}; "
-            "with nsys 2022 or 2023 install 'nvtx<0.2.12'",
-            file=sys.stderr,
-        )
+        from perfscope.profiler.nvtx_ranges import insist
+
+        _nvtx = insist(DOMAIN) or False
+        if not _nvtx:
+            print(
+                f"perfscope: Nsight Systems records no perfscope ranges: {problem}; "
+                "with nsys 2022 or 2023 install 'nvtx<0.2.12'",
+                file=sys.stderr,
+            )
 
 
 def _mark_jax_step(*, begin: bool) -> None:

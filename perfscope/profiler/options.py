@@ -12,6 +12,10 @@ from perfscope.profiler.errors import AskedWronglyError
 Level = Literal["light", "default", "deep"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
+Tool = Literal["nsys"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+"""Profilers that wrap the whole program, in place of those that run inside it."""
+
 VARIABLE = "PERFSCOPE_CAPTURE"
 """The environment variable that carries a ``Message``."""
 
@@ -31,6 +35,8 @@ class CaptureOptions:
     quiet: bool = False
     xla_dump: bool = False
     """Have XLA write what it compiles (jax only)."""
+    capture: Tool | None = None
+    """The profiler around the program; ``None``: the framework's own, inside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,8 @@ class Message:
     """The program's own ``PYTHONPATH``, which the bootstrap puts back."""
     follow: bool
     """Whether processes that this process starts capture too."""
+    recording: str | None = None
+    """Where the export of ``options.capture`` will lie, relative to the run directory."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -62,6 +70,7 @@ def load_message(text: str) -> Message:
         options=CaptureOptions(**options),
         pythonpath=raw["pythonpath"],
         follow=raw["follow"],
+        recording=raw.get("recording"),
     )
 
 

@@ -48,6 +48,8 @@ second begins (see `ranges.py`), also the ranges of C++ around an optimizer that
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """The passes that a level asks for, in the order they run."""
+    if options.capture is not None:
+        return ()  # one tool at a time can use CUPTI, and the one around the program began first
     level: Level = options.level
     deep = level == "deep"
     count = DEEP_TIMING_STEPS if deep else TIMING_STEPS

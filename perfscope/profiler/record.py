@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perfscope.profiler import environment, gather, store
 from perfscope.profiler.launch import Ended, Target, launch
+from perfscope.profiler.nsys_run import NsysRun
 from perfscope.profiler.observe import ATTACHED_FILE, FAILURES_FILE
 from perfscope.profiler.options import CaptureOptions, Message
 from perfscope.profiler.plan import first_step
@@ -53,6 +54,7 @@ def record(
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
     target.command_line()  # a program that is not there leaves no run behind
+    nsys = None if options.capture is None else NsysRun(options)
     task = task_of(os.environ, run_id)
     joined = None if task.key is None else gather.join(root, task)
     directory = store.create(root, name or target.name()) if joined is None else joined.directory
@@ -65,9 +67,13 @@ def record(
         options=options,
         pythonpath=os.environ.get("PYTHONPATH"),
         follow=follow or target.command,
+        recording=None if nsys is None else nsys.place(directory, run.task),
     )
     with store.alive(directory, run.task):
-        ended = launch(target, message)
+        ended = launch(target if nsys is None else nsys.around(target), message)
+        if nsys is not None:
+            ended = nsys.told(ended)
+            run = replace(run, notes=nsys.collect())
         leads = gather.leads(directory, run.task)
         done = _ended(run, ended, directory, options, leads=leads)
         store.write(directory, done)
@@ -123,7 +129,7 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
 
 def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
     """The manifest of a task whose program ended. What concerns the whole run is told by the one that ``leads``."""
-    notes = []
+    notes = list(run.notes)
     if ended.signal is not None and ended.signal != signal.SIGINT:
         notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
     processes: tuple[Process, ...] = ()
@@ -131,7 +137,10 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, 
         processes, damaged = store.read_processes(directory)
         notes += damaged
         if not any(process.step_source for process in processes):
-            notes.append(_why_nothing(directory, options, logged=bool(processes)))
+            why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None)
+            if options.capture is not None:
+                why = why.replace("nothing was captured", "no steps are marked in the recording", 1)
+            notes.append(why)
         failures = directory / FAILURES_FILE
         if failures.exists():
             notes.append(failures.read_text(errors="replace").splitlines()[0])

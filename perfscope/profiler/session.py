@@ -15,6 +15,7 @@ from perfscope.profiler import annotate, observe
 from perfscope.profiler.captures.torch_compile import TorchCompileCapture
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.jax_side import JaxSide
+from perfscope.profiler.nsys_marks import NsysMarks
 from perfscope.profiler.options import Message
 from perfscope.profiler.pass_runner import PassRunner
 from perfscope.profiler.plan import SETTLING_STEPS, Framework, first_step
@@ -55,6 +56,7 @@ class Session:
         self._frameworks: list[Framework] = []
         self._jax: JaxSide | None = None
         self._compile: TorchCompileCapture | None = None
+        self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._finder = StepFinder(self.options, self, self._forget)
         self._seen: observe.Seen | None = None
         self._source: str | None = None
@@ -142,7 +144,8 @@ class Session:
                 self._compile.moved(self._seen.path)
         if self._jax is not None:
             self._jax.settled(self._finder.source)
-        observe.say_plan(self.options, self._seen, source, self._first, self._passes.to_come)
+        if self._marks is None:
+            observe.say_plan(self.options, self._seen, source, self._first, self._passes.to_come)
         self._write()
 
     def _place(self) -> Path:
@@ -154,6 +157,8 @@ class Session:
     def unsettled(self) -> None:
         """``perfscope.step()`` was called after captures of another source began: start over."""
         self._passes.start_over(self._number)
+        if self._marks is not None:
+            self._marks.start_over()
         self._times.clear()
         self._windows = self._new_windows()
         self._running = False
@@ -173,6 +178,10 @@ class Session:
                 if self._compile is not None and self._passes.active.due.tool == "torch_profiler":
                     self._compile.step_begins(number)
                 self._passes.active.begin_step(number)
+            elif self._marks is not None:
+                if monotonic() - self._written > WRITE_EVERY_S:
+                    self._write()
+                self._marks.begin(number)
             else:
                 if monotonic() - self._written > WRITE_EVERY_S:
                     self._write()
@@ -194,6 +203,8 @@ class Session:
             if self._passes.active is not None:
                 if self._passes.end_step(self._number):
                     self._pass_ended()
+            elif self._marks is not None:
+                self._marks.end()  # times under a profiler are not those of the program alone: none are kept
             elif self._settling > 0:
                 self._settling -= 1
             else:
@@ -304,6 +315,8 @@ class Session:
         if self._seen is None:
             return
         captures = self._passes.captures()
+        if self._marks is not None:
+            captures.append(self._marks.capture())
         if self._jax is not None:
             captures += self._jax.save(self._seen.path, last=last)
         if self._compile is not None:

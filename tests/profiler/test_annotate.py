@@ -156,12 +156,14 @@ def test_a_step_written_as_a_with_is_in_the_trace_of_a_torch_profiler_of_the_pro
     assert names == [f"perfscope.step#{first}", f"perfscope.step#{first + 1}"], "the plain calls have no end"
 
 
-def run(**more: str) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import sys, perfscope\n"
-        "for _ in range(3):\n    perfscope.step()\n    with perfscope.region('a'):\n        pass\n"
-        "print('torch' in sys.modules)\n"
-    )
+PROGRAM = (
+    "import sys, perfscope\n"
+    "for _ in range(3):\n    perfscope.step()\n    with perfscope.region('a'):\n        pass\n"
+    "print('torch' in sys.modules)\n"
+)
+
+
+def run(program: str = PROGRAM, **more: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(**more), capture_output=True, text=True, timeout=60
     )
@@ -174,11 +176,18 @@ def test_the_public_names_work_without_torch_and_say_nothing() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+def test_ranges_arrive_under_a_tool_that_denies_listening() -> None:
+    """Nsight Systems 2022.4 and 2023.x: nvtx believes them and writes nothing, we write all the same."""
+    done = run(NSYS_PROFILING_SESSION_ID="7")
+    assert done.stderr == ""
+
+
 def test_lost_ranges_under_nsight_systems_are_said_once() -> None:
     import nvtx
 
     if type(nvtx.get_domain("perfscope")).__name__ != "DummyDomain":
         pytest.skip("this nvtx always records")
-    (line,) = run(NSYS_PROFILING_SESSION_ID="7").stderr.splitlines()
+    program = "import nvtx._lib.lib as lib\ndel lib.DomainHandle\n" + PROGRAM
+    (line,) = run(program, NSYS_PROFILING_SESSION_ID="7").stderr.splitlines()
     assert "records no perfscope ranges" in line
     assert "nvtx<0.2.12" in line

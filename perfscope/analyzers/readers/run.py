@@ -11,6 +11,7 @@
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
+  nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
@@ -32,6 +33,7 @@ from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
+from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
@@ -66,8 +68,9 @@ def read(path: Path) -> list[Trace]:
     An artifact that is damaged is left out and said in the source's notes; the others are read.
     """
     run = store.read(path)
-    read_processes = [_process(path, run, process) for process in run.processes]
-    traces = [trace for trace in read_processes if trace is not None]
+    recordings = Recordings(path, run)
+    read_processes = [_process(path, run, process, recordings) for process in run.processes]
+    traces = [trace for trace in read_processes if trace is not None] + recordings.further
     if not traces:
         raise DataError(f"{path}: nothing was captured{_why(run)}")
     return traces
@@ -138,7 +141,7 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
     return notes
 
 
-def _process(path: Path, run: Run, process: Process) -> Trace | None:
+def _process(path: Path, run: Run, process: Process, recordings: Recordings) -> Trace | None:
     notes = [*run.notes]
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
@@ -153,6 +156,12 @@ def _process(path: Path, run: Run, process: Process) -> Trace | None:
         try:
             if capture.tool == "jax_profiler":
                 timed[capture.pass_name] = xplane.read_file(path / capture.artifact)
+            elif capture.tool == "nsys":
+                if capture.artifact in recordings.problems:
+                    notes.append(f"{capture.pass_name} pass is damaged: {recordings.problems[capture.artifact]}")
+                if (recorded_trace := recordings.of(process)) is not None:
+                    timed[capture.pass_name] = recorded_trace
+                    notes += [recordings.notes[process.directory]] if process.directory in recordings.notes else []
             elif capture.tool == "jax_events":
                 logs["compile_events"] = read_events(path / capture.artifact)
             elif capture.tool == "jax_sync":

@@ -10,6 +10,7 @@ CAPTURES: dict[str, str] = {
     "jax_hlo": "perfscope.profiler.captures.jax_hlo",
     "jax_profiler": "perfscope.profiler.captures.jax_profiler",
     "jax_sync": "perfscope.profiler.captures.jax_sync",
+    "nsys": "perfscope.profiler.captures.nsys",
     "op_graph": "perfscope.profiler.captures.op_graph",
     "torch_compile": "perfscope.profiler.captures.torch_compile",
     "torch_profiler": "perfscope.profiler.captures.torch_profiler",
