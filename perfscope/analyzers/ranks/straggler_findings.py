@@ -46,7 +46,8 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     arrivals = sorted((one for each in named for one in each.arrivals), key=lambda one: -one.lateness_ns)
     reasons = _reasons(worst.arrivals)
     reason = reasons.most_common(1)[0][0]
-    cost = sum(each.cost_ns for each in named)
+    # waits for several ranks at once may sum to more than there is
+    cost = min(late.whole_ns, sum(each.cost_ns for each in named))
     trace = {member.rank: member.trace for member in ranks.job.members}[worst.rank]
     others = len(ranks.job.members) - 1
     first = next(one for one in worst.arrivals if one.before.what == reason)
