@@ -12,6 +12,8 @@ import pytest
 
 from perfscope.analyzers.load import load_path
 from perfscope.profiler.captures import nsys
+from perfscope.profiler.launch import Ended
+from perfscope.profiler.nsys_run import NsysRun
 from perfscope.profiler.options import CaptureOptions
 from tests.analyzers.readers.nsys_export import START_END, Export, small
 from tests.profiler.fake_nsys import HELP, FakeNsys, put
@@ -197,3 +199,12 @@ def test_one_nsys_is_around_all_processes_of_a_command(tmp_path: Path) -> None:
         "exit 3",
     ]
     assert len(load_path(tmp_path / "perfscope-runs" / "latest").traces) == 3
+
+
+@pytest.mark.parametrize(("code", "interrupted", "told"), [(0, True, 130), (0, False, 0), (3, True, 3)])
+def test_an_interrupt_that_nsys_says_nothing_of_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, interrupted: bool, told: int
+) -> None:
+    monkeypatch.setenv("PATH", put(tmp_path / "bin").path)
+    ended = Ended(code=code, signal=None, interrupted=interrupted)
+    assert NsysRun(CaptureOptions(capture="nsys")).told(ended).code == told

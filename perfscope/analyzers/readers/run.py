@@ -72,7 +72,8 @@ def read(path: Path) -> list[Trace]:
     read_processes = [_process(path, run, process, recordings) for process in run.processes]
     traces = [trace for trace in read_processes if trace is not None] + recordings.further
     if not traces:
-        raise DataError(f"{path}: nothing was captured{_why(run)}")
+        damaged = next(iter(recordings.problems.values()), None)
+        raise DataError(damaged or f"{path}: nothing was captured{_why(run)}")
     return traces
 
 
