@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.hardware import Device
     from perfscope.analyzers.load import Loaded, Skipped
+    from perfscope.analyzers.scale.judge import Mapper
 
 FORMATS = ("text", "json", "markdown", "html")
 SEVERITIES = ("low", "medium", "high")
@@ -43,6 +44,11 @@ MOST_NAMED = 3
     metavar="N",
     help="Read at most N files of a set at once, each in a process of its own. [cores]",
 )
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Read the files of a set on the workers of this Dask scheduler, which see the same paths.",
+)
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @quiet_option
 @verbose_option
@@ -53,6 +59,7 @@ def analyze(
     rules: tuple[str, ...],
     device: str | None,
     jobs: int | None,
+    scheduler: str | None,
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -68,7 +75,10 @@ def analyze(
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
-    judged = judge_paths(paths, chosen, device=None if device is None else _device(device), jobs=jobs)
+    named = None if device is None else _device(device)
+    judged = judge_paths(
+        paths, chosen, device=named, jobs=jobs, mapper=None if scheduler is None else _cluster(scheduler, jobs)
+    )
     analysis = judged.analysis
     _spare_inputs(judged.loaded, outputs)
     if not quiet:
@@ -106,6 +116,17 @@ def _device(name: str) -> Device:
         known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
         raise AskedWronglyError(f"--device {name}: not in the hardware tables; {known}")
     return found
+
+
+def _cluster(address: str, jobs: int | None) -> Mapper:
+    """The workers of a Dask scheduler; how many there are is the cluster's affair."""
+    from functools import partial
+
+    from perfscope.analyzers.scale.cluster import work_on_cluster
+
+    if jobs is not None:
+        raise AskedWronglyError("--jobs is for this machine; with --scheduler the cluster's workers decide")
+    return partial(work_on_cluster, address=address)
 
 
 def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:

@@ -263,17 +263,3 @@ def test_a_real_trace_in_every_format(
         (device,) = held["devices"]
         parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
         assert sum(device[part] for part in parts) == device["span_ns"]
-
-
-def test_a_set_says_the_same_with_any_number_of_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(3):
-        written(tmp_path / f"r{rank}.json", rank)
-    written(tmp_path / "r9.json", "broken")
-    said = []
-    for jobs in ("1", "2", "8"):
-        assert run(["analyze", str(tmp_path), "--jobs", jobs]) == 0
-        said.append(capsys.readouterr())
-    assert said[0] == said[1] == said[2]
-    assert "3 traces" in said[0].out.splitlines()[0]
-    assert "r9.json: not read: cut off" in said[0].err
-    assert run(["analyze", str(tmp_path), "--jobs", "0"]) == 2

@@ -25,7 +25,10 @@ from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.scale.digest import Digest, digest, places_of, shortened
 from perfscope.analyzers.scale.pool import Lost, cores, work_through
 from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import DataError
+from perfscope.profiler.errors import AskedWronglyError, DataError
+
+SHARE = 500_000
+"""Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
 
 Mapper = Callable[[Callable[[str], Digest], Sequence[str]], Iterator[tuple[int, Digest | Lost]]]
 """Does the work of all places somewhere, and gives each place's as it is done."""
@@ -63,18 +66,31 @@ def judge_paths(
     """
     chosen = chosen_rules(rules)
     named = _named(paths)
-    several = named is not None and sum(len(one.places) for one in named) > 1
-    if named is None or not several or any(rule.compare is not None and rule.id not in RULES for rule in chosen):
+    if named is None or sum(len(one.places) for one in named) < 2:
         return _judge_whole(paths, rules, device)
-    places = [str(place) for one in named for place in one.places]
+    foreign = [rule.id for rule in chosen if rule.compare is not None and rule.id not in RULES]
+    if foreign and mapper is not None:
+        raise AskedWronglyError(
+            f"rule {foreign[0]} compares whole traces, which a cluster does not send: name other rules (--rule)"
+        )
+    if foreign:
+        return _judge_whole(paths, rules, device)
+    # workers of a cluster are in other directories
+    places = [str(place.absolute() if mapper else place) for one in named for place in one.places]
     ids = tuple(rule.id for rule in chosen)
-    through = mapper or partial(work_through, jobs=jobs or cores())
+    through = mapper or partial(work_through, jobs=jobs or _processes(places))
     digests = _digests(through(partial(digest, rules=ids, device=device), places), places)
     loaded, by_trace = _put_together(named, digests)
     if any(id(trace) not in by_trace for trace in loaded.traces):  # programs alone are one trace together
         return _judge_whole(paths, rules, device)
     analysis = conclude([by_trace[id(trace)] for trace in loaded.traces], chosen)
     return Judged(loaded=loaded, analysis=replace(analysis, run=loaded.run))
+
+
+def _processes(places: Sequence[str]) -> int:
+    """Processes that have enough to read to be worth starting."""
+    size = sum(place.stat().st_size for one in places if (place := Path(one)).is_file())
+    return max(1, min(cores(), size // SHARE))
 
 
 def _judge_whole(paths: Sequence[str | Path], rules: Sequence[str] | None, device: Device | None) -> Judged:
@@ -129,7 +145,7 @@ def _digests(done: Iterator[tuple[int, Digest | Lost]], places: Sequence[str]) -
     traces = 0
     for place, one in done:
         if isinstance(one, Lost):
-            reason = f"whatever read it was {one.why}, alone as well (out of memory?)"
+            reason = f"what read it {one.why} (out of memory?)"
             one = Digest(skipped=Skipped(path=places[place], reason=reason, broken=True))
         held[place] = shortened(one) if traces and one.examined else one
         traces += len(one.examined)

@@ -26,7 +26,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A task whose process died each time it was tried. ``why``: how, for a reader."""
+    """A task whose process died each time. ``why``: what became of it (``was killed by signal 9, twice``)."""
 
     why: str
 
@@ -111,7 +111,7 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode or 0
-            return Lost(why=f"killed by signal {-code}" if code < 0 else f"ended with {code}")
+            return Lost(why=f"was killed by signal {-code}, twice" if code < 0 else f"ended with {code}, twice")
         if problem is not None:
             raise problem
         return done

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from perfscope.__main__ import run
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.finding import Finding
 from perfscope.analyzers.load import load_path
@@ -38,6 +39,12 @@ def report(paths: Sequence[Path], jobs: int) -> str:
 def in_memory(path: Path) -> str:
     loaded = load_path(path)
     return render(replace(analyze(loaded.traces), run=loaded.run), "json")
+
+
+def killed_at_rank_two(place: str, **more: object) -> Digest:
+    if "kineto_2" in place:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return digest(place)
 
 
 @pytest.mark.corpus
@@ -75,16 +82,11 @@ def test_damaged_and_other_files_are_said(megatron: Path) -> None:
 
 @pytest.mark.corpus
 def test_a_rank_whose_reader_is_killed_is_said(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(place: str, **more: object) -> Digest:
-        if "kineto_2" in place:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return digest(place)
-
-    monkeypatch.setattr(judging, "digest", killed)
+    monkeypatch.setattr(judging, "digest", killed_at_rank_two)
     judged = judge_paths([megatron], jobs=2)
     (lost,) = judged.loaded.skipped
     assert (Path(lost.path).name, lost.broken) == ("astra-sim__megatron_kineto_2.json.gz", True)
-    assert lost.reason == "whatever read it was killed by signal 9, alone as well (out of memory?)"
+    assert lost.reason == "what read it was killed by signal 9, twice (out of memory?)"
     assert [trace.source.rank for trace in judged.loaded.traces] == [0, 1, 3]
     assert judged.analysis.collectives.jobs[0].missing == (2, 4, 5, 6, 7)
 
@@ -113,6 +115,41 @@ def test_a_rule_of_others_compares_whole_traces(megatron: Path, monkeypatch: pyt
     monkeypatch.setattr("perfscope.analyzers.engine.chosen_rules", lambda _: (other,))
     judge_paths([megatron], jobs=2)
     assert seen == [690] * 4
+
+
+@pytest.mark.corpus
+def test_the_command_says_the_same_with_any_number_of_processes(
+    megatron: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (megatron / "rank9.json.gz").write_bytes(b"\x1f\x8b no gzip")
+    said = []
+    for jobs in ([], ["--jobs", "1"], ["--jobs", "2"], ["--jobs", "8"]):
+        assert run(["analyze", str(megatron), *jobs]) == 0
+        said.append(capsys.readouterr())
+    assert all(one == said[0] for one in said)
+    assert "4 traces" in said[0].out.splitlines()[0] + said[0].out.splitlines()[1]
+    assert "rank9.json.gz" in said[0].err
+    assert run(["analyze", str(megatron), "--jobs", "0"]) == 2
+
+
+def test_small_sets_are_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a process takes longer than reading a small file."""
+    asked: list[int] = []
+
+    def counted(work: object, tasks: Sequence[str], jobs: int) -> Iterator[tuple[int, Digest]]:
+        asked.append(jobs)
+        return iter([(place, Digest()) for place in range(len(tasks))])
+
+    monkeypatch.setattr(judging, "work_through", counted)
+    monkeypatch.setattr(judging, "cores", lambda: 8)
+    for size in (10, 400_000, 10_000_000):
+        for rank in range(3):
+            (tmp_path / f"{rank}.json").write_bytes(b"x" * size)
+        with pytest.raises(DataError):
+            judge_paths([tmp_path])
+    with pytest.raises(DataError):
+        judge_paths([tmp_path], jobs=5)
+    assert asked == [1, 2, 8, 5]
 
 
 def test_nothing_there(tmp_path: Path) -> None:

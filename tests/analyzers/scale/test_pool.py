@@ -72,12 +72,12 @@ def test_a_process_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 def test_what_kills_twice_is_lost_alone(tmp_path: Path) -> None:
     done = dict(work_through(partial(dies, tmp_path, True), range(8), 2))
-    assert done.pop(3) == Lost(why="killed by signal 9")
+    assert done.pop(3) == Lost(why="was killed by signal 9, twice")
     assert done == {number: number for number in range(8) if number != 3}
 
 
 def test_no_memory_is_tried_alone_and_then_lost() -> None:
-    assert dict(work_through(out_of_memory, range(3), 2)) == {0: 0, 1: Lost(why="ended with 1"), 2: 2}
+    assert dict(work_through(out_of_memory, range(3), 2)) == {0: 0, 1: Lost(why="ended with 1, twice"), 2: 2}
 
 
 def test_what_the_work_raises_is_raised() -> None:
