@@ -333,6 +333,9 @@ class Session:
             window_ns=self._windows.ns,
             window_steps=self._windows.steps,
             window_compilations=self._windows.compiled,
+            torch_compilations=self._compile.compilations
+            if self._compile is not None and self._compile.looks
+            else None,
             memory=self._seen.memory,
             devices=self._seen.devices,
             packages=self._seen.packages,

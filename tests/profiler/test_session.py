@@ -49,6 +49,7 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
     process = only(tmp_path)
     assert process.step_source == "optimizer.step"
     assert process.steps_seen == 14
+    assert process.torch_compilations == 0
     states = {name: (one.state, one.steps) for name, one in passes(process).items()}
     assert states == {
         "timing": ("recorded", (2, 5)),

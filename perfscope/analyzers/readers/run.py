@@ -187,6 +187,8 @@ def _process(path: Path, run: Run, process: Process, recordings: Recordings) -> 
         notes += problems
     if main is None and op_graph is None and not hlo and "compile_log" not in logs:
         return None
+    if process.torch_compilations == 0:
+        logs.setdefault("compile_log", CompileLog(path=str(path), rank=process.rank))
     if main is not None and "timing" not in timed:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
     step_times = process.untraced_step_ns

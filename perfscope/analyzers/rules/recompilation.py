@@ -61,11 +61,13 @@ _TIMED = frozenset({"trace", "lower", "compile"})
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function that is compiled again in several steps."""
-    if "compile_log" in trace.recorded:
+    log = trace.compile_log
+    if log is not None and (log.compiles or log.breaks or "compile_events" not in trace.recorded):
         yield from recompilation_findings(trace)
-        return
     if "compile_events" not in trace.recorded:
-        raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}")
+        if log is None:
+            raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}")
+        return
     steps = [event.step for event in trace.compile_events if event.step is not None]
     if not steps:
         return

@@ -88,6 +88,11 @@ class TorchCompileCapture:
         self._trace = TraceFile(formatter, self._place, seen=self._seen, announce=self._announce)
         self._undo = torch_compat.add_trace_handler(self._trace)
 
+    @property
+    def looks(self) -> bool:
+        """Whether every compilation of the program is seen."""
+        return self._trace is not None
+
     def stop(self) -> None:
         """Leave torch as it was."""
         if self._undo is not None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.engine import judge
 from perfscope.analyzers.load import load
 from perfscope.analyzers.readers import run as reader
+from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Capture, Process, Run, dump
@@ -67,6 +69,14 @@ def test_times_come_from_the_light_pass_and_sites_from_the_other(tmp_path: Path)
     assert trace.source.events_read == 2 * len(events())
     assert "structure pass: compiled program" in trace.source.notes
     assert any("1.65 times as long" in note for note in trace.source.notes)
+
+
+def test_a_run_that_watched_and_compiled_nothing_is_told_from_one_that_did_not_watch(tmp_path: Path) -> None:
+    assert "compile_log" not in one(make(tmp_path / "old", PROCESS)).recorded
+    trace = one(make(tmp_path / "run", replace(PROCESS, torch_compilations=0)))
+    assert "compile_log" in trace.recorded
+    assert judge(load_rule("graph_break"), trace).reason == "nothing was compiled"
+    assert "compile_log" not in one(make(tmp_path / "lost", replace(PROCESS, torch_compilations=3))).recorded
 
 
 def test_compiling_in_the_traced_steps_is_no_cost_of_the_profiler(tmp_path: Path) -> None:

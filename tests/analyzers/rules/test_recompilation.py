@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from perfscope.analyzers.compile_log import CompileLog
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.jax_log import CompileEvent, CompileKind
@@ -30,11 +31,11 @@ def compiled(at_ms: int, step: int | None, function: str = "step") -> list[Compi
     ]
 
 
-def _judge(*events: list[CompileEvent], step_times_ns: tuple[int, ...] = ()) -> Outcome:
+def _judge(*events: list[CompileEvent], step_times_ns: tuple[int, ...] = (), log: CompileLog | None = None) -> Outcome:
     trace = Trace(
         source=Source(path="run", format="run", rank=None, events_read=0, events_unplaced=0),
         strings=[], rows={}, recorded=frozenset({"compile_events"}), step_times_ns=step_times_ns,
-        compile_events=tuple(one for part in events for one in part),
+        compile_events=tuple(one for part in events for one in part), compile_log=log,
     )  # fmt: skip
     return judge(RULE, trace)
 
@@ -69,6 +70,13 @@ def test_retracing_what_is_traced_inside_another_function_compiles_nothing_and_i
 def test_few_recompilations_in_a_long_run_are_spread_over_all_its_steps():
     (finding,) = _judge(compiled(0, 0), compiled(100, 1), compiled(200, 2), step_times_ns=(100 * MS,) * 1000).findings
     assert (finding.cost_ns_per_step, finding.severity) == (2 * 35 * MS // 1000, "low")
+
+
+def test_torch_that_compiled_nothing_beside_jax_changes_nothing():
+    first = compiled(0, 0)
+    outcome = _judge(first, compiled(500, 5), compiled(900, 9), log=CompileLog(path="run"))
+    assert outcome.status == "flagged"
+    assert _judge(first, log=CompileLog(path="run")).status == "clean"
 
 
 def test_without_the_log_it_abstains():
