@@ -75,7 +75,7 @@ def _group(
     distances = {after - before for before, after in pairwise(ranks)}
     stride = distances.pop() if len(distances) == 1 else None
     world = len(ranks) == (job.world_size or len(job.members))
-    axis, why = _named_axis(called) or _axis(operations, tensors, stride, world=world)
+    axis, why = named_axis(called) or _axis(operations, tensors, stride, world=world)
     return RankGroup(
         ranks=ranks,
         recorded=recorded,
@@ -87,7 +87,7 @@ def _group(
     )
 
 
-def _named_axis(called: Sequence[str]) -> tuple[str, str] | None:
+def named_axis(called: Sequence[str]) -> tuple[str, str] | None:
     """The one axis that the program's own names speak of; nothing where they speak of several (``tp_dp``) or none."""
     found = {axis for name in called for axis, words in _NAMES.items() if words.search(name)}
     return (found.pop(), f"the program calls it {', '.join(called)}") if len(found) == 1 else None

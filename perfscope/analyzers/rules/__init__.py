@@ -30,6 +30,7 @@ RULES: dict[str, str] = {
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "nvlink_stall": "perfscope.analyzers.rules.nvlink_stall",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
+    "pipeline_bubble": "perfscope.analyzers.rules.pipeline_bubble",
     "rank_divergence": "perfscope.analyzers.rules.rank_divergence",
     "recompilation": "perfscope.analyzers.rules.recompilation",
     "resharding_collective": "perfscope.analyzers.rules.resharding_collective",

@@ -1,0 +1,157 @@
+"""Pipelines of a job: ranks that send to and receive from each other, and what each stage waits for its neighbours.
+
+A receive (or a send whose other side is not there yet) is a kernel that waits on the device. The shortest kernel of
+its operation and size in the pipeline is the transfer itself; what a stage's kernels take beyond that, as far as the
+device computes nothing meanwhile, is waiting. No common clock is needed for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.facts.exposure import exposed_communication
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.ranks.groups import named_axis
+from perfscope.analyzers.ranks.job import Job, Member
+from perfscope.analyzers.ranks.local import Local
+from perfscope.analyzers.ranks.matching import Group
+from perfscope.analyzers.ranks.operation import POINT_TO_POINT
+from perfscope.analyzers.ranks.sets import RankSet
+from perfscope.analyzers.trace import MISSING
+
+Kind = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One rank of a pipeline; times are summed over its trace."""
+
+    rank: int
+    sends: int
+    """Sends of the largest size: smaller ones tell shapes. 0 where kernels do not tell sends from receives."""
+    kernels: int
+    steps: int
+    """0 where none is known."""
+    compute_ns: int
+    exposed_ns: int
+    """In sends and receives while the device computed nothing."""
+    wait_ns: int
+    """``exposed_ns`` without the transfers themselves."""
+    idle_ns: int
+    """The device did nothing at all: its host may be why, so it is not in ``wait_ns``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Ranks that are joined by sends and receives."""
+
+    ranks: Group
+    named: bool
+    """The program calls it a pipeline."""
+    stages: tuple[Stage, ...]
+    """Those recorded, by rank."""
+    on_host: bool
+    """Its sends and receives ran on the host (gloo)."""
+
+    @property
+    def complete(self) -> bool:
+        """All its ranks are recorded."""
+        return len(self.stages) == len(self.ranks)
+
+    @property
+    def ring(self) -> bool:
+        """Every one of three or more ranks sends as much as the others: there is no first and no last stage."""
+        return len(self.ranks) > 2 and len({(stage.sends, stage.kernels) for stage in self.stages}) == 1
+
+    @property
+    def microbatches(self) -> int | None:
+        """Of a step, where the sends tell: the first and the last stage send one each, those between them two.
+
+        None where steps are not known, or the counts are not those of such a schedule (interleaved stages).
+        """
+        each = set()
+        for stage in self.stages:
+            if not self.complete or not stage.steps or not stage.sends or stage.sends % stage.steps:
+                return None
+            each.add(stage.steps)
+        counts = sorted(stage.sends // stage.steps for stage in self.stages)
+        fits = len(each) == 1 and counts[0] == counts[1] and all(count == 2 * counts[0] for count in counts[2:])
+        return counts[0] if fits else None
+
+
+def bubble_share(stages: int, microbatches: int) -> float:
+    """Share of a step that each stage idles: (p - 1) / (m + p - 1), of GPipe and of 1F1B without interleaving.
+
+    Huang et al. 2019 (GPipe); Narayanan et al. 2021 (Megatron-LM, section 2.2), which states it over the ideal time.
+    """
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def pipelines_of(ranks: RankSet) -> tuple[Pipeline, ...]:
+    """The pipelines of a job: groups with sends and receives, joined where they share a rank."""
+    sending: dict[Group, set[str]] = defaultdict(set)
+    for member in ranks.job.members:
+        for local in member.collectives:
+            if local.ranks is not None and len(local.ranks) > 1 and between_two(local):
+                sending[local.ranks].update(() if local.description is None else (local.description,))
+    found: list[set[int]] = []
+    for group in sorted(sending):
+        joined = [one for one in found if one.intersection(group)]
+        found = [one for one in found if one not in joined] + [set(group).union(*joined)]
+    pipelines = []
+    for members in found:
+        axes = [named_axis(sorted(called)) for group, called in sending.items() if members >= set(group)]
+        named = any(axis is not None and axis[0] == "PP" for axis in axes)
+        pipelines.append(_pipeline(tuple(sorted(members)), ranks.job, named=named))
+    return tuple(pipelines)
+
+
+def between_two(one: Local) -> bool:
+    """Whether it is a send or a receive. A kernel of sends and receives of a larger group may be an all-to-all."""
+    if one.operation in POINT_TO_POINT:
+        return True
+    return one.operation in ("send_recv", "coalesced") and one.ranks is not None and len(one.ranks) == 2
+
+
+def _pipeline(members: Group, job: Job, *, named: bool) -> Pipeline:
+    kernels: dict[int, list[Local]] = {}
+    on_host = False
+    for member in job.members:
+        if member.rank in members:
+            mine = [one for one in member.collectives if between_two(one) and set(one.ranks or ()) <= set(members)]
+            on_host |= any(one.kernel == MISSING for one in mine)
+            kernels[member.rank] = [one for one in mine if one.kernel != MISSING]
+    largest = max((one.elements or 0 for found in kernels.values() for one in found), default=0)
+    shortest: dict[Kind, int] = defaultdict(lambda: 1 << 62)
+    for one in (one for found in kernels.values() for one in found):
+        kind = one.operation, one.elements
+        shortest[kind] = min(shortest[kind], one.duration_ns)
+    return Pipeline(
+        ranks=members,
+        named=named,
+        on_host=on_host,
+        stages=tuple(
+            _stage(member, kernels[member.rank], shortest, largest) for member in job.members if member.rank in kernels
+        ),
+    )
+
+
+def _stage(member: Member, kernels: Sequence[Local], shortest: Mapping[Kind, int], largest: int) -> Stage:
+    trace = member.trace
+    exposed = trace.fact(exposed_communication)
+    devices = trace.fact(device_times)
+    return Stage(
+        rank=member.rank,
+        sends=sum(one.operation == "send" and (one.elements or 0) == largest for one in kernels),
+        kernels=len(kernels),
+        steps=trace.fact(step_windows).count,
+        compute_ns=sum(device.compute_ns for device in devices),
+        exposed_ns=sum(int(exposed[one.kernel]) for one in kernels),
+        wait_ns=sum(
+            min(int(exposed[one.kernel]), one.duration_ns - shortest[one.operation, one.elements]) for one in kernels
+        ),
+        idle_ns=sum(device.idle_ns for device in devices),
+    )

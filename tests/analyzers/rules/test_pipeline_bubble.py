@@ -1,0 +1,134 @@
+"""pipeline_bubble: too few microbatches, uneven stages, at the limit, transfers, rings, what cannot be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.load import load
+from perfscope.analyzers.ranks.pipeline import bubble_share
+from perfscope.analyzers.scale.slim import slim
+from perfscope.analyzers.trace import RECORDED, Trace
+from tests.analyzers.ranks.build import collective, named
+from tests.build import TraceBuilder
+
+KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
+SPAN = 10_000.0
+TRANSFER = 10.0
+
+
+def outcome_of(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["pipeline_bubble"])["pipeline_bubble"]
+
+
+def job(
+    waits: list[float],
+    *,
+    computes: list[float] | None = None,
+    microbatches: int = 4,
+    description: str = "PIPELINE_MODEL_PARALLEL_GROUP",
+    beside: bool = False,
+    ring: bool = False,
+    pairs: bool = False,
+) -> list[Trace]:
+    """One step of ``SPAN`` us of stages that wait ``waits`` us for what they receive first, besides the transfers."""
+    size = len(waits)
+    traces = []
+    for rank, wait in enumerate(waits):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0)
+        build.step(0, 0, SPAN)
+        neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < size]
+        peers = [other % size for other in (rank - 1, rank + 1)] if ring else neighbours
+        number, now = microbatches * len(peers), 0.0
+        for index in range(number):
+            members = sorted((rank, peers[index % len(peers)])) if pairs else range(size)
+            for operation, extra in (("recv", 0.0 if index else wait), ("send", 0.0)):
+                end = now + TRANSFER + extra
+                collective(build, now, end, operation=operation, kernel=KERNEL, ranks=members, group=str(members),
+                           description=description)  # fmt: skip
+                if beside:
+                    build.kernel("gemm", now, end)
+                now = end
+        build.kernel("gemm", now, now + (computes[rank] if computes else 1_000.0))
+        traces.append(named(build.build(), world=size))
+    return traces
+
+
+def test_a_bubble_is_found_with_what_its_microbatches_cannot_avoid() -> None:
+    (finding,) = outcome_of(job([4_000, 4_200, 4_200, 4_400])).findings
+    assert finding.subject == "bubble of the schedule"
+    assert finding.title == (
+        "4 stages wait 4.20 ms each (42.0%) for their neighbours; uneven stages explain 0.0% of it; "
+        "4 microbatches cannot do with less than 43% without interleaving"
+    )
+    assert (finding.basis, finding.severity, finding.cost_ns) == ("measured", "high", 4_200_000)
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.evidence[0]["rank"] == 3
+    assert "16 leave 16%" in finding.advice
+
+
+def test_the_slowest_stage_is_named_where_it_explains_the_waiting() -> None:
+    (finding,) = outcome_of(job([3_000, 3_000, 3_000, 0], computes=[2_000, 2_000, 2_000, 5_000])).findings
+    assert finding.subject == "stages of uneven size"
+    assert "rank 3 computes longest (5.00 ms), which explains 100.0% of it" in finding.title
+    assert "Move layers from rank 3" in finding.advice
+
+
+@pytest.mark.parametrize(("wait", "status"), [(490, "clean"), (510, "flagged")])
+def test_a_twentieth_of_the_steps_is_the_limit(wait: float, status: str) -> None:
+    assert outcome_of(job([wait] * 4)).status == status
+
+
+def test_waiting_behind_which_a_device_computes_is_no_bubble() -> None:
+    assert outcome_of(job([4_000] * 4, beside=True)).status == "clean"
+
+
+def test_transfers_are_no_bubble() -> None:
+    # 2 x 32 transfers of 10 us on the stages between, 6.4% of the step, and nobody waits
+    assert outcome_of(job([0] * 4, microbatches=32)).status == "clean"
+
+
+def test_groups_of_two_are_joined_to_a_pipeline() -> None:
+    (finding,) = outcome_of(job([4_000] * 4, pairs=True, description="")).findings
+    assert finding.ranks == (0, 1, 2, 3)
+    assert "4 microbatches" in finding.title
+
+
+def test_a_ring_is_a_pipeline_only_if_the_program_says_so() -> None:
+    alike = outcome_of(job([4_000] * 4, ring=True, description="CONTEXT_PARALLEL_GROUP"))
+    assert (alike.status, "ring attention" in (alike.reason or "")) == ("abstained", True)
+    (finding,) = outcome_of(job([4_000] * 4, ring=True)).findings
+    assert "microbatches cannot be counted" in finding.title
+
+
+def test_where_it_cannot_be_told_it_abstains() -> None:
+    traces = job([4_000] * 4)
+    assert "one rank alone does not show a pipeline" in (outcome_of(traces[:1]).reason or "")
+    assert "3 of 4 stages of a pipeline are here" in (outcome_of(traces[:3]).reason or "")
+    assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
+    nameless = [TraceBuilder(rank=rank) for rank in range(2)]
+    for build in nameless:
+        collective(build, 0, 100, operation="recv", kernel=KERNEL)
+    assert "who sends to whom is not recorded" in (outcome_of([build.build() for build in nameless]).reason or "")
+
+
+def test_slim_traces_say_the_same() -> None:
+    traces = job([4_000, 4_200, 4_200, 4_400])
+    assert outcome_of([slim(trace) for trace in traces]).findings == outcome_of(traces).findings
+
+
+def test_the_share_is_that_of_gpipe() -> None:
+    assert bubble_share(4, 4) == pytest.approx(3 / 7)
+    assert bubble_share(1, 8) == 0
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("files", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
+def test_real_jobs_without_a_pipeline_are_clean(corpus: Path, files: str) -> None:
+    found = sorted((corpus / "kineto").glob(files))
+    assert found
+    assert outcome_of([trace for file in found for trace in load(file)]).status == "clean"
