@@ -230,7 +230,9 @@ def read_in_folder(place: Path) -> tuple[tuple[Trace, ...], Skipped | None]:
         return (), Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
 
 
-def gathered(folder: Path, places: Sequence[Path], read: Sequence[tuple[Sequence[Trace], Skipped | None]]) -> Loaded:
+def gathered(
+    folder: Path | str, places: Sequence[Path], read: Sequence[tuple[Sequence[Trace], Skipped | None]]
+) -> Loaded:
     """What was read at the places of a folder as one. ``DataError`` if there is no trace among it."""
     traces = [trace for found, _ in read for trace in found]
     skipped = [one for _, one in read if one is not None]

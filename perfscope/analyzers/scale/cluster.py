@@ -38,13 +38,17 @@ def work_on_cluster(
         place_of = {future.key: place for place, future in enumerate(futures)}
         ended = distributed.as_completed(futures, loop=client.loop)
         del futures  # or the cluster would hold every digest to the end
+        killed = []
         for future in ended:
             place = place_of[future.key]
-            if future.status == "finished":
-                yield place, future.result()
-            else:
-                yield place, _lost(distributed, future)
+            done = _done(distributed, future)
             future.release()
+            if isinstance(done, Lost):
+                killed.append(place)
+            else:
+                yield place, done
+        for place in killed:  # one at a time: Dask also blames tasks that only waited on a worker that was killed
+            yield place, _done(distributed, client.submit(work, tasks[place], pure=False))
 
 
 def _connected(distributed: Any, address: str) -> Any:
@@ -60,11 +64,13 @@ def _connected(distributed: Any, address: str) -> Any:
 def _check_workers(client: Any, address: str) -> None:
     """``NotStartedError`` if there are none, or they have no perfscope, or another one."""
     try:
+        client.wait_for_workers(1, timeout=CONNECT_S)
+    except TimeoutError as error:
+        raise NotStartedError(f"--scheduler {address}: the scheduler has no workers") from error
+    try:
         versions = client.run(perfscope_version)
     except Exception as error:  # what a worker raises comes as it is
         raise NotStartedError(f"--scheduler {address}: its workers cannot run perfscope: {error}") from error
-    if not versions:
-        raise NotStartedError(f"--scheduler {address}: the scheduler has no workers")
     mine = perfscope_version()
     for worker, version in versions.items():
         if version != mine:
@@ -78,9 +84,11 @@ def perfscope_version() -> str:
     return perfscope.__version__
 
 
-def _lost(distributed: Any, future: Any) -> Lost:
-    """A task that killed its workers is lost; what the work raised is raised."""
+def _done(distributed: Any, future: Any) -> Any:
+    """What a task returned. One that killed its workers is lost; what the work raised is raised."""
     error = future.exception()
+    if error is None:
+        return future.result()
     if isinstance(error, distributed.scheduler.KilledWorker):
         return Lost(why="was killed with its worker several times")
     if isinstance(error, MemoryError):

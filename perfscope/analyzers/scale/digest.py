@@ -11,8 +11,10 @@ from perfscope.analyzers.engine import EVIDENCE_EACH, Examined, chosen_rules, ex
 from perfscope.analyzers.facts.program_device import judge_for
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.load import Skipped, read_in_folder
+from perfscope.analyzers.scale.remote import fetched, is_remote
 from perfscope.analyzers.scale.slim import slim
 from perfscope.analyzers.trace import Trace
+from perfscope.profiler.errors import DataError
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +28,26 @@ class Digest:
 
 
 def digest(place: str, rules: tuple[str, ...] | None = None, device: Device | None = None) -> Digest:
-    """Read what lies at ``place`` and judge it. ``rules``: ids, all for ``None``; ``device``: as ``judge_for``."""
-    traces, skipped = read_in_folder(Path(place))
+    """Read what lies at ``place`` (a path, or a URL of fsspec's) and judge it.
+
+    ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
+    """
+    if not is_remote(place):
+        return _digest(*read_in_folder(Path(place)), rules, device)
+    try:
+        with fetched(place) as copy:
+            traces, skipped = read_in_folder(copy)
+            for trace in traces:
+                trace.source = replace(trace.source, path=place)
+            lost = None if skipped is None else replace(skipped, path=place)
+            return _digest(traces, lost, rules, device)
+    except DataError as error:
+        return Digest(skipped=Skipped(path=place, reason=str(error).removeprefix(f"{place}: "), broken=True))
+
+
+def _digest(
+    traces: Sequence[Trace], skipped: Skipped | None, rules: tuple[str, ...] | None, device: Device | None
+) -> Digest:
     chosen = chosen_rules(rules)
     examined = []
     for trace in traces:

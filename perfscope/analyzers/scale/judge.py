@@ -24,6 +24,7 @@ from perfscope.analyzers.load import (
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.scale.digest import Digest, digest, places_of, shortened
 from perfscope.analyzers.scale.pool import Lost, cores, work_through
+from perfscope.analyzers.scale.remote import is_remote, remote_files
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -46,9 +47,14 @@ class Judged:
 class _Named:
     """What a path of the command line leads to. ``folder``: its places are files below it."""
 
-    path: Path
-    places: tuple[Path, ...]
+    path: str
+    places: tuple[str, ...]
     folder: bool
+
+    @property
+    def remote(self) -> bool:
+        """It lies elsewhere: only digests of it come here."""
+        return is_remote(self.path)
 
 
 def judge_paths(
@@ -66,35 +72,43 @@ def judge_paths(
     """
     chosen = chosen_rules(rules)
     named = _named(paths)
-    if named is None or sum(len(one.places) for one in named) < 2:
+    remote = any(map(is_remote, paths))
+    if named is None or (not remote and sum(len(one.places) for one in named) < 2):
         return _judge_whole(paths, rules, device)
     foreign = [rule.id for rule in chosen if rule.compare is not None and rule.id not in RULES]
-    if foreign and mapper is not None:
+    if foreign and (mapper is not None or remote):
         raise AskedWronglyError(
-            f"rule {foreign[0]} compares whole traces, which a cluster does not send: name other rules (--rule)"
+            f"rule {foreign[0]} compares whole traces, of which only digests come from elsewhere: name other rules "
+            "(--rule)"
         )
     if foreign:
         return _judge_whole(paths, rules, device)
-    # workers of a cluster are in other directories
-    places = [str(place.absolute() if mapper else place) for one in named for place in one.places]
+    places = [place for one in named for place in one.places]
+    if mapper is not None:  # workers of a cluster are in other directories
+        places = [place if is_remote(place) else str(Path(place).absolute()) for place in places]
     ids = tuple(rule.id for rule in chosen)
     through = mapper or partial(work_through, jobs=jobs or _processes(places))
     digests = _digests(through(partial(digest, rules=ids, device=device), places), places)
     loaded, by_trace = _put_together(named, digests)
     if any(id(trace) not in by_trace for trace in loaded.traces):  # programs alone are one trace together
-        return _judge_whole(paths, rules, device)
+        return _judge_loaded(loaded, rules, device) if remote else _judge_whole(paths, rules, device)
     analysis = conclude([by_trace[id(trace)] for trace in loaded.traces], chosen)
     return Judged(loaded=loaded, analysis=replace(analysis, run=loaded.run))
 
 
 def _processes(places: Sequence[str]) -> int:
     """Processes that have enough to read to be worth starting."""
+    if any(map(is_remote, places)):
+        return min(cores(), len(places))
     size = sum(place.stat().st_size for one in places if (place := Path(one)).is_file())
     return max(1, min(cores(), size // SHARE))
 
 
 def _judge_whole(paths: Sequence[str | Path], rules: Sequence[str] | None, device: Device | None) -> Judged:
-    loaded = load_paths(paths)
+    return _judge_loaded(load_paths(paths), rules, device)
+
+
+def _judge_loaded(loaded: Loaded, rules: Sequence[str] | None, device: Device | None) -> Judged:
     if device is not None:
         for trace in loaded.traces:
             judge_for(trace, device)
@@ -123,17 +137,21 @@ def _named(paths: Sequence[str | Path]) -> tuple[_Named, ...] | None:
     """Where the paths lead; None where one of them is not a folder of traces and no reader knows it, or it is a run."""
     found = []
     for path in paths:
+        if is_remote(path):
+            files, folder = remote_files(str(path))
+            found.append(_Named(path=str(path), places=files, folder=folder))
+            continue
         place = resolve(path)
         try:
             known = reader_of(place) is not None
         except OSError:
-            return None
-        if known and place.is_dir():
-            return None
-        if known:
-            found.append(_Named(path=place, places=(place,), folder=False))
-        elif place.is_dir():
-            found.append(_Named(path=place, places=folder_places(place), folder=True))
+            known = False
+        if known and place.is_file():
+            found.append(_Named(path=str(place), places=(str(place),), folder=False))
+        elif not known and place.is_dir():
+            found.append(_Named(path=str(place), places=tuple(map(str, folder_places(place))), folder=True))
+        elif any(map(is_remote, paths)):
+            raise AskedWronglyError(f"{path}: cannot be analyzed together with files that lie elsewhere")
         else:
             return None
     return tuple(found)
@@ -160,10 +178,13 @@ def _put_together(named: Sequence[_Named], digests: Sequence[Digest]) -> tuple[L
         mine = digests[at : at + len(one.places)]
         at += len(one.places)
         if one.folder:
-            parts.append(gathered(one.path, one.places, places_of(mine)))
+            places = () if one.remote else tuple(map(Path, one.places))
+            parts.append(gathered(one.path, places, places_of(mine)))
             continue
         lost = mine[0].skipped
         if lost is not None:
             raise DataError(f"{lost.path}: {lost.reason}")
+        if not mine[0].examined:
+            raise DataError(f"{one.path}: no trace in it")
         parts.append(Loaded(traces=tuple(told.trace for told in mine[0].examined)))
     return _as_one(parts), {id(told.trace): told for one in digests for told in one.examined}

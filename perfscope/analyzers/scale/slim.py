@@ -44,7 +44,8 @@ _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 def slim(trace: Trace) -> Trace:
     """The trace with the rows and facts that comparing reads. ``trace`` itself stays as it is.
 
-    Compiled programs, the log of torch.compile and the flight recorder are kept whole. A fact that cannot be derived
+    Compiled programs, recordings of what they ran (devices are compared there), the log of torch.compile and the flight
+    recorder are kept whole. A fact that cannot be derived
     raises what it raises.
     """
     derived = [*_DERIVED, compile_summary]
@@ -57,13 +58,14 @@ def slim(trace: Trace) -> Trace:
         derived += _OF_COMPILING
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
     rows = {name: trace.rows[name] for name in ("devices", "threads", "steps")}
-    rows["hlo_ops"] = _no_links(trace.rows["hlo_ops"].take(np.arange(min(1, len(trace.rows["hlo_ops"])))))
     strings = trace.strings
     if ranked:
         strings = [*strings, "ops"]
         cut, facts[locals_of], facts[exposed_communication] = _cut(trace)
         rows |= cut
     held, pool = _own_strings(rows, strings)
+    if len(trace.rows["hlo_ops"]):
+        held, pool = trace.rows, trace.strings
     kept = Trace(
         source=trace.source,
         strings=pool,
@@ -187,10 +189,6 @@ def _with(rows: Rows, columns: dict[str, Any]) -> Rows:
     """The rows with other values in some columns; a scalar is for all of them."""
     changed = {name: np.broadcast_to(values, len(rows)) for name, values in columns.items()}
     return Rows(rows.table, {**rows, **changed})
-
-
-def _no_links(rows: Rows) -> Rows:
-    return _with(rows, {column.name: MISSING for column in rows.table.columns if column.refers is not None})
 
 
 def _own_strings(rows: dict[str, Rows], strings: list[str]) -> tuple[dict[str, Rows], list[str]]:
