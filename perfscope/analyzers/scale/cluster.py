@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from perfscope.analyzers.scale.pool import Lost
@@ -72,16 +73,17 @@ def _check_workers(client: Any, address: str) -> None:
     except Exception as error:  # what a worker raises comes as it is
         raise NotStartedError(f"--scheduler {address}: its workers cannot run perfscope: {error}") from error
     mine = perfscope_version()
-    for worker, version in versions.items():
-        if version != mine:
-            raise NotStartedError(f"--scheduler {address}: {worker} has perfscope {version}, here is {mine}")
+    for worker, theirs in versions.items():
+        if theirs != mine:
+            raise NotStartedError(f"--scheduler {address}: {worker} has perfscope {theirs}, here is {mine}")
 
 
 def perfscope_version() -> str:
-    """The version that runs here."""
-    import perfscope
-
-    return perfscope.__version__
+    """The version that is installed here; of a checkout that was never installed, that it is one."""
+    try:
+        return version("perfscope")
+    except PackageNotFoundError:
+        return "of a checkout"
 
 
 def _done(distributed: Any, future: Any) -> Any:
