@@ -28,6 +28,7 @@ RULES: dict[str, str] = {
     "hung_collective": "perfscope.analyzers.rules.hung_collective",
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
+    "link_contention": "perfscope.analyzers.rules.link_contention",
     "nvlink_stall": "perfscope.analyzers.rules.nvlink_stall",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
     "pipeline_bubble": "perfscope.analyzers.rules.pipeline_bubble",

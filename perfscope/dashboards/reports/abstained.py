@@ -39,8 +39,8 @@ ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
 RANK_RULES = frozenset(
-    {"expert_imbalance", "hung_collective", "nvlink_stall", "pipeline_bubble", "rank_divergence", "small_collectives",
-     "straggler"}
+    {"expert_imbalance", "hung_collective", "link_contention", "nvlink_stall", "pipeline_bubble", "rank_divergence",
+     "small_collectives", "straggler"}
 )  # fmt: skip
 """Rules that look at what several ranks or devices do together."""
 
