@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from perfscope.analyzers.ranks.clocks import Clocks
+from perfscope.analyzers.ranks.devices import DeviceSet, device_set
 from perfscope.analyzers.ranks.groups import RankGroup
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
@@ -34,6 +36,8 @@ class JobCollectives:
 
     label: str
     """``ranks 0-7 of 8``."""
+    members: Literal["rank", "device"] = "rank"
+    """What stands side by side: ranks, or the devices of one process, by number."""
     world_size: int | None
     recorded: tuple[int, ...]
     missing: tuple[int, ...]
@@ -55,7 +59,7 @@ class JobCollectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesSection:
-    """The jobs that were compared; empty where no two traces are ranks of one job."""
+    """The jobs that were compared; empty where no two traces are ranks of one job and none is of several devices."""
 
     jobs: tuple[JobCollectives, ...] = ()
     jobs_left: int = 0
@@ -68,16 +72,17 @@ NO_COLLECTIVES = CollectivesSection()
 
 def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     """The section of all traces; ranks whose collectives break it are named in ``problems``."""
-    if sum(map(has_ranks, traces)) < 2:
-        return NO_COLLECTIVES
+    jobs: list[JobCollectives] = []
     try:
-        sets = [one for one in rank_sets(traces) if one.matching.matched]
-        jobs = tuple(_job(one) for one in sets[:MOST_JOBS])
+        if sum(map(has_ranks, traces)) > 1:
+            jobs += [_job(one) for one in rank_sets(traces) if one.matching.matched]
+        several = [one for trace in traces if (one := device_set(trace)) is not None]
+        jobs += [_of_devices(one) for one in several]
     except Exception as error:  # as with a rule: what breaks here must not cost the findings
         _log.warning("collectives of %s", traces[0].source.path, exc_info=True)
         problem = f"the collectives could not be summed up: {type(error).__name__}: {error}"
         return CollectivesSection(problems=(problem,))
-    return CollectivesSection(jobs=jobs, jobs_left=max(0, len(sets) - MOST_JOBS))
+    return CollectivesSection(jobs=tuple(jobs[:MOST_JOBS]), jobs_left=max(0, len(jobs) - MOST_JOBS))
 
 
 def _job(ranks: RankSet) -> JobCollectives:
@@ -100,4 +105,26 @@ def _job(ranks: RankSet) -> JobCollectives:
         ranks=tuple(sorted(worst, key=lambda one: one.rank)),
         ranks_left=max(0, len(table.ranks) - MOST_RANKS),
         notes=ranks.notes,
+    )
+
+
+def _of_devices(found: DeviceSet) -> JobCollectives:
+    worst = sorted(found.totals, key=lambda one: -one.wait_ns)[:MOST_RANKS]
+    return JobCollectives(
+        label=found.label(),
+        members="device",
+        world_size=found.world_size,
+        recorded=found.devices,
+        missing=(),
+        matched=found.matched,
+        unmatched=found.unmatched,
+        clock_offset_ns=0,
+        clock_uncertainty_ns=0,
+        groups=(),
+        groups_left=0,
+        kinds=found.kinds[:MOST_KINDS],
+        kinds_left=max(0, len(found.kinds) - MOST_KINDS),
+        ranks=tuple(sorted(worst, key=lambda one: one.rank)),
+        ranks_left=max(0, len(found.totals) - MOST_RANKS),
+        notes=found.notes,
     )

@@ -69,6 +69,8 @@ class Instruction:
     line: int | None = None
     scheduling_name: str = ""
     """Name before rematerialization cloned it (GPU)."""
+    wraps: str = field(default="", compare=False)
+    """Of an asynchronous start, name of the operation it runs: what profiles of GPUs call it. Text does not say it."""
     fusion_kind: str | None = None
     """``kLoop``, ``kInput``, ``kOutput``, ``kCustom``."""
     custom_call_target: str | None = None

@@ -164,6 +164,7 @@ class _Conversion:
             file=file,
             line=line,
             scheduling_name=metadata.scheduling_name,
+            wraps=what.name if what is not proto else "",
             fusion_kind=what.fusion_kind or None,
             custom_call_target=what.custom_call_target or None,
             parameter_number=proto.parameter_number if opcode == "parameter" else None,

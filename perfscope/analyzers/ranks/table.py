@@ -95,16 +95,17 @@ def table_of(ranks: RankSet) -> CollectiveTable:
         kinds[one.operation, one.group, size, side.dtype, side.algorithm, side.protocol].append(one)
     axes = {group.ranks: group for group in ranks.groups}
     found = [
-        _kind(kind, matched, axes.get(kind[1]), traces, known=all(_members_known(one, ranks) for one in matched))
+        kind_of(kind, matched, axes.get(kind[1]), traces, known=all(_members_known(one, ranks) for one in matched))
         for kind, matched in kinds.items()
     ]
     found.sort(key=lambda one: -sum(one.duration_ns.values()))
-    return CollectiveTable(kinds=tuple(found), ranks=tuple(_total(rank, ranks, found) for rank in sorted(traces)))
+    return CollectiveTable(kinds=tuple(found), ranks=totals_of(ranks.matching.matched, sorted(traces), found))
 
 
-def _kind(
+def kind_of(
     kind: Kind, matched: Sequence[Matched], group: RankGroup | None, traces: Mapping[int, Trace], *, known: bool
 ) -> CollectiveKind:
+    """One row of the table; ``matched`` are all of that kind, at least one. ``known``: the group's members are."""
     operation, members, size, dtype, algorithm, protocol = kind
     waits, durations, exposed = (dict.fromkeys(sorted({rank for one in matched for rank in one.sides}), 0)
                                  for _ in range(3))  # fmt: skip
@@ -168,8 +169,14 @@ def device_of(trace: Trace) -> Device | None:
     return find_device(trace.text(int(names[0]))) if len(names) else None
 
 
-def _total(rank: int, ranks: RankSet, kinds: Sequence[CollectiveKind]) -> RankTotal:
-    mine = [one for one in ranks.matching.matched if rank in one.sides]
+def totals_of(
+    matched: Sequence[Matched], ranks: Sequence[int], kinds: Sequence[CollectiveKind]
+) -> tuple[RankTotal, ...]:
+    """What each of ``ranks`` spent in all matched collectives, which are those of ``kinds``."""
+    return tuple(_total(rank, [one for one in matched if rank in one.sides], kinds) for rank in ranks)
+
+
+def _total(rank: int, mine: Sequence[Matched], kinds: Sequence[CollectiveKind]) -> RankTotal:
     on_device = all(one.sides[rank].kernel != MISSING for one in mine)
     return RankTotal(
         rank=rank,

@@ -124,6 +124,10 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
     parents = _parents(times)
     roots = [_root(row, parents, names) for row in chosen.tolist()]
     told = [_MODULE.fullmatch(names[root]) if root >= 0 else None for root in roots]
+    started = _started(modules)
+    for row, one in zip(chosen.tolist(), told, strict=True):
+        if one is not None:
+            instructions[row] = started.get((int(one[2]), instructions[row]), instructions[row])
     threads = times["TID"][chosen]
     workers = _workers(threads, told)
     ops: Columns = {
@@ -155,6 +159,17 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
     )
     recorded = {"device_work"} | ({"hlo"} if modules else set())
     return Trace(source=source, strings=pool.strings, rows=rows, recorded=frozenset(recorded), hlo=tuple(modules))
+
+
+def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
+    """(Program, operation that XLA made asynchronous) -> the start that the program has in its place."""
+    return {
+        (module.program_id, one.wraps): one.name
+        for module in modules
+        if module.program_id is not None
+        for _, one in module.instructions()
+        if one.wraps
+    }
 
 
 def _parents(times: dict[str, Array]) -> Array:

@@ -22,6 +22,7 @@ def collectives_document(section: CollectivesSection) -> dict[str, Any]:
 def _job(job: JobCollectives) -> dict[str, Any]:
     return {
         "label": job.label,
+        "members": job.members,
         "world_size": job.world_size,
         "recorded": list(job.recorded),
         "missing": list(job.missing),

@@ -35,6 +35,6 @@ def _job(job: JobView) -> Iterator[str]:
         yield cells_table(job.ranks[:MOST_RANKS])
     more = job.ranks_left + len(job.ranks[MOST_RANKS:])
     if more:
-        yield f"- and {more:,} more ranks"
+        yield f"- and {more:,} more {job.member}s"
     yield from (f"- {escape(said)}" for said in (*job.groups, *job.notes))
     yield "</details>"

@@ -26,6 +26,8 @@ class JobView:
     """One job."""
 
     title: str
+    member: str
+    """``rank`` or ``device``: what stands side by side."""
     headline: str
     """What the ranks did together, in a sentence."""
     kinds: tuple[Cells, ...]
@@ -57,10 +59,11 @@ def collectives_view(section: CollectivesSection) -> CollectivesView | None:
 def _job(job: JobCollectives) -> JobView:
     return JobView(
         title=f"Collectives of {job.label}",
+        member=job.members,
         headline=_headline(job),
-        kinds=tuple(_kind(kind) for kind in job.kinds),
+        kinds=tuple(_kind(kind, job.members) for kind in job.kinds),
         kinds_left=job.kinds_left,
-        ranks=tuple(_rank(total) for total in job.ranks),
+        ranks=tuple(_rank(total, job.members) for total in job.ranks),
         ranks_left=job.ranks_left,
         groups=tuple(_group(group) for group in job.groups[:MOST_GROUPS])
         + ((f"and {more:,} more groups",) if (more := job.groups_left + len(job.groups[MOST_GROUPS:])) else ()),
@@ -70,19 +73,23 @@ def _job(job: JobCollectives) -> JobView:
 
 def _headline(job: JobCollectives) -> str:
     waits = sorted(job.ranks, key=lambda one: one.wait_ns)
-    said = f"{job.matched:,} collectives matched on {len(job.recorded):,} ranks"
+    said = f"{job.matched:,} collectives matched on {len(job.recorded):,} {job.members}s"
     if not waits:
         return said
     least, most = waits[0], waits[-1]
     between = (
-        f"{format_ns(least.wait_ns)} (rank {least.rank}) to {format_ns(most.wait_ns)} (rank {most.rank})"
+        f"{format_ns(least.wait_ns)} ({job.members} {least.rank}) to "
+        f"{format_ns(most.wait_ns)} ({job.members} {most.rank})"
         if least.rank != most.rank
         else format_ns(most.wait_ns)
     )
-    return f"{said}: the collectives themselves took {format_ns(most.core_ns)}, ranks waited {between} for each other"
+    return (
+        f"{said}: the collectives themselves took {format_ns(most.core_ns)}, {job.members}s waited {between} for each "
+        "other"
+    )
 
 
-def _kind(kind: CollectiveKind) -> Cells:
+def _kind(kind: CollectiveKind, member: str) -> Cells:
     algorithm = " ".join(filter(None, (kind.algorithm, kind.protocol)))
     whole = sum(kind.duration_ns.values())
     return (
@@ -92,15 +99,15 @@ def _kind(kind: CollectiveKind) -> Cells:
         ("calls", f"{kind.count:,}"),
         ("each takes", format_ns(kind.median_core_ns)),
         ("bus bandwidth", "" if kind.bus_bandwidth is None else f"{kind.bus_bandwidth / 1e9:.3g} GB/s"),
-        ("wait of a rank", format_ns(kind.mean_wait_ns)),
+        (f"wait of a {member}", format_ns(kind.mean_wait_ns)),
         ("waiting", format_share(sum(kind.wait_ns.values()), whole)),
         ("algorithm", shown(algorithm)),
     )
 
 
-def _rank(total: RankTotal) -> Cells:
+def _rank(total: RankTotal, member: str) -> Cells:
     return (
-        ("rank", str(total.rank)),
+        (member, str(total.rank)),
         ("collectives", f"{total.collectives:,}"),
         ("waited", format_ns(total.wait_ns)),
         ("in collectives", format_ns(total.core_ns)),

@@ -36,7 +36,7 @@ def collectives_section(view: CollectivesView, width: int, *, verbose: bool) -> 
         if verbose:
             yield table_of(fitting([dict(cells) for cells in job.ranks], (), width))
             if job.ranks_left:
-                yield f"    and {job.ranks_left:,} more ranks, which waited less"
+                yield f"    and {job.ranks_left:,} more {job.member}s, which waited less"
             yield from map(hanging, job.groups)
         yield from map(hanging, job.notes if verbose else job.notes[:FEW_NOTES])
         yield ""

@@ -35,8 +35,8 @@ def _job(job: JobView) -> Iterator[str]:
     if job.kinds_left:
         yield f'<p class="note">and {job.kinds_left:,} more kinds</p>'
     if job.ranks:
-        left = f'<p class="note">and {job.ranks_left:,} more ranks</p>' if job.ranks_left else ""
-        yield f"<details><summary>ranks side by side</summary>{cells_table(job.ranks)}{left}</details>"
+        left = f'<p class="note">and {job.ranks_left:,} more {job.member}s</p>' if job.ranks_left else ""
+        yield f"<details><summary>{job.member}s side by side</summary>{cells_table(job.ranks)}{left}</details>"
     if job.groups:
         yield f"<details><summary>process groups</summary>{_list(job.groups)}</details>"
     yield _list(job.notes)

@@ -28,5 +28,5 @@ def differences(one: HloModule, other: HloModule, ignored: frozenset[str] = froz
 def _of_instruction(left: Instruction, right: Instruction, ignored: frozenset[str]) -> Iterator[str]:
     for field in dataclasses.fields(Instruction):
         a, b = getattr(left, field.name), getattr(right, field.name)
-        if a != b and field.name not in ignored:
+        if a != b and field.compare and field.name not in ignored:
             yield f"{left.name} ({left.opcode}) {field.name}: {a!r} {b!r}"

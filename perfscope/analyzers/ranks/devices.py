@@ -1,0 +1,262 @@
+"""Collectives of compiled XLA programs on the devices of one recording: the devices stand for ranks.
+
+What a profile calls a collective is an instruction; its program says the operation, the replica groups and the bytes.
+The k-th time it ran in one execution of the program is the same collective on all devices of a group. As with ranks,
+the shortest duration of them is the collective itself, the rest of each other one is waiting.
+
+On a GPU the time is that of the kernel, which the start launches; the done launches nothing. Where start and done are
+both recorded as work (TPU), the one is over at once and the other is what was left to wait: neither is the time of the
+collective, and such pairs are left out and counted. Collectives of XLA's CPU backend are meetings of threads, and
+``facts.rendezvous`` looks at them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
+from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
+from perfscope.analyzers.facts.intervals import Int64
+from perfscope.analyzers.hlo.cost_collectives import group_size
+from perfscope.analyzers.hlo.module import Shape
+from perfscope.analyzers.ranks.local import Local
+from perfscope.analyzers.ranks.matching import Group, Matched
+from perfscope.analyzers.ranks.operation import algorithm_of
+from perfscope.analyzers.ranks.table import CollectiveKind, Kind, RankTotal, kind_of, totals_of
+from perfscope.analyzers.trace import MISSING, Trace
+
+_OPERATIONS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "all-to-all": "all_to_all",
+    "collective-broadcast": "broadcast",
+    "ragged-all-to-all": "ragged_all_to_all",
+    "reduce-scatter": "reduce_scatter",
+}
+"""XLA's names -> those of the table. A permute is between two devices: nobody else is there to hold it against."""
+
+Occurrence = tuple[int, int]
+"""Execution of the program, and which time in it the instruction ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSet:
+    """The collectives of one recording by kind, the longest first, and what each device spent in them."""
+
+    devices: tuple[int, ...]
+    """By number; those that took part in a matched collective."""
+    world_size: int | None
+    """Devices that the programs were compiled for; None where they differ."""
+    kinds: tuple[CollectiveKind, ...]
+    totals: tuple[RankTotal, ...]
+    matched: int
+    unmatched: int
+    """Runs of collectives on single devices that were not put together."""
+    notes: tuple[str, ...]
+
+    def label(self) -> str:
+        """``devices 0-3 of 8``."""
+        listed = list(self.devices)
+        dense = listed == list(range(listed[0], listed[-1] + 1))
+        shown = f"{listed[0]}-{listed[-1]}" if dense else ", ".join(map(str, listed))
+        return f"devices {shown}" + ("" if self.world_size is None else f" of {self.world_size}")
+
+
+@dataclass(slots=True)
+class _Left:
+    """What was not put together, in runs on single devices."""
+
+    pairs: int = 0
+    between_two: int = 0
+    groups: int = 0
+    alone: int = 0
+
+    def total(self) -> int:
+        return self.pairs + self.between_two + self.groups + self.alone
+
+
+def device_set(trace: Trace) -> DeviceSet | None:
+    """The collectives that several devices of a recording ran together; ``None`` where there are none."""
+    ops = trace.rows["hlo_ops"]
+    if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
+        return None
+    kinds: dict[Kind, list[Matched]] = defaultdict(list)
+    left, guessed, worlds = _Left(), False, set()
+    for one in trace.fact(collectives):
+        rows = _kernel_rows(trace, one)
+        if not len(rows):
+            continue
+        worlds.add(_world(one))
+        groups = _groups(trace, one, rows, left)
+        guessed |= len(groups) > 1
+        for kind, matched in _matched(trace, one, rows, groups, left):
+            kinds[kind].append(matched)
+    if not kinds:
+        return None
+    matched_all = sorted((one for found in kinds.values() for one in found), key=_first)
+    devices = tuple(sorted({device for one in matched_all for device in one.sides}))
+    traces = dict.fromkeys(devices, trace)
+    table = sorted(
+        (kind_of(kind, found, None, traces, known=True) for kind, found in kinds.items()),
+        key=lambda kind: -sum(kind.duration_ns.values()),
+    )
+    return DeviceSet(
+        devices=devices,
+        world_size=worlds.pop() if len(worlds) == 1 else None,
+        kinds=tuple(table),
+        totals=totals_of(matched_all, devices, table),
+        matched=len(matched_all),
+        unmatched=left.total(),
+        notes=tuple(_notes(left, guessed=guessed)),
+    )
+
+
+def _first(one: Matched) -> int:
+    return min(side.start_ns for side in one.sides.values())
+
+
+def _world(one: Collective) -> int:
+    return one.module.num_partitions * one.module.num_replicas
+
+
+def _kernel_rows(trace: Trace, one: Collective) -> Int64:
+    """Rows of ``hlo_ops`` of a collective on devices, its done included."""
+    ops = trace.rows["hlo_ops"]
+    rows = rows_of(trace, one.module, dict.fromkeys((one.start.name, one.done.name)))
+    chosen = (ops["kernel"][rows] != MISSING) & ~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)
+    return np.asarray(rows[chosen], np.int64)
+
+
+def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Group, ...]:
+    """Devices of each group, by number; nothing where they are not known, which is counted.
+
+    Groups name partitions or replicas; without the program's device assignment the n-th is taken as the n-th device.
+    """
+    ops = trace.rows["hlo_ops"]
+    if one.kind not in _OPERATIONS:
+        left.between_two += len(rows)
+        return ()
+    ran = {trace.text(code) for code in np.unique(ops["name"][rows]).tolist()}
+    if one.done.name != one.start.name and one.done.name in ran:
+        left.pairs += len(rows)
+        return ()
+    world, size = _world(one), group_size(one.module, one.op)
+    here = np.unique(ops["ordinal"][rows]).tolist()
+    members = tuple(range(world)) if max(here) < world else tuple(here)
+    if len(members) == world == size:
+        return (members,)
+    listed = one.op.replica_groups
+    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
+    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
+    if listed is None or not flat or len(members) != world or max(map(max, listed)) >= world:
+        left.groups += len(rows)
+        return ()
+    return tuple(tuple(sorted(members[place] for place in group)) for group in listed if len(group) > 1)
+
+
+def _matched(
+    trace: Trace, one: Collective, rows: Int64, groups: tuple[Group, ...], left: _Left
+) -> Iterator[tuple[Kind, Matched]]:
+    """The runs of one collective, put together over the devices of each group."""
+    ran = _by_device(trace, rows)
+    once = all(len(found) == _expected(trace, one, found) for found in ran.values())
+    size = one.bytes if one.kind != "ragged-all-to-all" and (once or not one.runs.exact) else None
+    dtype = _dtype(one)
+    for group in groups:
+        held = {device: ran[device] for device in group if device in ran}
+        for at in sorted({at for found in held.values() for at in found}):
+            rows_at = {device: found[at] for device, found in held.items() if at in found}
+            # a device that is in the recording and lacks this run: the capture began or ended between them
+            if len(rows_at) < 2 or len(rows_at) < len(held):
+                left.alone += len(rows_at)
+                continue
+            sides = {device: _side(trace, row, group, _OPERATIONS[one.kind]) for device, row in rows_at.items()}
+            last = min(sorted(sides), key=lambda device: sides[device].duration_ns)
+            matched = Matched(
+                operation=_OPERATIONS[one.kind],
+                group=group,
+                named=True,
+                index=at[0],
+                sides=sides,
+                core_ns=sides[last].duration_ns,
+                last=last,
+            )
+            yield (matched.operation, group, size, dtype, sides[last].algorithm, sides[last].protocol), matched
+
+
+def _expected(trace: Trace, one: Collective, found: Mapping[Occurrence, int]) -> float:
+    """Rows on a device of a collective whose every run is one; more of them are parts, whose bytes are not known."""
+    numbers = {run for run, _ in found}
+    if MISSING not in numbers:
+        return len(numbers) * one.runs.times
+    ran = executions_of(trace, one.module)
+    return 0 if ran is None else ran.rounds * one.runs.times
+
+
+def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
+    """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
+    ops = trace.rows["hlo_ops"]
+    found: dict[int, dict[Occurrence, int]] = defaultdict(dict)
+    turns: dict[tuple[int, int], int] = defaultdict(int)
+    for row in rows[np.argsort(ops["start_ns"][rows], kind="stable")].tolist():
+        device, run = int(ops["ordinal"][row]), int(ops["run_id"][row])
+        found[device][run, turns[device, run]] = row
+        turns[device, run] += 1
+    return found
+
+
+def _side(trace: Trace, row: int, group: Group, operation: str) -> Local:
+    ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
+    kernel = int(ops["kernel"][row])
+    algorithm, protocol = algorithm_of(trace.text(int(kernels["name"][kernel])))
+    return Local(
+        start_ns=int(ops["start_ns"][row]),
+        end_ns=int(ops["end_ns"][row]),
+        operation=operation,
+        group=None,
+        description=None,
+        ranks=group,
+        lane=-1,
+        size=len(group),
+        sequence=None,
+        elements=None,
+        received=None,
+        dtype=None,
+        dims=None,
+        algorithm=algorithm,
+        protocol=protocol,
+        launched=True,
+        kernel=kernel,
+        slice=MISSING,
+    )
+
+
+def _dtype(one: Collective) -> str | None:
+    """The type of all its tensors; ``None`` where they differ."""
+    found = {shape.dtype for name in one.start.operands for shape in _leaves(one.computation.by_name[name].shape)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _leaves(shape: Shape) -> Iterator[Shape]:
+    if shape.dtype != "tuple":
+        yield shape
+    for part in shape.parts:
+        yield from _leaves(part)
+
+
+def _notes(left: _Left, *, guessed: bool) -> Iterator[str]:
+    counts: Mapping[str, int] = {
+        "of start and done: what is recorded of them is not the time of the collective": left.pairs,
+        "between two devices (permute): they are not matched": left.between_two,
+        "whose groups cannot be told by devices": left.groups,
+        "not on all recorded devices of their group": left.alone,
+    }
+    for what, count in counts.items():
+        if count:
+            yield f"left out: {count:,} runs of collectives on a device, {what}"
+    if guessed:
+        yield "which device is which partition is not recorded: the n-th is taken as the n-th"
