@@ -112,8 +112,8 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         ranks=worst.group,
         evidence=tuple(_row(one, kind) for one in slowed[:ROWS]),
         advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True) for "
-        "its group, fewer channels for the other (options.config.max_ctas), or start the other later (no_sync() up to the "
-        "last microbatch, set_requires_gradient_sync(False) of fully_shard).",
+        "its group, fewer channels for the other (options.config.max_ctas), or start the other later (no_sync() up to "
+        "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
     )
 
 
