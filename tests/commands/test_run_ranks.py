@@ -1,4 +1,4 @@
-"""Four real processes that train together with gloo: a planted straggler, a planted input stall, and neither."""
+"""Four processes that train with gloo, by DDP and FSDP2: a planted straggler, a planted input stall, and neither."""
 
 from __future__ import annotations
 
@@ -20,25 +20,32 @@ import os, sys, time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-planted, rank = sys.argv[1], int(os.environ["RANK"])
+planted, parallel, rank = *sys.argv[1:], int(os.environ["RANK"])
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 
 class Rows(Dataset):
     def __len__(self):
-        return 12
+        return 10
 
     def __getitem__(self, index):
         time.sleep(0.3 if (planted, rank) == ("input", 2) else 0)
         return torch.ones(64)
 
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)))
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+if parallel == "ddp":
+    model = DistributedDataParallel(model)
+else:
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (4,)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for batch in DataLoader(Rows(), batch_size=1):
-    time.sleep(0.4)  # the same on every rank: what ranks that share cores lose to each other is little of it
+    time.sleep(0.3)  # the same on every rank: what ranks that share cores lose to each other is little of it
     loss = model(batch).sum()
     time.sleep(0.3 if (planted, rank) == ("straggler", 1) else 0)
     loss.backward()
@@ -48,25 +55,33 @@ dist.destroy_process_group()
 """
 
 
-def captured(folder: Path, planted: str) -> Analysis:
+def captured(folder: Path, planted: str, parallel: str) -> Analysis:
     program = folder / "train.py"
     program.write_text(PROGRAM)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     command = [sys.executable, "-m", "perfscope", "run", "--level", "light", "--no-report", "--", *launcher]
     done = subprocess.run(
-        [*command, str(program), planted], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [*command, str(program), planted, parallel],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return analyze(load_path(folder / "perfscope-runs").traces, ["straggler", "input_stall"])
 
 
-def test_a_straggler_and_an_input_stall_are_found_and_nothing_where_nothing_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("parallel", "operation"), [("ddp", "all_reduce"), ("fsdp2", "all_gather")])
+def test_a_straggler_and_an_input_stall_are_found_and_nothing_where_nothing_is(
+    tmp_path: Path, parallel: str, operation: str
+) -> None:
     found = {}
     for planted in ("straggler", "input", "nothing"):
         folder = tmp_path / planted
         folder.mkdir()
-        found[planted] = captured(folder, planted)
+        found[planted] = captured(folder, planted, parallel)
 
     (late,) = found["straggler"]["straggler"].findings
     assert (late.subject, late.ranks) == ("one rank comes late", (1,))
@@ -81,4 +96,5 @@ def test_a_straggler_and_an_input_stall_are_found_and_nothing_where_nothing_is(t
 
     (job,) = found["nothing"].collectives.jobs
     assert (job.recorded, job.missing, job.unmatched) == ((0, 1, 2, 3), (), 0)
+    assert operation in {kind.operation for kind in job.kinds}
     assert [found["nothing"][rule].status for rule in ("straggler", "input_stall")] == ["clean", "clean"]

@@ -104,7 +104,10 @@ def _program_thread(trace: Trace) -> int:
     """The thread of the steps' annotation or of the optimizer, else the one with most time in ops."""
     slices = trace.rows["slices"]
     marks = [code for code, text in enumerate(trace.strings) if text.startswith(("ProfilerStep#", "Optimizer.step#"))]
-    marked = slices["thread"][np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)]
+    steps = trace.rows["steps"]  # whatever the program calls them: JAX's are ``train`` or any other word
+    is_step = np.isin(slices["start_ns"], steps["start_ns"]) & np.isin(slices["end_ns"], steps["end_ns"])
+    is_mark = is_step | np.isin(slices["name"], marks)
+    marked = slices["thread"][is_mark & (slices["kind"] == SliceKind.ANNOTATION)]
     if len(marked):
         return int(np.bincount(marked).argmax())
     top = (slices["kind"] == SliceKind.OP) & (slices["parent"] == MISSING)

@@ -81,6 +81,15 @@ def test_on_cpu_a_loader_that_works_ahead_on_its_own_thread_is_clean():
     assert _judge(_on_cpu(200, tid=2)).status == "clean"
 
 
+def test_on_cpu_the_programs_thread_is_that_of_the_steps_whatever_they_are_called():
+    b = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+    b.step(1, 0, 1000)
+    b.annotation("perfscope.step", 0, 1000)
+    b.annotation("input", 0, 300)
+    b.op("dot.1", 310, 1000, tid=2)  # XLA's own thread: most of the ops are on it
+    assert _judge(b).status == "flagged"
+
+
 def test_on_cpu_only_fetches_within_the_steps_count():
     b = _on_cpu(100)
     b.annotation(LOADER, 1500, 1900)
