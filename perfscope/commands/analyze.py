@@ -49,6 +49,7 @@ MOST_NAMED = 3
     metavar="ADDRESS",
     help="Read the files of a set on the workers of this Dask scheduler, which see the same paths.",
 )
+@click.option("--topology", metavar="FILE", help="Ranks of a node and the links between them (TOML), for nvlink-stall.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @quiet_option
 @verbose_option
@@ -60,6 +61,7 @@ def analyze(
     device: str | None,
     jobs: int | None,
     scheduler: str | None,
+    topology: str | None,
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -70,15 +72,16 @@ def analyze(
     ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
     one and compared.
     """
+    from perfscope.analyzers.hardware.topology import read_topology
     from perfscope.analyzers.rules import load_rule
     from perfscope.analyzers.scale.judge import judge_paths
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     named = None if device is None else _device(device)
-    judged = judge_paths(
-        paths, chosen, device=named, jobs=jobs, mapper=None if scheduler is None else _cluster(scheduler, jobs)
-    )
+    links = None if topology is None else read_topology(topology)
+    mapper = None if scheduler is None else _cluster(scheduler, jobs)
+    judged = judge_paths(paths, chosen, device=named, jobs=jobs, mapper=mapper, topology=links)
     analysis = judged.analysis
     _spare_inputs(judged.loaded, outputs)
     if not quiet:

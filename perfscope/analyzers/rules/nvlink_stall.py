@@ -11,10 +11,10 @@ How it is found:
     shortest core of the smallest collectives in these traces) plus the bytes a device has to send, by the factors of
     nccl-tests, over the peak of its links (`perfscope/analyzers/hardware`, one direction). A collective is judged
     where bytes, not latency, make up its ideal, where its group fits in one node (its ranks lie in one block of
-    eight: hosts are not read from traces), and where less than a fifth of it lies beside computing on the rank that
-    came last: what runs beside it takes memory bandwidth and SMs from it. It stalls if it takes more than twice the
-    ideal; with protocol LL, which sends a flag with every word and reaches half the peak at best, more than four
-    times. NVLS is held to the bytes it sends, (1 + 1/n) of the message.
+    eight: hosts are not read from traces; `--topology` says otherwise, and may name other links), and where less than
+    a fifth of it lies beside computing on the rank that came last: what runs beside it takes memory bandwidth and SMs
+    from it. It stalls if it takes more than twice the ideal; with protocol LL, which sends a flag with every word and
+    reaches half the peak at best, more than four times. NVLS is held to the bytes it sends, (1 + 1/n) of the message.
 
     The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. From one rank alone
     wait and stall cannot be told apart: there the rule abstains, as it does for groups that span nodes (links of the
@@ -40,7 +40,6 @@ from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.intervals import covered
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Matched
@@ -118,8 +117,8 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 def _judged(ranks: RankSet) -> tuple[list[_Stall] | None, str]:
     """The collectives that stall; None and why if none could be judged."""
-    device = device_of(ranks.job.members[0].trace)
-    if device is None or device.link_bandwidth is None:
+    link = _link(ranks.job.members[0].trace)
+    if link is None:
         return None, "the links between these devices are not known: what a collective could take is not either"
     sized = [one for one in ranks.matching.matched if one.message_bytes and bus_factor(one.operation, one.size)]
     if not sized:
@@ -129,7 +128,7 @@ def _judged(ranks: RankSet) -> tuple[list[_Stall] | None, str]:
         return None, "groups span nodes or miss ranks: the links of a network are not recorded"
     smallest = min(one.message_bytes or 0 for one in sized)
     latency = min(one.core_ns for one in sized if one.message_bytes == smallest)
-    held = [(one, *_ideal(one, device, latency)) for one in within]
+    held = [(one, *_ideal(one, link[1], latency)) for one in within]
     by_bytes = [(one, ideal, sent) for one, ideal, sent in held if ideal - latency >= BY_BYTES * latency]
     if not by_bytes and all(one.message_bytes == smallest for one in within):
         # one size only: it cannot show its own latency, so its bytes are held to the links alone
@@ -149,19 +148,32 @@ def _judged(ranks: RankSet) -> tuple[list[_Stall] | None, str]:
 
 
 def _in_one_node(one: Matched, ranks: RankSet) -> bool:
-    """Ranks of a group lie in one node if they are in one block of eight; their hosts are not read."""
+    """Ranks of a group lie in one node if they are in one block of it; their hosts are not read."""
     known = one.named or not ranks.job.missing
-    return known and one.group[0] // NODE == one.group[-1] // NODE
+    topology = ranks.job.members[0].trace.topology
+    node = NODE if topology is None else topology.ranks
+    return known and one.group[0] // node == one.group[-1] // node
 
 
-def _ideal(one: Matched, device: Device, latency_ns: int) -> tuple[float, float]:
+def _link(trace: Trace) -> tuple[str, float] | None:
+    """(name, bytes/s that a device sends) of the links in a node: as the user says, else by the hardware tables."""
+    topology = trace.topology
+    if topology is not None and topology.link is not None and topology.link_bandwidth is not None:
+        return topology.link, topology.link_bandwidth
+    device = device_of(trace)
+    if device is None or device.link_bandwidth is None:
+        return None
+    return device.link or "its links", device.link_bandwidth
+
+
+def _ideal(one: Matched, bandwidth: float, latency_ns: int) -> tuple[float, float]:
     """(ns with the latency, bytes a device sends) of a collective over the links of a device."""
     size = one.message_bytes or 0
     factor = bus_factor(one.operation, one.size) or 0.0
     if (_algorithm(one) or "").startswith("NVLS"):
         factor = min(factor, 1 + 1 / one.size)
     sent = size * factor
-    return latency_ns + sent / (device.link_bandwidth or 1) * 1e9, sent
+    return latency_ns + sent / bandwidth * 1e9, sent
 
 
 def _limit(one: Matched) -> float:
@@ -175,14 +187,13 @@ def _algorithm(one: Matched) -> str | None:
 def _finding(ranks: RankSet, stalls: Sequence[_Stall], cost: int, whole: int) -> Finding:
     worst = stalls[0].collective
     trace = next(member.trace for member in ranks.job.members if member.rank == worst.last)
-    device = device_of(trace)
-    peak = (device.link_bandwidth or 0) if device is not None else 0
+    link, peak = _link(ranks.job.members[0].trace) or ("their links", 0.0)
     reached = float(np.median([one.sent_bytes / one.collective.core_ns * 1e9 for one in stalls]))
     name = trace.text(int(trace.rows["kernels"]["name"][worst.sides[worst.last].kernel])).split("(", 1)[0]
     return Finding(
         subject="collectives far below their links",
         title=f"{len(stalls):,} {worst.operation} in a group of {worst.size} reach {reached / 1e9:.1f} GB/s of the "
-        f"{peak / 1e9:.0f} GB/s of {device.link if device is not None else 'their links'} (median): one of "
+        f"{peak / 1e9:.0f} GB/s of {link} (median): one of "
         f"{format_bytes(worst.message_bytes or 0)} takes {format_ns(worst.core_ns)} after the last rank came, where "
         f"{format_ns(stalls[0].ideal_ns)} are ideal; up to {format_ns(cost)} ({format_share(cost, whole)})",
         severity=severity_of(cost, whole),
@@ -194,7 +205,7 @@ def _finding(ranks: RankSet, stalls: Sequence[_Stall], cost: int, whole: int) ->
         evidence=tuple(_row(one) for one in stalls[:ROWS]),
         advice="Run nccl-tests of that size on the same machine. Slow there too: nvidia-smi nvlink -s, nvidia-smi "
         "nvlink -e, nvidia-smi topo -m, NCCL_DEBUG=INFO (which transport). Fast there: unset NCCL_ALGO, NCCL_PROTO and "
-        "NCCL_MAX_NCHANNELS, and send larger messages. Nodes with fewer than eight devices: the group may span them.",
+        "NCCL_MAX_NCHANNELS, and send larger messages. Nodes of other than eight devices: say so (--topology).",
     )
 
 

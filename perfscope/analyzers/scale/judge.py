@@ -10,6 +10,7 @@ from pathlib import Path
 from perfscope.analyzers.engine import Analysis, Examined, analyze, chosen_rules, conclude
 from perfscope.analyzers.facts.program_device import judge_for
 from perfscope.analyzers.hardware import Device
+from perfscope.analyzers.hardware.topology import Topology
 from perfscope.analyzers.load import (
     Loaded,
     Skipped,
@@ -64,6 +65,7 @@ def judge_paths(
     device: Device | None = None,
     jobs: int | None = None,
     mapper: Mapper | None = None,
+    topology: Topology | None = None,
 ) -> Judged:
     """Judge what lies at ``paths`` as one job; ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
 
@@ -74,7 +76,7 @@ def judge_paths(
     named = _named(paths)
     remote = any(map(is_remote, paths))
     if named is None or (not remote and sum(len(one.places) for one in named) < 2):
-        return _judge_whole(paths, rules, device)
+        return _judge_whole(paths, rules, device, topology)
     foreign = [rule.id for rule in chosen if rule.compare is not None and rule.id not in RULES]
     if foreign and (mapper is not None or remote):
         raise AskedWronglyError(
@@ -82,7 +84,7 @@ def judge_paths(
             "(--rule)"
         )
     if foreign:
-        return _judge_whole(paths, rules, device)
+        return _judge_whole(paths, rules, device, topology)
     places = [place for one in named for place in one.places]
     if mapper is not None:  # workers of a cluster are in other directories
         places = [place if is_remote(place) else str(Path(place).absolute()) for place in places]
@@ -91,7 +93,11 @@ def judge_paths(
     digests = _digests(through(partial(digest, rules=ids, device=device), places), places)
     loaded, by_trace = _put_together(named, digests)
     if any(id(trace) not in by_trace for trace in loaded.traces):  # programs alone are one trace together
-        return _judge_loaded(loaded, rules, device) if remote else _judge_whole(paths, rules, device)
+        if not remote:
+            return _judge_whole(paths, rules, device, topology)
+        return _judge_loaded(loaded, rules, device, topology)
+    for trace in loaded.traces:
+        trace.topology = topology
     analysis = conclude([by_trace[id(trace)] for trace in loaded.traces], chosen)
     return Judged(loaded=loaded, analysis=replace(analysis, run=loaded.run))
 
@@ -104,11 +110,17 @@ def _processes(places: Sequence[str]) -> int:
     return max(1, min(cores(), size // SHARE))
 
 
-def _judge_whole(paths: Sequence[str | Path], rules: Sequence[str] | None, device: Device | None) -> Judged:
-    return _judge_loaded(load_paths(paths), rules, device)
+def _judge_whole(
+    paths: Sequence[str | Path], rules: Sequence[str] | None, device: Device | None, topology: Topology | None
+) -> Judged:
+    return _judge_loaded(load_paths(paths), rules, device, topology)
 
 
-def _judge_loaded(loaded: Loaded, rules: Sequence[str] | None, device: Device | None) -> Judged:
+def _judge_loaded(
+    loaded: Loaded, rules: Sequence[str] | None, device: Device | None, topology: Topology | None
+) -> Judged:
+    for trace in loaded.traces:
+        trace.topology = topology
     if device is not None:
         for trace in loaded.traces:
             judge_for(trace, device)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.compile_log import CompileLog
     from perfscope.analyzers.flight_recorder import FlightRecord
+    from perfscope.analyzers.hardware.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
     from perfscope.analyzers.op_graph import OpGraph
@@ -122,6 +123,8 @@ class Trace:
         self.flight_record = flight_record
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
+        self.topology: Topology | None = None
+        """What the user said of the machines' links; only comparing ranks asks for it."""
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
