@@ -22,6 +22,7 @@ from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
 from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.hlo.cost_collectives import group_size
+from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS
 from perfscope.analyzers.hlo.module import Shape
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group, Matched
@@ -145,6 +146,9 @@ def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Gr
         left.pairs += len(rows)
         return ()
     world, size = _world(one), group_size(one.module, one.op)
+    if world > MAX_GROUP_IDS:  # a damaged file may claim any number
+        left.groups += len(rows)
+        return ()
     here = np.unique(ops["ordinal"][rows]).tolist()
     members = tuple(range(world)) if max(here) < world else tuple(here)
     if len(members) == world == size:
@@ -152,10 +156,17 @@ def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Gr
     listed = one.op.replica_groups
     crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
     flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
-    if listed is None or not flat or len(members) != world or max(map(max, listed)) >= world:
+    if (
+        listed is None
+        or not flat
+        or len(members) != world
+        or any(not 0 <= place < world for group in listed for place in group)
+    ):
         left.groups += len(rows)
         return ()
-    return tuple(tuple(sorted(members[place] for place in group)) for group in listed if len(group) > 1)
+    found = tuple(tuple(sorted(members[place] for place in group)) for group in listed if len(group) > 1)
+    left.groups += int((~np.isin(ops["ordinal"][rows], [device for group in found for device in group])).sum())
+    return found
 
 
 def _matched(

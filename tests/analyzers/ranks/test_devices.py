@@ -133,6 +133,20 @@ def test_missing_members_make_the_bandwidth_a_lower_bound() -> None:
     assert any("lower bound" in caveat for caveat in kind.caveats)
 
 
+@pytest.mark.parametrize(("groups", "matched", "unmatched"), [("{{},{0,1,2}}", 3, 2), ("{{0,1,9},{2}}", 1, 8)])
+def test_groups_that_no_device_fits_are_counted(groups: str, matched: int, unmatched: int) -> None:
+    gathered = [("gathered", device, 0, 900, 910) for device in range(4)]
+    found = device_set(recording([*REDUCED, *gathered], groups=groups))
+    assert found is not None
+    assert (found.matched, found.unmatched) == (matched, unmatched)
+
+
+def test_a_claim_of_any_number_of_devices_is_not_written_out() -> None:
+    trace = recording(REDUCED)
+    trace.hlo = (replace(trace.hlo[0], num_partitions=2**62),)
+    assert device_set(trace) is None
+
+
 def test_one_device_is_not_compared() -> None:
     assert device_set(recording(REDUCED[:1], devices=1)) is None
     assert collectives_section([recording(REDUCED[:1], devices=1)]) == NO_COLLECTIVES
