@@ -152,22 +152,24 @@ def test_it_does_not_wait_longer_than_asked(tmp_path: Path) -> None:
 
 
 def test_the_manifests_of_all_tasks_are_one_run(tmp_path: Path) -> None:
-    store.write(tmp_path, manifest(0, tasks=6))
-    store.write(tmp_path, manifest(1, tasks=6))
+    job = tmp_path / "job"
+    job.mkdir()
+    store.write(job, manifest(0, tasks=6))
+    store.write(job, manifest(1, tasks=6))
     for number in (2, 3):
-        store.write(tmp_path, manifest(number, exit_code=137, notes=("the program was killed by SIGKILL",)))
-    store.write(tmp_path, manifest(4, exit_code=1))
-    store.write(tmp_path, manifest(5, state="running", exit_code=None))
-    run = read(tmp_path)
+        store.write(job, manifest(number, exit_code=137, notes=("the program was killed by SIGKILL",)))
+    store.write(job, manifest(4, exit_code=1))
+    store.write(job, manifest(5, state="running", exit_code=None))
+    run = read(job)
     assert (run.state, run.exit_code) == ("finished", 0)
     assert run.notes == (
         "tasks 2, 3: the program was killed by SIGKILL",
         "task 4: its program ended with 1",
         "task 5: its perfscope was killed",
     )
-    with store.alive(tmp_path, 5):
-        assert read(tmp_path).notes[-1] == "task 5: it still runs"
-        assert store.prune(tmp_path.parent, 0) == []
+    with store.alive(job, 5):
+        assert read(job).notes[-1] == "task 5: it still runs"
+        assert store.prune(tmp_path, 0) == []
 
 
 def test_a_task_or_a_process_that_left_damaged_files_takes_nothing_else_along(tmp_path: Path) -> None:
