@@ -48,7 +48,7 @@ Fix:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from perfscope.analyzers.facts.hlo_experts import DenseRagged, dense_ragged
@@ -57,7 +57,7 @@ from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_saving import Part, Price, price
 from perfscope.analyzers.facts.hlo_selection_products import SelectionProduct, selection_products
 from perfscope.analyzers.facts.program_device import program_device
-from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import InstructionCost
 from perfscope.analyzers.trace import Trace
 
@@ -143,6 +143,21 @@ def _time(members: Sequence[DenseRagged | SelectionProduct], saving: Price | Non
     return "; compiled for a CPU here, so no time is modelled" if on_cpu else ""
 
 
+def _row(one: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dict[str, Cell]:
+    """A product as evidence; ``why``: what makes most of its arithmetic needless."""
+    instruction = one.row.instruction
+    return {
+        "product": instruction.name,
+        "program": one.cost.module.name,
+        "from": instruction.op_name[-120:],
+        "result": f"{instruction.shape.dtype}{list(instruction.shape.dims)}",
+        **why,
+        "times": one.row.runs,
+        "gflops": one.flops / 1e9,
+        "wasted_gflops": one.wasted_flops / 1e9,
+    }
+
+
 def _dense_finding(where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
     wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
     groups = max(one.groups or 0 for one in members)
@@ -156,19 +171,7 @@ def _dense_finding(where: Where, members: list[DenseRagged], total: int, saving:
         cost_ns=None if saving is None else saving.cost_ns,
         cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
         where=where,
-        evidence=tuple(
-            {
-                "product": one.row.instruction.name,
-                "program": one.cost.module.name,
-                "from": one.row.instruction.op_name[-120:],
-                "result": f"{one.row.instruction.shape.dtype}{list(one.row.instruction.shape.dims)}",
-                "groups": one.groups,
-                "times": one.row.runs,
-                "gflops": one.flops / 1e9,
-                "wasted_gflops": one.wasted_flops / 1e9,
-            }
-            for one in members[:MAX_ROWS]
-        ),
+        evidence=tuple(_row(one, {"groups": one.groups}) for one in members[:MAX_ROWS]),
         advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, the ragged_dot kernels of "
         "jax.experimental.pallas.ops.gpu on Hopper and Blackwell; or dispatch with a capacity and one batched product: "
         'jnp.einsum("ecd,edf->ecf", x_ECD, w_EDF).',
@@ -196,17 +199,7 @@ def _selection_finding(where: Where, members: list[SelectionProduct], total: int
         cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
         where=where,
         evidence=tuple(
-            {
-                "product": one.row.instruction.name,
-                "program": one.cost.module.name,
-                "from": one.row.instruction.op_name[-120:],
-                "result": f"{one.row.instruction.shape.dtype}{list(one.row.instruction.shape.dims)}",
-                "most_nonzero_share": one.density,
-                "times": one.row.runs,
-                "gflops": one.flops / 1e9,
-                "wasted_gflops": one.wasted_flops / 1e9,
-                "rows_bytes": one.moved_bytes,
-            }
+            {**_row(one, {"most_nonzero_share": one.density}), "rows_bytes": one.moved_bytes}
             for one in members[:MAX_ROWS]
         ),
         advice="Move the rows themselves: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to "
