@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.hlo_attention_flow import POINTWISE, VIEWS, Flow
 from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima
 from perfscope.analyzers.facts.hlo_attention_products import Product
+from perfscope.analyzers.facts.hlo_flow import POINTWISE, VIEWS, Flow
 from perfscope.analyzers.hlo.module import Instruction
 
 _LINEAR = VIEWS | {"multiply", "divide", "select", "negate", "reduce-precision"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from perfscope.analyzers.facts.hlo_attention_flow import POINTWISE, VIEWS, Flow
+from perfscope.analyzers.facts.hlo_flow import POINTWISE, VIEWS, Flow
 
 _MOST_STEPS = 150
 """From a row's maximum back to the scores; some thirty in programs. Beyond it counts as running: nothing is found."""

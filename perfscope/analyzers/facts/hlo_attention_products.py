@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.hlo_attention_flow import Flow
+from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_custom_calls import result_of
 from perfscope.analyzers.hlo.module import Instruction, Shape

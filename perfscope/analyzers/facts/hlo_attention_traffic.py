@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfscope.analyzers.facts.hlo_attention import ScoreGroup, score_groups
-from perfscope.analyzers.facts.hlo_attention_flow import Flow
 from perfscope.analyzers.facts.hlo_attention_products import products_of
+from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.facts.hlo_program import costs, launched
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_custom_calls import result_of

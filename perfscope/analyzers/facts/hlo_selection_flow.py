@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perfscope.analyzers.facts.hlo_attention_flow import Flow, Value
+from perfscope.analyzers.facts.hlo_flow import Flow, Value
 from perfscope.analyzers.facts.hlo_selection import (
     UNKNOWN,
     Axes,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.hlo_attention_flow import Flow
+from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.facts.hlo_program import costs
 from perfscope.analyzers.facts.hlo_roofline import NS, roof_of
 from perfscope.analyzers.facts.hlo_selection_flow import patterns

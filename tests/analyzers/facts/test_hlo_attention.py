@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_attention_flow import Flow
 from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima
 from perfscope.analyzers.facts.hlo_attention_products import products_of
 from perfscope.analyzers.facts.hlo_attention_traffic import written_attention
+from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.cost import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from tests.analyzers.attention_programs import ENTRY, LOOP, attention
