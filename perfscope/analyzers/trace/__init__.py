@@ -1,6 +1,7 @@
 """The model: declared tables, and a trace that is held to them."""
 
 from perfscope.analyzers.trace.columns import MISSING, Column, Rows, Table
+from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction, MemoryCategory
 from perfscope.analyzers.trace.tables import TABLES, CallKind, CopyKind, HostMemory, SliceKind
 from perfscope.analyzers.trace.trace import RECORDED, Source, Trace
 
@@ -11,7 +12,10 @@ __all__ = [
     "CallKind",
     "Column",
     "CopyKind",
+    "HeldState",
     "HostMemory",
+    "MemoryAction",
+    "MemoryCategory",
     "Rows",
     "SliceKind",
     "Source",

@@ -33,6 +33,8 @@ class Column:
     nullable: bool = False
     text: bool = False
     refers: str | None = None
+    default: int | None = None
+    """What every row has where a reader leaves the column out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,31 @@ class Table:
         raise KeyError(f"{self.name} has no column {name}")
 
 
+def start_column(what: str) -> Column:
+    """``start_ns``: when ``what`` began."""
+    return Column(name="start_ns", dtype="int64", unit="ns", doc=f"{what} began, on the trace's clock")
+
+
+def end_column(what: str) -> Column:
+    """``end_ns``: when ``what`` ended."""
+    return Column(name="end_ns", dtype="int64", unit="ns", doc=f"{what} ended (half open)")
+
+
+def text_column(name: str, doc: str, *, nullable: bool = False) -> Column:
+    """A column of text, held as codes into the trace's strings."""
+    return Column(name=name, dtype="int32", unit="text", doc=doc, text=True, nullable=nullable)
+
+
+def row_column(name: str, table: str, doc: str, *, nullable: bool = True) -> Column:
+    """A column that points at rows of ``table``."""
+    return Column(name=name, dtype="int32", unit=f"row of {table}", doc=doc, refers=table, nullable=nullable)
+
+
+def id_column(name: str, doc: str) -> Column:
+    """A number the source gave, or ``MISSING``."""
+    return Column(name=name, dtype="int64", unit="id", doc=doc, nullable=True)
+
+
 class Rows(Mapping[str, Array]):
     """The data of one table: equally long numpy arrays by column name, in declared order."""
 
@@ -59,7 +86,8 @@ class Rows(Mapping[str, Array]):
     def __init__(self, table: Table, arrays: Mapping[str, npt.ArrayLike]) -> None:
         """Hold ``arrays`` to ``table``: every declared column, no other, one length, right dtype.
 
-        A column that is nullable may be left out and is then all ``MISSING`` (NaN for floats).
+        A column that is nullable may be left out and is then all ``MISSING`` (NaN for floats); one with a
+        default holds that.
         """
         unknown = set(arrays) - {column.name for column in table.columns}
         if unknown:
@@ -72,6 +100,8 @@ class Rows(Mapping[str, Array]):
         for column in table.columns:
             if column.name in arrays:
                 held[column.name] = np.asarray(arrays[column.name], dtype=column.dtype)
+            elif column.default is not None:
+                held[column.name] = np.full(size, column.default, dtype=column.dtype)
             elif column.nullable:
                 blank = np.nan if np.dtype(column.dtype).kind == "f" else MISSING
                 held[column.name] = np.full(size, blank, dtype=column.dtype)

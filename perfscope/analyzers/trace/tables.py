@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from perfscope.analyzers.trace.columns import Column, Table
+from perfscope.analyzers.trace.columns import (
+    Column,
+    Table,
+    end_column,
+    id_column,
+    row_column,
+    start_column,
+    text_column,
+)
+from perfscope.analyzers.trace.memory_tables import FRAMES, HELD, MEMORY, SEGMENTS, TENSORS
 
 
 class SliceKind(IntEnum):
@@ -50,37 +59,17 @@ class HostMemory(IntEnum):
     UNKNOWN = 3
 
 
-def _start(what: str) -> Column:
-    return Column(name="start_ns", dtype="int64", unit="ns", doc=f"{what} began, on the trace's clock")
-
-
-def _end(what: str) -> Column:
-    return Column(name="end_ns", dtype="int64", unit="ns", doc=f"{what} ended (half open)")
-
-
-def _text(name: str, doc: str, *, nullable: bool = False) -> Column:
-    return Column(name=name, dtype="int32", unit="text", doc=doc, text=True, nullable=nullable)
-
-
-def _row(name: str, table: str, doc: str, *, nullable: bool = True) -> Column:
-    return Column(name=name, dtype="int32", unit=f"row of {table}", doc=doc, refers=table, nullable=nullable)
-
-
-def _id(name: str, doc: str) -> Column:
-    return Column(name=name, dtype="int64", unit="id", doc=doc, nullable=True)
-
-
-_DEVICE = _row("device", "devices", "the device it ran on", nullable=False)
+_DEVICE = row_column("device", "devices", "the device it ran on", nullable=False)
 _STREAM = Column(name="stream", dtype="int64", unit="id", doc="stream or queue on that device")
-_CORRELATION = _id("correlation", "id that joins a runtime call with the work it launched")
-_EXTERNAL = _id("external_id", "id that joins device work and calls with the host op")
+_CORRELATION = id_column("correlation", "id that joins a runtime call with the work it launched")
+_EXTERNAL = id_column("external_id", "id that joins device work and calls with the host op")
 
 THREADS = Table(
     name="threads",
     doc="One row a host thread.",
     columns=(
-        _text("process", "process id or name as recorded"),
-        _text("thread", "thread id or name as recorded"),
+        text_column("process", "process id or name as recorded"),
+        text_column("thread", "thread id or name as recorded"),
     ),
 )
 
@@ -89,7 +78,7 @@ DEVICES = Table(
     doc="One row an accelerator that did work in the trace.",
     columns=(
         Column(name="ordinal", dtype="int64", unit="id", doc="number of the device in its process"),
-        _text("name", "product name", nullable=True),
+        text_column("name", "product name", nullable=True),
         Column(name="cores", dtype="int64", unit="count", doc="SMs or CUs", nullable=True),
         Column(name="memory_bytes", dtype="int64", unit="B", doc="memory of the device", nullable=True),
     ),
@@ -100,17 +89,17 @@ SLICES = Table(
     doc="One row a host span: framework op, annotation, Python function, profiler overhead. "
     "Sorted by thread, start, then longest first, so a parent stands before its children.",
     columns=(
-        _start("the span"),
-        _end("the span"),
-        _text("name", "as recorded"),
+        start_column("the span"),
+        end_column("the span"),
+        text_column("name", "as recorded"),
         Column(name="kind", dtype="uint8", unit="SliceKind", doc="0 op, 1 annotation, 2 python, 3 overhead, 4 other"),
-        _row("thread", "threads", "where it ran", nullable=False),
-        _row("parent", "slices", "innermost span of the same thread that encloses it"),
+        row_column("thread", "threads", "where it ran", nullable=False),
+        row_column("parent", "slices", "innermost span of the same thread that encloses it"),
         _EXTERNAL,
-        _id("sequence", "autograd sequence number"),
-        _id("forward_thread", "autograd: 0 in the forward pass, the forward's thread id in the backward"),
-        _text("shapes", "input shapes, JSON text", nullable=True),
-        _text("dtypes", "input types, JSON text", nullable=True),
+        id_column("sequence", "autograd sequence number"),
+        id_column("forward_thread", "autograd: 0 in the forward pass, the forward's thread id in the backward"),
+        text_column("shapes", "input shapes, JSON text", nullable=True),
+        text_column("dtypes", "input types, JSON text", nullable=True),
     ),
 )
 
@@ -118,17 +107,17 @@ CALLS = Table(
     name="calls",
     doc="One row a runtime or driver call on the host (CUDA, HIP, MTIA). `launches` and `syncs` are its parts.",
     columns=(
-        _start("the call"),
-        _end("the call"),
-        _text("name", "as recorded"),
+        start_column("the call"),
+        end_column("the call"),
+        text_column("name", "as recorded"),
         Column(
             name="kind",
             dtype="uint8",
             unit="CallKind",
             doc="0 kernel, 1 graph, 2 copy, 3 memset, 4 sync, 5 memory, 6 other",
         ),
-        _row("thread", "threads", "where it ran", nullable=False),
-        _row("parent", "slices", "innermost host span that encloses it"),
+        row_column("thread", "threads", "where it ran", nullable=False),
+        row_column("parent", "slices", "innermost host span that encloses it"),
         _CORRELATION,
         _EXTERNAL,
     ),
@@ -138,13 +127,13 @@ KERNELS = Table(
     name="kernels",
     doc="One row a kernel on a device.",
     columns=(
-        _start("the kernel"),
-        _end("the kernel"),
-        _text("name", "as recorded"),
+        start_column("the kernel"),
+        end_column("the kernel"),
+        text_column("name", "as recorded"),
         _DEVICE,
         _STREAM,
-        _row("call", "calls", "the call that launched it (a graph launch for graph kernels)"),
-        _row("op", "slices", "the host op that launched it"),
+        row_column("call", "calls", "the call that launched it (a graph launch for graph kernels)"),
+        row_column("op", "slices", "the host op that launched it"),
         Column(name="communication", dtype="bool", unit="flag", doc="a collective or point-to-point kernel"),
         _CORRELATION,
         _EXTERNAL,
@@ -158,13 +147,13 @@ COPIES = Table(
     name="copies",
     doc="One row a copy or memset on a device.",
     columns=(
-        _start("the copy"),
-        _end("the copy"),
-        _text("name", "as recorded"),
+        start_column("the copy"),
+        end_column("the copy"),
+        text_column("name", "as recorded"),
         _DEVICE,
         _STREAM,
-        _row("call", "calls", "the call that launched it"),
-        _row("op", "slices", "the host op that launched it"),
+        row_column("call", "calls", "the call that launched it"),
+        row_column("op", "slices", "the host op that launched it"),
         _CORRELATION,
         _EXTERNAL,
         Column(
@@ -179,19 +168,19 @@ COLLECTIVES = Table(
     name="collectives",
     doc="One row a collective as one rank saw it: a communication kernel, or a host span (gloo).",
     columns=(
-        _start("the collective"),
-        _end("the collective"),
-        _text("name", "operation, such as all_reduce"),
-        _row("kernel", "kernels", "the kernel, for a collective on a device"),
-        _row("slice", "slices", "the host span, for a collective on the host"),
-        _text("group", "process group name", nullable=True),
-        _text("description", "what the program calls the group", nullable=True),
+        start_column("the collective"),
+        end_column("the collective"),
+        text_column("name", "operation, such as all_reduce"),
+        row_column("kernel", "kernels", "the kernel, for a collective on a device"),
+        row_column("slice", "slices", "the host span, for a collective on the host"),
+        text_column("group", "process group name", nullable=True),
+        text_column("description", "what the program calls the group", nullable=True),
         Column(name="group_size", dtype="int32", unit="count", doc="ranks in the group", nullable=True),
-        _text("ranks", "ranks of the group, JSON text", nullable=True),
+        text_column("ranks", "ranks of the group, JSON text", nullable=True),
         Column(name="elements_in", dtype="int64", unit="count", doc="elements of the input message", nullable=True),
         Column(name="elements_out", dtype="int64", unit="count", doc="elements of the output message", nullable=True),
-        _text("dtype", "element type", nullable=True),
-        _id("sequence", "number of the collective in its group"),
+        text_column("dtype", "element type", nullable=True),
+        id_column("sequence", "number of the collective in its group"),
     ),
 )
 
@@ -199,12 +188,12 @@ SYNC_RECORDS = Table(
     name="sync_records",
     doc="One row a synchronisation as the device driver recorded it (only with sync events enabled).",
     columns=(
-        _start("the wait"),
-        _end("the wait"),
-        _text("name", "Stream Sync, Event Sync, Context Sync or Stream Wait Event"),
+        start_column("the wait"),
+        end_column("the wait"),
+        text_column("name", "Stream Sync, Event Sync, Context Sync or Stream Wait Event"),
         _DEVICE,
         _STREAM,
-        _row("call", "calls", "the host call"),
+        row_column("call", "calls", "the host call"),
         _CORRELATION,
     ),
 )
@@ -215,12 +204,12 @@ HLO_OPS = Table(
     "it is of (several rows, where one instruction launches several kernels), an instruction around others "
     "(a loop), or an op of XLA's CPU backend, whose devices are threads of the host.",
     columns=(
-        _start("the instruction"),
-        _end("the instruction, work in a thread pool included,"),
-        _text("name", "instruction, as the module names it"),
-        _text("module", "module, as the source names it", nullable=True),
-        _id("program_id", "number of the compiled program in its process (unsigned ones as two's complement)"),
-        _id("run_id", "number of the execution of the program"),
+        start_column("the instruction"),
+        end_column("the instruction, work in a thread pool included,"),
+        text_column("name", "instruction, as the module names it"),
+        text_column("module", "module, as the source names it", nullable=True),
+        id_column("program_id", "number of the compiled program in its process (unsigned ones as two's complement)"),
+        id_column("run_id", "number of the execution of the program"),
         Column(name="ordinal", dtype="int64", unit="id", doc="number of the device", nullable=True),
         Column(
             name="launch_end_ns",
@@ -230,25 +219,9 @@ HLO_OPS = Table(
             nullable=True,
         ),
         Column(name="encloses", dtype="bool", unit="flag", doc="other instructions ran inside it (a loop, a call)"),
-        _row("kernel", "kernels", "its kernel on a device"),
-        _row("copy", "copies", "its copy on a device"),
-        _row("slice", "slices", "its op on the host; lasts as long as the call that began it"),
-    ),
-)
-
-MEMORY = Table(
-    name="memory",
-    doc="One row an allocator event.",
-    columns=(
-        Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
-        _row("thread", "threads", "where", nullable=False),
-        _row("op", "slices", "innermost host span around it"),
-        Column(name="on_device", dtype="bool", unit="flag", doc="device memory, else host memory"),
-        Column(name="ordinal", dtype="int64", unit="id", doc="number of the device", nullable=True),
-        Column(name="address", dtype="uint64", unit="address", doc="address of the block"),
-        Column(name="bytes", dtype="int64", unit="B", doc="allocated; negative: freed"),
-        Column(name="allocated_bytes", dtype="int64", unit="B", doc="allocator total after it", nullable=True),
-        Column(name="reserved_bytes", dtype="int64", unit="B", doc="allocator reserve after it", nullable=True),
+        row_column("kernel", "kernels", "its kernel on a device"),
+        row_column("copy", "copies", "its copy on a device"),
+        row_column("slice", "slices", "its op on the host; lasts as long as the call that began it"),
     ),
 )
 
@@ -256,9 +229,9 @@ STEPS = Table(
     name="steps",
     doc="One row a step of the program's loop.",
     columns=(
-        _start("the step"),
-        _end("the step"),
-        _text("name", "as recorded"),
+        start_column("the step"),
+        end_column("the step"),
+        text_column("name", "as recorded"),
         Column(name="number", dtype="int64", unit="count", doc="number the program gave it"),
     ),
 )
@@ -268,7 +241,7 @@ COUNTERS = Table(
     doc="One row a sample of a counter.",
     columns=(
         Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
-        _text("name", "counter and its series"),
+        text_column("name", "counter and its series"),
         Column(name="value", dtype="float64", unit="as recorded", doc="the sample"),
     ),
 )
@@ -281,12 +254,16 @@ TABLES: dict[str, Table] = {
         COPIES,
         COUNTERS,
         DEVICES,
+        FRAMES,
+        HELD,
         HLO_OPS,
         KERNELS,
         MEMORY,
+        SEGMENTS,
         SLICES,
         STEPS,
         SYNC_RECORDS,
+        TENSORS,
         THREADS,
     )
 }

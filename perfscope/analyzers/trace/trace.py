@@ -32,6 +32,8 @@ RECORDED: dict[str, str] = {
     "shapes": "input shapes of ops",
     "autograd": "autograd sequence numbers",
     "memory": "allocator events",
+    "memory_state": "what the allocator held at one moment (a memory snapshot)",
+    "tensors": "parameters, gradients and optimizer state at the start of the recording (`perfscope run`)",
     "collectives": "collectives with their sizes",
     "sync_records": "synchronisations as the driver saw them",
     "steps": "step boundaries",
@@ -64,6 +66,8 @@ class Source:
     """What a reader of the report must know, one sentence each."""
     world_size: int | None = None
     backend: str | None = None
+    events_only: bool = False
+    """The source has an order of events and no times: ``time_ns`` of its tables counts events."""
     programs: int | None = None
     """Compiled programs, where the source is nothing else; several of them were handed in together."""
 

@@ -9,7 +9,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.rules import load_rule
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace import MemoryAction, Trace
 from tests.build import EVERYTHING, TraceBuilder
 
 NODE = "autograd::engine::evaluate_function: ReluBackward0"
@@ -66,7 +66,7 @@ def test_free_memory_is_said_where_it_was_recorded():
     t = step(40)
     t.tables["devices"][0]["memory_bytes"] = 80 << 30
     t.row("memory", time_ns=5, thread=t.thread(1), op=-1, on_device=True, ordinal=0, address=1, bytes=1 << 30,
-          allocated_bytes=60 << 30, reserved_bytes=64 << 30)  # fmt: skip
+          allocated_bytes=60 << 30, reserved_bytes=64 << 30, action=int(MemoryAction.ALLOCATE))  # fmt: skip
     (finding,) = outcome(t.build()).findings
     assert "20.0 GiB of 80.0 GiB were free" in finding.advice
 

@@ -12,7 +12,7 @@ from perfscope.analyzers.readers.kineto_json.document import Head
 from perfscope.analyzers.readers.kineto_json.grown import Columns, join
 from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.kineto_json.shard import Shard
-from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, Rows, SliceKind
+from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
@@ -272,6 +272,7 @@ class Tables:
             order = np.argsort(columns["time_ns"], kind="stable")
             reorder(columns, order)
             columns["op"] = self._around(columns, columns["time_ns"], columns["time_ns"])
+            columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
         self._table("memory", columns)
 
     def _counters(self, columns: Columns) -> None:

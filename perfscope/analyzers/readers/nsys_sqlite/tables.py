@@ -17,7 +17,7 @@ from perfscope.analyzers.readers.nsys_sqlite.device import products
 from perfscope.analyzers.readers.nsys_sqlite.host import OWN_LANE
 from perfscope.analyzers.readers.nsys_sqlite.session import Session, alike, pid_of
 from perfscope.analyzers.readers.nsys_sqlite.steps import Steps, find_steps
-from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind
+from perfscope.analyzers.trace import TABLES, CallKind, MemoryAction, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _CORRELATIONS = 40
@@ -229,6 +229,7 @@ class Tables:
             columns["op"] = np.where(call == MISSING, MISSING, calls["parent"][held]).astype(np.int32)
         else:
             columns["thread"] = own
+        columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.RELEASE, MemoryAction.RESERVE)
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
         self._table("memory", columns)
 

@@ -14,7 +14,7 @@ from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
 from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, Rows, SliceKind
+from perfscope.analyzers.trace import TABLES, MemoryAction, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _PERHAPS = 255
@@ -216,6 +216,7 @@ class Host:
         columns = self._memory.take()
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
         columns["op"] = self._around(slices, columns, columns["time_ns"], columns["time_ns"])
+        columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
         return Rows(TABLES["memory"], columns)
 
     def _build_steps(self) -> Rows:
