@@ -175,7 +175,8 @@ def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
     if late.kernel != MISSING:
         call = int(trace.rows["kernels"]["call"][late.kernel])
         return () if call == MISSING else (int(trace.rows["calls"]["thread"][call]),)
-    workers = set(slices["thread"][trace.rows["collectives"]["slice"]].tolist())
+    hosted = trace.rows["collectives"]["slice"]
+    workers = set(slices["thread"][hosted[hosted != MISSING]].tolist())  # those on the device have no span
     return tuple(thread for thread in range(len(trace.rows["threads"])) if thread not in workers)
 
 

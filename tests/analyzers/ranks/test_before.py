@@ -132,3 +132,30 @@ def test_collectives_on_the_host_say_nothing_below_a_slice() -> None:
 
     assert hosted(9_000) == []
     assert hosted(11_000) == [1]
+
+
+def test_collectives_of_the_host_are_told_from_those_of_the_device_beside_them() -> None:
+    """A collective on a device has no host span: its row must not stand for the last span of the trace."""
+
+    def mixed(build: TraceBuilder, rank: int) -> None:
+        begin = BEGIN + (30_000 if rank == 1 else 0)
+        build.annotation("gloo:barrier", begin, BEGIN + 31_000, tid=9)
+        build.row("collectives", start_ns=round(begin * 1000), end_ns=round((BEGIN + 31_000) * 1000),
+                  name=build.code("barrier"), slice=0, kernel=-1, group=build.code("cpu"), group_size=2,
+                  ranks=build.code("[0, 1]"), elements_in=1, elements_out=1, sequence=0)  # fmt: skip
+        build.op("aten::sort", BEGIN + 100, BEGIN + 29_900 if rank == 1 else BEGIN + 110, tid=12)
+
+    traces = []
+    for rank in range(2):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        mixed(build, rank)
+        build.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 100, 200, communication=True, stream=20)
+        build.row("collectives", start_ns=100_000, end_ns=200_000, name=build.code("all_reduce"), slice=-1,
+                  kernel=0, group=build.code("gpu"), group_size=2, ranks=build.code("[0, 1]"), elements_in=1,
+                  elements_out=1, sequence=0)  # fmt: skip
+        traces.append(build.build())
+    (found,) = rank_sets(traces)
+    (straggler,) = lateness_of(found).stragglers
+    (arrival,) = straggler.arrivals
+    # the sort is on the last thread of the trace, where row -1 would lie
+    assert (straggler.rank, arrival.before.what, arrival.before.ops_ns) == (1, "host work", 29_800_000)
