@@ -1,0 +1,81 @@
+"""One training step as values with a lifetime: all that predicting the memory and time of another plan needs.
+
+Built from the op graph of a PyTorch step or from a compiled XLA program (`step_model_torch.py`, `step_model_hlo.py`),
+and simulated by `simulate.py`, which knows neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfscope.analyzers.finding import Basis
+
+ValueKind = Literal["product", "attention", "random", "other", "view"]
+"""What made a value: a matrix product or convolution, fused attention, random numbers, anything else, nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A block of memory within the step. Positions count the ops of the step, in the order they run."""
+
+    bytes: int
+    """As the allocator counts it."""
+    birth: int
+    """Position of the op that made it."""
+    death: int
+    """First position at which it is gone; the step's length where it outlives the step."""
+    last_forward_use: int
+    """Position of the last op of the forward pass that reads it; ``birth`` where none does."""
+    kind: ValueKind
+    region: int | None
+    """The region whose forward made it; ``None`` outside of all regions, and for what the backward makes."""
+    saved: bool
+    """Made in the forward pass and read in the backward: what a checkpoint drops."""
+    cost_ns: int
+    """What the op that made it takes, alone: the price of making it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A part of the forward pass that can be checkpointed as a whole: a module, or a layer of a scan."""
+
+    name: str
+    """Qualified name of the module, or scope of the program."""
+    group: str
+    """Equal for copies of one layer: they get one line of advice."""
+    forward: tuple[int, int]
+    """Positions of its forward pass, half open."""
+    backward: tuple[int, int]
+    """Positions of its backward pass, half open; empty where it has none."""
+    input_bytes: int
+    """What must be kept to run it again and would otherwise not be alive: its inputs that nobody else keeps."""
+    checkpointed: bool = False
+    """It is already run again in the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """A step: values, regions, and what surrounds them."""
+
+    label: str
+    """Device or program it is of."""
+    values: tuple[Value, ...]
+    regions: tuple[Region, ...]
+    length: int
+    """Ops of the step."""
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    other_bytes: int
+    """Held the whole step besides: inputs, constants, and what is held outside of the step."""
+    gradients_in_values: bool
+    """Gradients are made and freed within the step, so they are among ``values`` and not held all of it."""
+    step_ns: int | None
+    """A step today; ``None`` where nothing tells it."""
+    basis: Basis
+    """How ``cost_ns`` and ``step_ns`` are known."""
+    capacity_bytes: int | None
+    trainable_parameters_dtype_bytes: int
+    """Bytes of an element of the parameters: what offloading and sharding move."""
+    notes: tuple[str, ...] = ()
