@@ -6,6 +6,7 @@ Systems, ``record_function`` ranges while a torch profiler runs, and annotations
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import os
@@ -16,6 +17,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 DOMAIN = "perfscope"
 STEP = "step"
+EXIT_RANGE = "exit"
+"""The NVTX range in which the one that the last plain ``step()`` opened is closed: what it spans is no step."""
 STEP_RANGE = "perfscope.step#"
 """With the step's number behind it: the torch range that a reader takes for a step."""
 JAX_STEP = "perfscope.step"
@@ -49,6 +52,8 @@ _nvtx: Any = None
 """The nvtx module while a tool records ranges; ``False`` when none does; ``None``: not looked yet."""
 _open_step: Any = None
 """The NVTX range of the step that runs."""
+_closes_at_exit = False
+"""Whether `_close_at_exit` is registered."""
 _marks_steps = True
 """Whether `step()` writes NVTX ranges; False where the session does, which knows the steps' numbers."""
 _open_record: Any = None
@@ -296,9 +301,23 @@ def _mark_jax_step(*, begin: bool) -> None:
 
 
 def _mark_step(*, end_only: bool) -> None:
-    global _open_step
+    global _closes_at_exit, _open_step
     if _open_step is not None:
         _nvtx.end_range(_open_step)
         _open_step = None
     if not end_only:
         _open_step = _nvtx.start_range(STEP, domain=DOMAIN)
+        if not _closes_at_exit:
+            atexit.register(_close_at_exit)
+            _closes_at_exit = True
+
+
+def _close_at_exit() -> None:
+    """The last plain ``step()`` was the end of a step, and what runs after it is none: said by a range around the end.
+
+    Left open it would be closed by Nsight Systems, at the end of the recording, and look like a long step.
+    """
+    if _open_step is not None:
+        closing = _nvtx.start_range(EXIT_RANGE, domain=DOMAIN)
+        _mark_step(end_only=True)
+        _nvtx.end_range(closing)

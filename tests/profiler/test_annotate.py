@@ -107,6 +107,38 @@ def test_without_anybody_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> Non
         step()
 
 
+def test_at_exit_the_last_step_is_closed_inside_a_range_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = Nvtx()
+    registered: list[Any] = []
+    monkeypatch.setattr(annotate, "_nvtx", nvtx)
+    monkeypatch.setattr(annotate, "_open_step", None)
+    monkeypatch.setattr(annotate, "_closes_at_exit", False)
+    monkeypatch.setattr("atexit.register", registered.append)
+    step()
+    step()
+    (at_exit,) = registered
+    at_exit()
+    at_exit()
+    assert nvtx.calls == [
+        ("start", "step", "perfscope"),
+        ("end", 1),
+        ("start", "step", "perfscope"),
+        ("start", "exit", "perfscope"),
+        ("end", 3),
+        ("end", 4),
+    ]
+
+
+def test_a_step_that_ended_by_itself_needs_no_end_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = Nvtx()
+    monkeypatch.setattr(annotate, "_nvtx", nvtx)
+    monkeypatch.setattr(annotate, "_open_step", None)
+    with step():
+        pass
+    annotate._close_at_exit()
+    assert nvtx.calls == [("start", "step", "perfscope"), ("end", 1)]
+
+
 def test_ranges_go_to_nvtx_in_our_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     nvtx = Nvtx()
     monkeypatch.setattr(annotate, "_nvtx", nvtx)

@@ -1,10 +1,11 @@
-"""``perfscope run --capture nsys`` with the real Nsight Systems, where there is one: steps and regions arrive."""
+"""The real Nsight Systems, where there is one, in ``perfscope run`` and alone: steps and regions arrive."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from perfscope.analyzers.load import load_path
 from perfscope.analyzers.trace import SliceKind, Trace
 from perfscope.profiler.captures import nsys
 from tests.analyzers.readers.nsys_export import names
-from tests.profiler.programs import captured, latest, passes, write
+from tests.profiler.programs import captured, environment, latest, passes, write
 
 pytestmark = [pytest.mark.nsys, pytest.mark.torch]
 
@@ -26,6 +27,15 @@ import perfscope
 for turn in range(9):
     with perfscope.region("matmul"):
         torch.randn(64, 64) @ torch.randn(64, 64)
+    time.sleep(0.01)
+    perfscope.step()
+"""
+
+LOOP = """
+import time
+import perfscope
+
+for turn in range(5):
     time.sleep(0.01)
     perfscope.step()
 """
@@ -88,6 +98,49 @@ def test_a_killed_program_keeps_the_steps_up_to_its_end(tmp_path: Path) -> None:
     assert done.returncode == 137
     steps = recorded(tmp_path).rows["steps"]["number"].tolist()
     assert steps in ([2, 3, 4, 5], [2, 3, 4, 5, 6]), "the last events may die with the process"
+
+
+def bare(folder: Path, program: str) -> Trace:
+    """What ``nsys`` alone around a program records, exported as its user would."""
+    tool = str(shutil.which("nsys"))
+    script = [sys.executable, str(folder / write(folder, program))]
+    quiet = ["--trace=nvtx,osrt", "--sample=none", "--cpuctxsw=none", f"--output={folder / 'report'}"]
+    subprocess.run([tool, "profile", *quiet, *script], cwd=folder, env=environment(), check=True, capture_output=True)
+    (report,) = folder.glob("*.nsys-rep")
+    export = folder / "report.sqlite"
+    subprocess.run([tool, "export", "--type=sqlite", f"--output={export}", report], check=True, capture_output=True)
+    (trace,) = load_path(export).traces
+    trace.check()
+    return trace
+
+
+UNFINISHED = "not counted as steps: ranges that were still open when the program or the recording ended (1)"
+
+
+def test_under_nsys_alone_what_follows_the_last_step_is_no_step(tmp_path: Path) -> None:
+    trace = bare(tmp_path, LOOP + "time.sleep(0.3)\n")
+    took = trace.rows["steps"]["end_ns"] - trace.rows["steps"]["start_ns"]
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3]
+    assert max(took) < 300_000_000, "the sleep after the loop is in none of them"
+    assert UNFINISHED in trace.source.notes
+    assert "exit" in names(trace, "slices")
+
+
+def test_under_nsys_alone_a_program_that_ends_without_python_leaves_no_step_open(tmp_path: Path) -> None:
+    """Nothing runs at exit: `nsys` itself closes the range, when the recording ends."""
+    trace = bare(tmp_path, LOOP + "time.sleep(0.3)\nimport ctypes; ctypes.CDLL(None).exit(0)\n")
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3]
+    assert UNFINISHED in trace.source.notes
+    assert "exit" not in names(trace, "slices")
+
+
+def test_under_nsys_alone_steps_of_a_with_statement_all_count(tmp_path: Path) -> None:
+    program = LOOP.replace(
+        "    time.sleep(0.01)\n    perfscope.step()", "    with perfscope.step():\n        time.sleep(0.01)"
+    )
+    trace = bare(tmp_path, program)
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3, 4]
+    assert UNFINISHED not in trace.source.notes
 
 
 def test_rows_of_cuda_in_an_export_with_all_tables_give_the_finding(tmp_path: Path) -> None:

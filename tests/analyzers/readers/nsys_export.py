@@ -21,6 +21,7 @@ WHERE = (
 TABLES = {
     "StringIds": "id INTEGER PRIMARY KEY, value TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
+    "ANALYSIS_DETAILS": "globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER",
     "TARGET_INFO_SYSTEM_ENV": "globalVid INTEGER, devStateName TEXT, name TEXT, nameEnum INTEGER, value TEXT",
     "META_DATA_CAPTURE": "name TEXT, value TEXT",
     "META_DATA_EXPORT": "name TEXT, value TEXT",

@@ -106,3 +106,56 @@ def test_collectives_are_named_by_what_the_program_asked_for(tmp_path: Path) -> 
     trace = read_one(tmp_path, export)
     assert names(trace, "collectives") == ["all_to_all"]
     assert "collectives" not in trace.recorded  # no sizes
+
+
+def own_steps(*ends: float) -> Export:
+    """Our own steps from 1,000 us on, one after the other."""
+    export = small()
+    export.range("perfscope", 0, None, event=DOMAIN, domain=3)
+    for start, end in zip((1000.0, *ends), ends, strict=False):
+        export.range("step", start, end, event=START_END, domain=3)
+    return export
+
+
+UNFINISHED = "not counted as steps: ranges that were still open when the program or the recording ended (1)"
+
+
+def test_a_step_that_the_end_of_the_recording_closed_is_none(tmp_path: Path) -> None:
+    export = own_steps(1010, 1020, 1900)
+    export.add("ANALYSIS_DETAILS", globalVid=0, duration=1_900_000, startTime=0, stopTime=1_900_000)
+    trace = read_one(tmp_path, export)
+    assert (trace.rows["steps"]["end_ns"] - trace.rows["steps"]["start_ns"]).tolist() == [10_000, 10_000]
+    assert UNFINISHED in trace.source.notes
+
+
+def test_a_step_that_ended_before_the_recording_is_one(tmp_path: Path) -> None:
+    export = own_steps(1010, 1020, 1900)
+    export.add("ANALYSIS_DETAILS", globalVid=0, duration=1_900_001, startTime=0, stopTime=1_900_001)
+    trace = read_one(tmp_path, export)
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2]
+    assert UNFINISHED not in trace.source.notes
+
+
+def test_a_step_that_the_end_of_the_program_closed_is_none(tmp_path: Path) -> None:
+    export = own_steps(1010, 1020, 1900)
+    export.range("exit", 1899, 1901, event=START_END, domain=3)
+    trace = read_one(tmp_path, export)
+    assert trace.rows["steps"]["number"].tolist() == [0, 1]
+    assert UNFINISHED in trace.source.notes
+
+
+def test_an_exit_of_others_closes_no_step(tmp_path: Path) -> None:
+    export = own_steps(1010, 1020, 1900)
+    export.range("exit", 1899, 1901, event=START_END)
+    assert read_one(tmp_path, export).rows["steps"]["number"].tolist() == [0, 1, 2]
+
+
+def test_an_open_range_of_a_guessed_name_hides_no_steps(tmp_path: Path) -> None:
+    """Whose end is the recording's began before all of them, and would enclose them."""
+    export = small()
+    for number, (start, end) in enumerate(((900, 1900), (1000, 1010), (1010, 1020))):
+        export.range(f"step {number}", start, end)
+    export.add("ANALYSIS_DETAILS", globalVid=0, duration=1_900_000, startTime=0, stopTime=1_900_000)
+    trace = read_one(tmp_path, export)
+    assert trace.rows["steps"]["number"].tolist() == [1, 2]
+    assert UNFINISHED in trace.source.notes

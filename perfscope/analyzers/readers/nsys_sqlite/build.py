@@ -71,7 +71,7 @@ def build(database: Export, shown: str) -> list[Trace]:
             events_read=events[place],
             events_unplaced=sum(unplaced.values()),
             unplaced=unplaced,
-            notes=notes_of(database, tables.rows, session.pool.strings, device, tables.steps.guessed, identity.how),
+            notes=notes_of(database, tables.rows, session.pool.strings, device, tables.steps, identity.how),
             world_size=identity.world_size,
         )
         recorded = _recorded(tables.rows)

@@ -8,6 +8,7 @@ import numpy as np
 
 from perfscope.analyzers.readers.nsys_sqlite.database import Export
 from perfscope.analyzers.readers.nsys_sqlite.device import Device
+from perfscope.analyzers.readers.nsys_sqlite.steps import Steps
 from perfscope.analyzers.trace import CopyKind, Rows
 from perfscope.analyzers.units import format_bytes, format_ns
 
@@ -22,10 +23,10 @@ def notes_of(
     rows: Mapping[str, Rows],
     strings: list[str],
     device: Device,
-    guessed: str | None,
+    steps: Steps,
     ranks: str | None,
 ) -> tuple[str, ...]:
-    """One sentence each. ``guessed``: a name that steps were taken from; ``ranks``: how ranks were told."""
+    """One sentence each. ``ranks``: how ranks were told."""
     notes = [ranks] if ranks else []
     major = _setting(database, "EXPORT_SCHEMA_VERSION_MAJOR")
     if major not in (None, KNOWN_MAJOR):
@@ -48,8 +49,13 @@ def notes_of(
         )
     if device.nodes:
         notes.append(f"{device.nodes:,} kernels ran inside graphs and are attributed to their graph launch")
-    if guessed is not None:
-        notes.append(f"steps are taken from NVTX ranges by their name, such as `{guessed}`")
+    if steps.guessed is not None:
+        notes.append(f"steps are taken from NVTX ranges by their name, such as `{steps.guessed}`")
+    if steps.unfinished:
+        notes.append(
+            "not counted as steps: ranges that were still open when the program or the recording ended "
+            f"({steps.unfinished:,})"
+        )
     if len(rows["memory"]):
         notes.append("memory events are those of the driver (cudaMalloc, cudaFree), not of a framework's allocator")
     return (*notes, *_peers(rows["copies"], strings))

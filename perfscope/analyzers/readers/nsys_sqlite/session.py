@@ -26,6 +26,9 @@ class Session:
         start = database.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
         self.epoch_ns = int(start[0]) if len(start) and 0 < start[0] < _LATEST_EPOCH_NS else 0
         """The session's start in ns of the Unix epoch; 0 if it is not told."""
+        took = database.integers("ANALYSIS_DETAILS", "duration")["duration"]
+        self.ended_ns = self.epoch_ns + int(took[0]) if len(took) == 1 and 0 < took[0] < _LONGEST_NS else None
+        """The recording's end on the trace's clock; ``None`` if it is not told, or several machines tell theirs."""
 
     def events(self, table: str, *names: str) -> Columns:
         """A table of events with ``start_ns`` and ``end_ns`` on the trace's clock, ``process``, and ``names``.

@@ -53,7 +53,10 @@ class Tables:
         self._memory(parts["usage"])
         self.rows["counters"] = Rows(TABLES["counters"], parts["counters"])
         self.steps: Steps = find_steps(
-            dict(self.rows["slices"]) if len(self.rows["slices"]) else {}, self._domain, self._pool.strings
+            dict(self.rows["slices"]) if len(self.rows["slices"]) else {},
+            self._domain,
+            self._pool.strings,
+            session.ended_ns,
         )
         self.rows["steps"] = Rows(TABLES["steps"], self.steps.columns)
         self._list_threads()
