@@ -192,7 +192,9 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
     if not found:
         return outcome
-    return replace(outcome, status="flagged", findings=tuple(sorted((*outcome.findings, *found), key=_cost_order)))
+    said = {finding.subject for finding in found} if rule.replaces else set()
+    kept = [finding for finding in outcome.findings if finding.subject not in said]
+    return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *found), key=_cost_order)))
 
 
 def _checked(rule: Rule, trace: Trace) -> Outcome:

@@ -25,6 +25,19 @@ def exposed_communication(trace: Trace) -> Int64:
     return exposed
 
 
+def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
+    """Per row of ``kernels``: of the ``exposed_communication`` of a kernel on ``device`` what lies before ``until_ns``.
+
+    ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a
+    kernel that is no communication ran there.
+    """
+    kernels = trace.rows["kernels"]
+    found = np.zeros(len(kernels), np.int64)
+    rows = np.flatnonzero((kernels["device"] == device) & kernels["communication"])
+    found[rows] = _uncovered(kernels, rows, computing, until_ns[rows])
+    return found
+
+
 def exposed_copies(trace: Trace) -> Int64:
     """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
     copies, kernels = trace.rows["copies"], trace.rows["kernels"]
@@ -36,14 +49,15 @@ def exposed_copies(trace: Trace) -> Int64:
     return exposed
 
 
-def _uncovered(table: Rows, rows: Int64, by: Intervals) -> Int64:
+def _uncovered(table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None = None) -> Int64:
+    """Per row: ns in no interval of ``by`` and in no earlier row; of each row only what lies before ``until_ns``."""
     order = np.argsort(table["start_ns"][rows], kind="stable")
     starts, ends = table["start_ns"][rows][order], table["end_ns"][rows][order]
     if not len(rows):
         return np.zeros(0, np.int64)
     reach = np.maximum.accumulate(ends)
     begins = np.maximum(starts, np.concatenate(([starts[0]], reach[:-1])))
-    finishes = np.maximum(begins, ends)
+    finishes = np.maximum(begins, ends if until_ns is None else np.minimum(ends, until_ns[order]))
     found = np.zeros(len(rows), np.int64)
     found[order] = finishes - begins - covered(by, begins, finishes)
     return found

@@ -54,10 +54,16 @@ class DeviceSet:
     """Devices that the programs were compiled for; None where they differ."""
     kinds: tuple[CollectiveKind, ...]
     totals: tuple[RankTotal, ...]
-    matched: int
+    collectives: tuple[Matched, ...]
+    """The matched ones, by their first start; sides are by device number."""
     unmatched: int
     """Runs of collectives on single devices that were not put together."""
     notes: tuple[str, ...]
+
+    @property
+    def matched(self) -> int:
+        """How many collectives were put together."""
+        return len(self.collectives)
 
     def label(self) -> str:
         """``devices 0-3 of 8``."""
@@ -110,7 +116,7 @@ def device_set(trace: Trace) -> DeviceSet | None:
         world_size=worlds.pop() if len(worlds) == 1 else None,
         kinds=tuple(table),
         totals=totals_of(matched_all, devices, table),
-        matched=len(matched_all),
+        collectives=tuple(matched_all),
         unmatched=left.total(),
         notes=tuple(_notes(left, guessed=guessed)),
     )

@@ -69,4 +69,5 @@ def load_rule(rule_id: str) -> Rule:
         needs=tuple(module.NEEDS),
         check=module.check,
         compare=getattr(module, "compare", None),
+        replaces=getattr(module, "REPLACES", False),
     )

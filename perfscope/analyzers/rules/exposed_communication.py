@@ -7,13 +7,19 @@ How it is found: per device, the time of communication kernels that no compute k
 and it is split over the collectives without counting a moment twice. It is an upper bound of what hiding
 them would save: not all of it can be hidden if there is too little independent work. One rank alone
 cannot tell transferring from waiting for a slower rank: a collective kernel spins until the last rank
-has arrived, so compare its duration over the ranks (the shortest is about the transfer itself).
+has arrived. With the traces of several ranks their collectives are matched, and the shortest duration is the
+transfer itself, the rest waiting for the rank that came last. So the exposed time of each rank comes apart, exactly:
+waiting for a late rank (by rank), waiting for several that came last together, the transfer, what may be either (a
+wait below what the ranks' clocks agree to, or members of the group that are missing), and collectives that no other
+rank shows. Waiting for a late rank is the cost of `straggler` and is left out of this one's. The devices of
+one recording (XLA on GPUs) are held against each other in the same way; there all of it is the cost.
 Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
 CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
 nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
 says what the device would wait for.
 
-Fix: start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
+Fix: waiting: what the late rank does before it comes (`straggler`); nothing below shortens that. The transfer:
+start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
 accumulation under `no_sync()`. FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`,
 `reshard_after_forward=False` where memory allows. Tensor parallelism: its asynchronous form, or sequence
 parallelism. Everywhere: lower precision on the wire, fewer and larger messages, and `async_op=True` with
@@ -25,7 +31,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,8 +40,13 @@ from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
-from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.ranks.clocks import align
+from perfscope.analyzers.ranks.devices import device_set
+from perfscope.analyzers.ranks.exposed import Wait, shares_of, waits_of
+from perfscope.analyzers.ranks.exposed_findings import Side, by_kind, exposed_finding
+from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_ns, format_share
 
@@ -45,6 +57,9 @@ EXPOSED_SHARE = 0.05
 
 PART_SHARE = 0.01
 """Of a device's span: a kind of collective with less gets no finding of its own."""
+
+REPLACES = True
+"""What the ranks say together takes the place of what each says alone."""
 
 ROWS = 20
 
@@ -73,6 +88,8 @@ XLA_ADVICE = (
     "unroll=2), or two half batches), and see blocking_collective for what it waits for and why."
 )
 
+ALONE_ADVICE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
+
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
 
 
@@ -80,14 +97,80 @@ def check(trace: Trace) -> Iterable[Finding]:
     """Yield a finding a kind of collective for the device with most exposed communication."""
     if "device_work" not in trace.recorded:
         return _without_device(trace)
+    device = _worst(trace)
+    if device is None:
+        return []
+    found = device_set(trace) if len(trace.rows["hlo_ops"]) else None
+    if found is None:
+        return _findings(trace, device)
+    waits = waits_of(found.collectives, align(found.collectives, found.devices), all_here=True)
+    sides = _sides(trace, device, device.ordinal, waits.get(device.ordinal, {}))
+    return [
+        exposed_finding([side], member="device", elsewhere=False, unclear="no longer than their ends differ")
+        for side in sides
+    ]
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield a finding a kind of collective of each job, and again what traces outside of the jobs say of that kind."""
+    try:
+        sets = comparable(traces)
+    except AbstainError:  # nobody to hold it against: each rank's own finding stands and says so
+        return
+    inside: set[int] = set()
+    kinds: set[str] = set()
+    for ranks in sets:
+        inside.update(id(member.trace) for member in ranks.job.members)
+        for finding in _of_ranks(ranks):
+            kinds.add(finding.subject)
+            yield finding
+    for trace in traces if kinds else ():
+        device = _worst(trace) if id(trace) not in inside else None
+        if device is not None:
+            rank = trace.source.rank
+            yield from (
+                replace(finding, ranks=() if rank is None else (rank,))
+                for finding in _findings(trace, device)
+                if finding.subject in kinds
+            )
+
+
+def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
+    waits = waits_of(ranks.matching.matched, ranks.clocks, all_here=not ranks.job.missing)
+    sides: list[Side] = []
+    for member in ranks.job.members:
+        device = _worst(member.trace)
+        if device is not None:
+            sides += _sides(member.trace, device, member.rank, waits.get(member.rank, {}))
+    unclear = f"clocks agree to {format_ns(ranks.clocks.worst_ns)}"
+    if ranks.job.missing:
+        unclear += ", and ranks are missing"
+    for found in by_kind(sides).values():
+        yield exposed_finding(found, member="rank", elsewhere=True, unclear=unclear)
+
+
+def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
+    """What the trace says of each kind on its device, with its parts."""
+    members = _by_kind(trace, device, _collective_of(trace))
+    for finding in _findings(trace, device):
+        kind = finding.subject
+        yield Side(
+            finding=replace(finding, advice=finding.advice.removesuffix(ALONE_ADVICE)),
+            shares=shares_of(trace, member, device.device, members[kind], waits),
+            span_ns=device.span_ns,
+            whole_ns=whole_ns(trace),
+            steps=trace.fact(step_windows).count,
+        )
+
+
+def _worst(trace: Trace) -> DeviceTime | None:
+    """The device with most exposed communication, if it is enough to be told."""
     devices = [
         device
         for device in trace.fact(device_times)
         if device.exposed_communication_ns >= EXPOSED_SHARE * device.span_ns > 0
     ]
-    if not devices:
-        return []
-    return _findings(trace, max(devices, key=lambda device: device.exposed_communication_ns))
+    return max(devices, key=lambda device: device.exposed_communication_ns, default=None)
 
 
 def _without_device(trace: Trace) -> list[Finding]:
@@ -109,12 +192,8 @@ def _without_device(trace: Trace) -> list[Finding]:
 
 def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
     kernels, exposed = trace.rows["kernels"], trace.fact(exposed_communication)
-    rows = np.flatnonzero((kernels["device"] == device.device) & kernels["communication"])
     named = _collective_of(trace)
-    kinds: dict[str, list[int]] = defaultdict(list)
-    for row in rows.tolist():
-        kinds[_operation(trace, row, named)].append(row)
-    for kind, members in sorted(kinds.items()):
+    for kind, members in sorted(_by_kind(trace, device, named).items()):
         cost = int(exposed[members].sum())
         if cost < PART_SHARE * device.span_ns:
             continue
@@ -131,8 +210,7 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
             basis="measured",
             cost_ns=cost,
             cost_ns_per_step=per_step(trace, cost),
-            advice=(_advice(kind) if instruction is None else XLA_ADVICE)
-            + (" One rank cannot tell transfer from waiting for a slower rank: compare the ranks." if alone else ""),
+            advice=(_advice(kind) if instruction is None else XLA_ADVICE) + (ALONE_ADVICE if alone else ""),
             where=Where(
                 file=line.file,
                 line=line.line,
@@ -140,6 +218,15 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
             ),
             evidence=_evidence(trace, members, exposed, named),
         )
+
+
+def _by_kind(trace: Trace, device: DeviceTime, named: dict[int, int]) -> dict[str, list[int]]:
+    """Operation -> rows of ``kernels``."""
+    kernels = trace.rows["kernels"]
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero((kernels["device"] == device.device) & kernels["communication"]).tolist():
+        kinds[_operation(trace, row, named)].append(row)
+    return kinds
 
 
 def _evidence(

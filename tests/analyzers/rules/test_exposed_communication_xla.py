@@ -12,6 +12,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers import xplane
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
+from tests.analyzers.ranks.test_devices import recording as devices_of
 from tests.build import TraceBuilder
 from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
 
@@ -104,3 +105,16 @@ def test_a_program_alone_is_not_judged(corpus: Path):
 @pytest.mark.corpus
 def test_a_real_tpu_with_little_communication_is_clean(corpus: Path):
     assert _judge(xplane.read(corpus / "xplane" / "xprof__tpu_inference_2.xplane.pb.gz")).status == "clean"
+
+
+def test_devices_of_one_recording_are_held_against_each_other():
+    """Device 3 comes 30 us late to an all-reduce of 20 us; nothing else computes."""
+    spans = [("all-reduce-start", device, 1, 30.0 if device == 3 else 0.0, 50.0) for device in range(4)]
+    (finding,) = _judge(devices_of(spans)).findings
+    (row,) = finding.evidence
+    assert (finding.subject, row["group"], row["exposed_ns"], finding.cost_ns) == ("all_reduce", "0-3", 50_000, 50_000)
+    assert (row["waiting_ns"], row["mostly_for"], row["transfer_ns"]) == (30_000, 3, 20_000)
+    assert "30.0 us waiting for device 3, which came late, 20.0 us the transfer itself" in finding.title
+    # `straggler` does not look at devices of an accelerator, so the waiting is in this cost
+    assert "compare what it does before with the other devices" in finding.advice
+    assert "One rank cannot tell" not in finding.advice
