@@ -113,6 +113,8 @@ class LogicalBuffer:
     size: int
     allocation: int | None = None
     offset: int | None = None
+    index: tuple[int, ...] = ()
+    """Which part of a tuple the instruction makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,19 @@ class BufferAssignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """An output that lies in the memory of a parameter, which the caller gave away for it (donation)."""
+
+    output: tuple[int, ...]
+    """Which part of the root's tuple; empty: all of it."""
+    parameter: int
+    part: tuple[int, ...] = ()
+    """Which part of the parameter, where that is a tuple."""
+    must: bool = False
+    """False: XLA may copy instead, where the caller did not give the memory away after all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HloModule:
     """A module: computations by name, one of them the entry."""
 
@@ -167,6 +182,10 @@ class HloModule:
     """The file or plane it came from."""
     program_id: int | None = None
     """Number of the program in its process, as a profile joins it with what ran (unsigned: two's complement)."""
+    aliases: tuple[Alias, ...] = ()
+    """Donated parameters and the outputs that took their memory."""
+    donors: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Parameters, and parts of them, that were donated and whose memory no output took."""
     fusion_refusals: Mapping[str, str] = field(default_factory=dict)
     """XLA's reason why a kernel was not fused into its readers, by the kernel's name before fusions were
     renamed; empty where no dump of the priority-fusion pass lay beside the module."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfscope.analyzers.hlo.backend_config import json_object, trip_count
 from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.module import Alias, Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.platform import platform_of
 from perfscope.analyzers.hlo.proto_attributes import attributes_of
 from perfscope.analyzers.hlo.proto_buffers import buffer_assignment_of
@@ -26,6 +26,8 @@ from perfscope.profiler.errors import DataError
 
 HEAD_BYTES = 8192
 """Enough to tell what a file begins with."""
+_MUST_ALIAS = 2
+"""``xla.Kind``: 1 is may-alias."""
 _ASYNC = ("async-start", "async-update", "async-done")
 
 
@@ -96,6 +98,18 @@ class _Conversion:
             platform=platform_of(computations, tiled=self._shapes.tiled, scheduled=scheduled, notes=notes),
             buffer_assignment=buffers,
             source=self._source,
+            aliases=tuple(
+                Alias(
+                    output=tuple(one.output_shape_index),
+                    parameter=one.parameter_number,
+                    part=tuple(one.parameter_shape_index),
+                    must=one.kind == _MUST_ALIAS,
+                )
+                for one in proto.input_output_alias.entries
+            ),
+            donors=tuple(
+                (one.parameter_number, tuple(one.parameter_shape_index)) for one in proto.buffer_donor.entries
+            ),
         )
 
     def _lone_operations(self) -> dict[int, Any]:

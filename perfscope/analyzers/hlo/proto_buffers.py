@@ -47,6 +47,7 @@ def buffer_assignment_of(proto: Any, names: Mapping[int, str]) -> BufferAssignme
             size=buffer.size,
             allocation=None if place is None else place[0],
             offset=None if place is None else place[1],
+            index=tuple(at.shape_index),
         )
     traces = tuple(tuple(_event(event) for event in trace.events) for trace in proto.heap_simulator_traces)
     return BufferAssignment(buffers=buffers, allocations=tuple(allocations), heap_traces=traces)

@@ -24,6 +24,7 @@ from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.platform import platform_of
 from perfscope.analyzers.hlo.source_frames import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
+from perfscope.analyzers.hlo.text_aliases import aliases_of, donors_of
 from perfscope.analyzers.hlo.text_instruction import InstructionReader
 from perfscope.analyzers.hlo.text_scan import OpenBracketError, open_brackets, pieces, unquoted
 from perfscope.profiler.errors import DataError
@@ -113,6 +114,8 @@ class _Reading:
             num_replicas=self._count("replica_count"),
             platform=platform_of(self._computations, tiled=tiled, scheduled=scheduled, notes=notes),
             source=self._source,
+            aliases=aliases_of(self._header.get("input_output_alias", "{}")),
+            donors=donors_of(self._header.get("buffer_donor", "{}")),
         )
 
     def _count(self, key: str) -> int:

@@ -221,6 +221,18 @@ StackFrameIndexProto.StackFrame
 DeviceAssignmentProto
   1 int32 replica_count
   2 int32 computation_count
+HloInputOutputAliasProto
+  1 *HloInputOutputAliasProto.AliasEntryProto entries
+HloInputOutputAliasProto.AliasEntryProto
+  1 *int64 output_shape_index
+  2 int64 parameter_number
+  3 *int64 parameter_shape_index
+  4 enum kind
+HloBufferDonorProto
+  1 *HloBufferDonorProto.BufferDonorEntryProto entries
+HloBufferDonorProto.BufferDonorEntryProto
+  1 int64 parameter_number
+  2 *int64 parameter_shape_index
 HloModuleProto
   1 string name
   2 string entry_computation_name
@@ -228,6 +240,8 @@ HloModuleProto
   3 *HloComputationProto computations
   5 int64 id
   7 HloScheduleProto schedule
+  8 HloInputOutputAliasProto input_output_alias
+  18 HloBufferDonorProto buffer_donor
   22 *bytes payloads
   15 DeviceAssignmentProto device_assignment
   17 StackFrameIndexProto stack_frame_index
