@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DEFECTS = {
     "item": "read the loss with .item() in every step",
@@ -24,6 +24,19 @@ COMPILE_DEFECTS = {
     "shapes": "feed sequences of ever new length to a model compiled for fixed shapes",
 }
 """Each implies ``--compile``; the code is in ``compile_defects.py``."""
+
+MEMORY_DEFECTS = {
+    "leak": "keep a metric of every step with its graph",
+    "fragment": "grow a bank of features by concatenation, and keep a few tokens of every step beside it",
+}
+"""Of ``transformer``; the code is in ``memory_defects.py``."""
+
+POLICIES = {
+    "none": "keep all that the backward needs",
+    "full": "keep a block's input only and run all of it again",
+    "selective": "keep the results of products of matrices and of attention, and run the rest again",
+}
+"""What of a block ``torch.utils.checkpoint`` keeps for the backward (``transformer``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,30 +65,33 @@ class Options:
     compile_twin: str | None = None
     defects: frozenset[str] = frozenset()
     seed: int = 0
+    twins: frozenset[str] = frozenset()
+    """Defects of memory whose computation is to be done without the defect."""
+    policy: str = "none"
+    """One of ``POLICIES``."""
+    reentrant: bool = False
+    """The older form of checkpointing, with policy ``full``."""
 
 
-def parse(
-    description: str, variants: Sequence[str], sizes: Mapping[str, Size], argv: Sequence[str] | None = None
-) -> Options:
-    """Options from the command line. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
-    parser = argparse.ArgumentParser(description=description)
+def parser_of(
+    description: str, variants: Sequence[str], sizes: Mapping[str, Size], defects: Mapping[str, str] = DEFECTS
+) -> argparse.ArgumentParser:
+    """The flags of every workload. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=variants, default=variants[0])
-    parser.add_argument("--defect", choices=DEFECTS, action="append", default=[], help="; ".join(_help()))
+    parser.add_argument("--defect", choices=defects, action="append", default=[], help=_help(defects))
     parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on cuda in bfloat16, unless said otherwise")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    effects = "; ".join(f"{name}: {what}" for name, what in COMPILE_DEFECTS.items())
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--compile-defect", choices=COMPILE_DEFECTS, help=f"compile, and {effects}")
-    either.add_argument(
-        "--compile-twin", choices=COMPILE_DEFECTS, help="compile the same computation without the defect"
-    )
     parser.add_argument("--seed", type=int, default=0)
     for name in Size.__slots__:
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS if name == "vocab" else None)
-    asked = parser.parse_args(argv)
+    return parser
+
+
+def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
+    """Options from the flags of ``parser_of``, as parsed."""
     preset = sizes[asked.size]
     numbers = {name: getattr(preset, name) if (own := getattr(asked, name)) is None else own for name in Size.__slots__}
     large = asked.size == "gpu"
@@ -85,13 +101,30 @@ def parse(
         steps=asked.steps,
         device=asked.device or ("cuda" if large else "cpu"),
         dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
-        compile=asked.compile or asked.compile_defect is not None or asked.compile_twin is not None,
-        compile_defect=asked.compile_defect,
-        compile_twin=asked.compile_twin,
         defects=frozenset(asked.defect),
         seed=asked.seed,
     )
 
 
-def _help() -> list[str]:
-    return [f"{name}: {what}" for name, what in DEFECTS.items()]
+def parse(
+    description: str, variants: Sequence[str], sizes: Mapping[str, Size], argv: Sequence[str] | None = None
+) -> Options:
+    """Options from the command line, with those of torch.compile."""
+    parser = parser_of(description, variants, sizes)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--compile-defect", choices=COMPILE_DEFECTS, help=f"compile, and {_help(COMPILE_DEFECTS)}")
+    either.add_argument(
+        "--compile-twin", choices=COMPILE_DEFECTS, help="compile the same computation without the defect"
+    )
+    asked = parser.parse_args(argv)
+    return replace(
+        options_of(asked, sizes),
+        compile=asked.compile or asked.compile_defect is not None or asked.compile_twin is not None,
+        compile_defect=asked.compile_defect,
+        compile_twin=asked.compile_twin,
+    )
+
+
+def _help(effects: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {what}" for name, what in effects.items())
