@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.finding import Basis
 from perfscope.analyzers.trace.columns import Column, Rows, Table, id_column, row_column, text_column
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.trace import Trace
 
 Int64 = npt.NDArray[np.int64]
 
@@ -124,8 +127,16 @@ class MemoryTimeline:
     """Positions at which an allocation failed."""
     unmatched: int = 0
     """Events that belong to no block: a free of a block nobody saw, a second allocation of an address in use."""
+    detail: bool = False
+    """Recorded in `Trace.detail`: ``op``, ``frame`` and the texts of the blocks are rows and codes of that trace."""
+    of_driver: bool = False
+    """The blocks are what a framework's allocator took from the driver, and not what tensors lie in."""
     notes: tuple[str, ...] = ()
     """What its reader must know, one sentence each."""
+
+    def of(self, trace: Trace) -> Trace:
+        """The trace that the rows and texts of the blocks are of: ``trace``, or its detail recording."""
+        return trace.detail if self.detail and trace.detail is not None else trace
 
     def live(self) -> Curve:
         """Bytes in use after each change, ``unseen_bytes`` included."""

@@ -1,0 +1,12 @@
+"""All memories of a trace over time: what allocators did, and what compiled programs need."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.facts.memory_blocks import event_timelines
+from perfscope.analyzers.memory.timeline import MemoryTimeline
+from perfscope.analyzers.trace import Trace
+
+
+def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """Devices by number, then the host; no timeline for what nobody recorded."""
+    return trace.fact(event_timelines)
