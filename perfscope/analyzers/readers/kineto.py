@@ -31,6 +31,7 @@ import numpy as np
 from perfscope.analyzers.readers import _sidecar
 from perfscope.analyzers.readers._bytes import open_bytes
 from perfscope.analyzers.readers.kineto_json.document import Head, locate
+from perfscope.analyzers.readers.kineto_json.process_groups import completed
 from perfscope.analyzers.readers.kineto_json.tables import Tables
 from perfscope.analyzers.readers.kineto_json.workers import decode_all
 from perfscope.analyzers.trace import Rows, SliceKind, Source, Trace
@@ -69,6 +70,7 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
     events = sum(shard.events for shard in shards)
     unplaced, repairs = _total(shard.unplaced for shard in shards), _total(shard.repairs for shard in shards)
     tables = Tables(shards, document.head)
+    tables.rows["collectives"] = completed(tables.rows["collectives"], document.head, tables.strings)
     if not any(len(tables.rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
         seen = ", ".join(f"{count:,} of {what}" for what, count in unplaced.most_common(3))
         raise DataError(f"{shown}: {events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else ""))

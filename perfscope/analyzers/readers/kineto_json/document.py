@@ -47,6 +47,8 @@ class Distributed(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    groups: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="pg_config")
+    """Process groups, as text: `process_groups.py` reads it, and what is odd in it costs no rank."""
 
 
 class Head(msgspec.Struct):
