@@ -7,7 +7,8 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any
 from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.readers._bytes import GZIP_MAGIC, XZ_MAGIC, XZ_MEMORY
 from perfscope.analyzers.readers._program import is_program_alone, join_programs
+from perfscope.analyzers.readers._run_parts import DividedRun, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler import store
 from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.run import dump
+from perfscope.profiler.run import Run, dump
 from perfscope.profiler.tasks import left_nothing
 
 ENTRY_POINTS = "perfscope.readers"
@@ -58,6 +60,16 @@ class Skipped:
     path: str
     reason: str
     broken: bool
+
+
+Read = tuple[Sequence[Trace], Skipped | None]
+"""The traces of something, and why it was not read if it was not."""
+
+Task = str | RunPart
+"""What is read by itself: a file (or a folder that is one source) by its path, or a part of a run."""
+
+Unit = str | DividedRun | Skipped
+"""What stands below a folder: one task, a run, or a run whose manifest is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +132,10 @@ def _load_path(path: str | Path) -> Loaded:
     except OSError as error:
         raise DataError(f"{path}: {_said(error)}") from error
     if reader is not None:
-        return Loaded(traces=_read(reader, place), run=_manifest(place))
+        divided = divided_run(place)
+        if divided is not None:
+            return assembled(divided, [read_part(part) for part in divided.parts])
+        return Loaded(traces=_read(reader, place))
     if place.is_dir():
         return _load_folder(place)
     raise DataError(f"{path}: {_what_it_is(place)}; perfscope reads: {', '.join(known_formats())}")
@@ -181,31 +196,102 @@ def known_formats() -> tuple[str, ...]:
 
 def _read(reader: ModuleType, place: Path) -> tuple[Trace, ...]:
     """The trace, or those of a run's ranks. What a reader stumbles over in damaged data becomes one line."""
-    try:
+    with _in_one_line(place):
         read: Trace | Sequence[Trace] = reader.read(place)
-    except OSError as error:
-        raise DataError(f"{place}: {_said(error)}") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
-        raise DataError(f"{place}: damaged, or not what it seems: {type(error).__name__}: {error}") from error
     traces = (read,) if isinstance(read, Trace) else tuple(read)
     if not traces:
         raise DataError(f"{place}: no trace in it")
     return traces
 
 
-def _manifest(place: Path) -> dict[str, Any] | None:
+@contextmanager
+def _in_one_line(place: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{place}: {_said(error)}") from error
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
+        raise DataError(f"{place}: damaged, or not what it seems: {type(error).__name__}: {error}") from error
+
+
+def divided_run(place: Path) -> DividedRun | None:
+    """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is damaged."""
+    with _in_one_line(place):
+        return divide(place) if place.is_dir() and store.is_run(place) else None
+
+
+def read_part(part: RunPart) -> Read:
+    """The traces of one part of a run (none if it captured nothing), and why it was not read if it was not."""
+    reader = importlib.import_module(READERS["run"])
+    path = f"{part.path}/{part.name()}"
+    try:
+        with _in_one_line(path):
+            return tuple(reader.read_part(part)), None
+    except DataError as error:
+        reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{part.path}/")
+        return (), Skipped(path=path, reason=reason, broken=True)
+
+
+def assembled(divided: DividedRun, read: Sequence[Read]) -> Loaded:
+    """What was read of the parts of a run as one. ``DataError`` if there is no trace among it."""
+    held = _of_run(divided, read)
+    traces = in_order(trace for found, _ in held for trace in found)
+    skipped = tuple(one for _, one in held if one is not None)
+    if not traces:
+        raise DataError(f"{skipped[0].path}: {skipped[0].reason}")
+    _note_lost(traces, skipped)
+    return Loaded(traces=tuple(traces), skipped=skipped, run=_manifest(divided.run))
+
+
+def _of_run(divided: DividedRun, read: Sequence[Read]) -> Sequence[Read]:
+    """What was read of its parts; or why there is nothing at all."""
+    if any(found or lost is not None for found, lost in read):
+        return read
+    return [((), Skipped(path=divided.path, reason=nothing_captured(divided.run), broken=True))]
+
+
+def _manifest(run: Run) -> dict[str, Any]:
     """What a report shows of a run: its manifest without the step times, which the traces hold."""
-    if not place.is_dir() or not store.is_run(place):
-        return None
-    manifest: dict[str, Any] = json.loads(dump(store.read(place)))
+    manifest: dict[str, Any] = json.loads(dump(run))
     for process in manifest["processes"]:
         del process["untraced_step_ns"]
     return manifest
 
 
+def _note_lost(traces: Sequence[Trace], skipped: Sequence[Skipped]) -> None:
+    """Have the first trace say what was not read."""
+    lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
+    traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
+
+
 def _load_folder(folder: Path) -> Loaded:
-    places = folder_places(folder)
-    return gathered(folder, places, [read_in_folder(place) for place in places])
+    units = units_of(folder)
+    return gathered(folder, units, [read_task(task) for unit in units for task in tasks_of(unit)])
+
+
+def units_of(folder: Path) -> tuple[Unit, ...]:
+    """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
+    return tuple(map(_unit, folder_places(folder)))
+
+
+def _unit(place: Path) -> Unit:
+    try:
+        divided = divided_run(place)
+    except DataError as error:
+        return Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
+    return str(place) if divided is None else divided
+
+
+def tasks_of(unit: Unit) -> tuple[Task, ...]:
+    """What of it is read by itself."""
+    if isinstance(unit, Skipped):
+        return ()
+    return (unit,) if isinstance(unit, str) else unit.parts
+
+
+def read_task(task: Task) -> Read:
+    """The traces of a task, and why it was not read if it was not."""
+    return read_part(task) if isinstance(task, RunPart) else read_in_folder(Path(task))
 
 
 def folder_places(folder: Path) -> tuple[Path, ...]:
@@ -217,7 +303,7 @@ def folder_places(folder: Path) -> tuple[Path, ...]:
     return places
 
 
-def read_in_folder(place: Path) -> tuple[tuple[Trace, ...], Skipped | None]:
+def read_in_folder(place: Path) -> Read:
     """The traces at one of ``folder_places``, and why it was not read if it was not."""
     try:
         reader = reader_of(place)
@@ -230,20 +316,25 @@ def read_in_folder(place: Path) -> tuple[tuple[Trace, ...], Skipped | None]:
         return (), Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
 
 
-def gathered(
-    folder: Path | str, places: Sequence[Path], read: Sequence[tuple[Sequence[Trace], Skipped | None]]
-) -> Loaded:
-    """What was read at the places of a folder as one. ``DataError`` if there is no trace among it."""
-    traces = [trace for found, _ in read for trace in found]
-    skipped = [one for _, one in read if one is not None]
+def gathered(folder: Path | str, units: Sequence[Unit], read: Iterable[Read]) -> Loaded:
+    """What was read of the tasks of a folder's units, in their order, as one. ``DataError`` if there is no trace."""
+    reads = iter(read)
+    held: list[Read] = []
+    for unit in units:
+        mine = [next(reads) for _ in tasks_of(unit)]
+        if isinstance(unit, Skipped):
+            held.append(((), unit))
+        else:
+            held += mine if isinstance(unit, str) else _of_run(unit, mine)
+    traces = [trace for found, _ in held for trace in found]
+    skipped = [one for _, one in held if one is not None]
     if not traces:
         raise DataError(f"{folder}: {_why_nothing(skipped)}")
     traces.sort(key=_by_rank)
     traces = list(joined(traces, str(folder)))
-    lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
-    traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
-    runs = [place for place in places if place.is_dir()]
-    return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0]) if runs else None)
+    _note_lost(traces, skipped)
+    runs = [unit for unit in units if isinstance(unit, DividedRun)]
+    return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0].run) if runs else None)
 
 
 def joined(traces: Sequence[Trace], path: str) -> tuple[Trace, ...]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers import load as loading
 from perfscope.analyzers.load import load, load_all, load_one, load_path
 from perfscope.analyzers.readers import READERS
+from perfscope.analyzers.readers._run_parts import RunPart
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -201,8 +202,8 @@ def run_directory(folder: Path, name: str) -> Path:
     run.mkdir(parents=True)
     manifest = {"schema": "perfscope.run/1", "id": name, "name": "n", "created_utc": "2026-01-01T00:00:00Z",
                 "command": ["train.py"], "state": "finished",
-                "processes": [{"schema": "perfscope.process/1", "rank": 0, "directory": "rank00000",
-                               "untraced_step_ns": [5, 6]}]}  # fmt: skip
+                "processes": [{"schema": "perfscope.process/1", "rank": rank, "directory": f"rank{rank:05d}",
+                               "untraced_step_ns": [5, 6]} for rank in (0, 1)]}  # fmt: skip
     (run / "run.json").write_text(json.dumps(manifest))
     return run
 
@@ -215,10 +216,9 @@ def reads_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             return (path / "run.json").is_file()
 
         @staticmethod
-        def read(path: Path) -> list[Trace]:
-            fake(path / "t0", 0)
-            fake(path / "t1", 1)
-            return [FakeReader.read(path / "t1"), FakeReader.read(path / "t0")]
+        def read_part(part: RunPart) -> list[Trace]:
+            file = fake(Path(part.path, "t"), part.processes[0].rank)
+            return [FakeReader.read(file)]
 
     monkeypatch.setitem(sys.modules, "fake_run_reader", RunReader("fake_run_reader"))
     monkeypatch.setitem(loading.READERS, "run", "fake_run_reader")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfscope.analyzers.readers import nsys
+from perfscope.analyzers.readers._run_parts import NSYS
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
-from perfscope.profiler.run import Process, Run
-
-TOOL = "nsys"
+from perfscope.profiler.run import Process
 
 
 class Recordings:
     """The traces of a run's recordings, each given to the process it is of."""
 
-    def __init__(self, path: Path, run: Run) -> None:
-        """Read what the processes of ``run``, below ``path``, point at; what is damaged is in ``problems``."""
+    def __init__(self, path: Path, processes: Sequence[Process]) -> None:
+        """Read what ``processes`` of the run at ``path`` point at; what is damaged is in ``problems``."""
         self.problems: dict[str, str] = {}
         """By the file's path in the run."""
         self.notes: dict[str, str] = {}
@@ -25,15 +25,15 @@ class Recordings:
         """Of processes that left no manifest: other programs than Python's."""
         self._of: dict[str, Trace] = {}
         groups: dict[str, list[Process]] = {}
-        for process in run.processes:
+        for process in processes:
             for capture in process.captures:
-                if capture.tool == TOOL and capture.artifact is not None:
+                if capture.tool == NSYS and capture.artifact is not None:
                     groups.setdefault(capture.artifact, []).append(process)
-        for artifact, processes in groups.items():
+        for artifact, sharing in groups.items():
             try:
                 if not (path / artifact).is_file():
                     raise DataError(f"{path / artifact}: no such file")
-                self._share(processes, nsys.read(path / artifact))
+                self._share(sharing, nsys.read(path / artifact))
             except DataError as error:
                 self.problems[artifact] = str(error)
 
@@ -63,7 +63,7 @@ def _complete(trace: Trace, process: Process) -> Trace:
     What a process wrote of its steps is up to some seconds old if it was killed: those behind are complete but the
     last.
     """
-    told = [capture.steps for capture in process.captures if capture.tool == TOOL]
+    told = [capture.steps for capture in process.captures if capture.tool == NSYS]
     steps = trace.rows["steps"]
     if process.step_source is None or not told or not len(steps):
         return trace

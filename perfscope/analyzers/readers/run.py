@@ -34,16 +34,15 @@ from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers._nsys_run import Recordings
+from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.analyzers.units import format_ns
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
-from perfscope.profiler.run import Process, Run
+from perfscope.profiler.run import Process
 from perfscope.profiler.window import SIZES
-
-FORMAT = "run"
 
 TOLD_SLOWDOWN = 1.1
 """Traced over untraced step time from which a reader must know; launches differ by less without any cause."""
@@ -67,19 +66,31 @@ def read(path: Path) -> list[Trace]:
 
     An artifact that is damaged is left out and said in the source's notes; the others are read.
     """
-    run = store.read(path)
-    recordings = Recordings(path, run)
-    read_processes = [_process(path, run, process, recordings) for process in run.processes]
-    traces = [trace for trace in read_processes if trace is not None] + recordings.further
+    divided = divide(path)
+    traces: list[Trace] = []
+    damaged = []
+    for part in divided.parts:
+        try:
+            traces += read_part(part)
+        except DataError as error:
+            damaged.append(error)
     if not traces:
-        damaged = next(iter(recordings.problems.values()), None)
-        raise DataError(damaged or f"{path}: nothing was captured{_why(run)}")
+        raise damaged[0] if damaged else DataError(f"{path}: {nothing_captured(divided.run)}")
+    return in_order(traces)
+
+
+def read_part(part: RunPart) -> list[Trace]:
+    """The traces of the processes of a part, in order; none if they captured nothing.
+
+    ``DataError`` if what they captured is damaged and nothing else is left of them.
+    """
+    path = Path(part.path)
+    recordings = Recordings(path, part.processes)
+    found = [_process(path, part, process, recordings) for process in part.processes]
+    traces = [trace for trace in found if trace is not None] + recordings.further
+    if not traces and recordings.problems:
+        raise DataError(next(iter(recordings.problems.values())))
     return traces
-
-
-def _why(run: Run) -> str:
-    reasons = [c.reason for process in run.processes for c in process.captures if c.reason]
-    return f": {(reasons or list(run.notes) or ['the program ended before a step was complete'])[0]}"
 
 
 def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
@@ -142,7 +153,8 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
     return notes
 
 
-def _process(path: Path, run: Run, process: Process, recordings: Recordings) -> Trace | None:
+def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
+    run = part.run
     notes = [*run.notes]
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
@@ -157,7 +169,7 @@ def _process(path: Path, run: Run, process: Process, recordings: Recordings) -> 
         try:
             if capture.tool == "jax_profiler":
                 timed[capture.pass_name] = xplane.read_file(path / capture.artifact)
-            elif capture.tool == "nsys":
+            elif capture.tool == NSYS:
                 if capture.artifact in recordings.problems:
                     notes.append(f"{capture.pass_name} pass is damaged: {recordings.problems[capture.artifact]}")
                 if (recorded_trace := recordings.of(process)) is not None:
@@ -201,7 +213,7 @@ def _process(path: Path, run: Run, process: Process, recordings: Recordings) -> 
     if main is not None:
         compiling_ns = _compiling_ns(main, logs.get("compile_log"))
         notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
-    several = len(run.processes) > 1 or (process.world_size or 1) > 1
+    several = part.several or (process.world_size or 1) > 1
     source = Source(
         path=str(path),
         format=FORMAT,

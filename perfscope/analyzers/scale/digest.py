@@ -1,16 +1,17 @@
-"""What is kept of one place of a set: its traces are read, judged by themselves and cut down, wherever that runs."""
+"""What is kept of one task of a set: its traces are read, judged by themselves and cut down, wherever that runs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from perfscope.analyzers.engine import EVIDENCE_EACH, Examined, chosen_rules, examine
 from perfscope.analyzers.facts.program_device import judge_for
 from perfscope.analyzers.hardware import Device
-from perfscope.analyzers.load import Skipped, read_in_folder
+from perfscope.analyzers.load import Read, Skipped, Task, read_in_folder, read_task
+from perfscope.analyzers.readers._program import is_program_alone
+from perfscope.analyzers.readers._run_parts import RunPart
 from perfscope.analyzers.scale.remote import fetched, is_remote
 from perfscope.analyzers.scale.slim import slim
 from perfscope.analyzers.trace import Trace
@@ -21,42 +22,47 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The traces of one place, cut down to what comparing reads; or why there are none."""
+    """The traces of one task, cut down to what comparing reads; or why there are none."""
 
     examined: tuple[Examined, ...] = ()
+    programs: tuple[Trace, ...] = ()
+    """Compiled programs alone: whole and not judged yet, for several files of them are one trace together."""
     skipped: Skipped | None = None
 
 
-def digest(place: str, rules: tuple[str, ...] | None = None, device: Device | None = None) -> Digest:
-    """Read what lies at ``place`` (a path, or a URL of fsspec's) and judge it.
+def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | None = None) -> Digest:
+    """Read a task (a path, a URL of fsspec's, or a part of a run) and judge it.
 
     ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
     """
-    if not is_remote(place):
-        return _digest(*read_in_folder(Path(place)), rules, device)
+    if isinstance(task, RunPart) or not is_remote(task):
+        return _digest(*read_task(task), rules, device)
     try:
-        with fetched(place) as copy:
+        with fetched(task) as copy:
             traces, skipped = read_in_folder(copy)
             for trace in traces:
-                trace.source = replace(trace.source, path=place)
-            lost = None if skipped is None else replace(skipped, path=place)
+                trace.source = replace(trace.source, path=task)
+            lost = None if skipped is None else replace(skipped, path=task)
             return _digest(traces, lost, rules, device)
     except DataError as error:
-        return Digest(skipped=Skipped(path=place, reason=str(error).removeprefix(f"{place}: "), broken=True))
+        return Digest(skipped=Skipped(path=task, reason=str(error).removeprefix(f"{task}: "), broken=True))
 
 
 def _digest(
     traces: Sequence[Trace], skipped: Skipped | None, rules: tuple[str, ...] | None, device: Device | None
 ) -> Digest:
+    programs = tuple(trace for trace in traces if is_program_alone(trace))
     chosen = chosen_rules(rules)
     examined = []
     for trace in traces:
+        if is_program_alone(trace):
+            continue
         if device is not None:
             judge_for(trace, device)
         told = examine(trace, chosen)
         examined.append(replace(told, trace=_slim(trace)))
         trace.forget()  # facts may hold the trace itself, and its tables would wait for the garbage collector
-    return Digest(examined=tuple(examined), skipped=skipped)
+    return Digest(examined=tuple(examined), programs=programs, skipped=skipped)
 
 
 def _slim(trace: Trace) -> Trace:
@@ -86,6 +92,6 @@ def _shortened(one: Examined) -> Examined:
     return replace(one, outcomes=tuple(outcomes))
 
 
-def places_of(digests: Sequence[Digest]) -> list[tuple[tuple[Trace, ...], Skipped | None]]:
-    """As ``read_in_folder`` says it, of each."""
-    return [(tuple(one.trace for one in digest.examined), digest.skipped) for digest in digests]
+def read_of(digest: Digest) -> Read:
+    """What was read of its task."""
+    return (*(one.trace for one in digest.examined), *digest.programs), digest.skipped

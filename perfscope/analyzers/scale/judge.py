@@ -7,23 +7,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from perfscope.analyzers.engine import Analysis, Examined, analyze, chosen_rules, conclude
+from perfscope.analyzers.engine import Analysis, analyze, chosen_rules, conclude, examine
 from perfscope.analyzers.facts.program_device import judge_for
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hardware.topology import Topology
 from perfscope.analyzers.load import (
     Loaded,
     Skipped,
-    folder_places,
+    Task,
+    Unit,
+    assembled,
+    divided_run,
     gathered,
     joined,
     load_path,
     note_missing,
     reader_of,
     resolve,
+    tasks_of,
+    units_of,
 )
+from perfscope.analyzers.readers._run_parts import DividedRun, RunPart
 from perfscope.analyzers.rules import RULES
-from perfscope.analyzers.scale.digest import Digest, digest, places_of, shortened
+from perfscope.analyzers.scale.digest import Digest, digest, read_of, shortened
 from perfscope.analyzers.scale.pool import Lost, cores, work_through
 from perfscope.analyzers.scale.remote import is_remote, remote_files
 from perfscope.analyzers.trace import Trace
@@ -32,8 +38,8 @@ from perfscope.profiler.errors import AskedWronglyError, DataError
 SHARE = 500_000
 """Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
 
-Mapper = Callable[[Callable[[str], Digest], Sequence[str]], Iterator[tuple[int, Digest | Lost]]]
-"""Does the work of all places somewhere, and gives each place's as it is done."""
+Mapper = Callable[[Callable[[Task], Digest], Sequence[Task]], Iterator[tuple[int, Digest | Lost]]]
+"""Does the work of all tasks somewhere, and gives each one's as it is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +52,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
-    """What a path of the command line leads to. ``folder``: its places are files below it."""
+    """What a path of the command line leads to. ``folder``: its units are what lies below it."""
 
     path: str
-    places: tuple[str, ...]
-    folder: bool
+    units: tuple[Unit, ...]
+    folder: bool = False
 
-    @property
-    def remote(self) -> bool:
-        """It lies elsewhere: only digests of it come here."""
-        return is_remote(self.path)
+    def tasks(self) -> tuple[Task, ...]:
+        """What is read, one by one."""
+        return tuple(task for unit in self.units for task in tasks_of(unit))
 
 
 def judge_paths(
@@ -75,7 +80,7 @@ def judge_paths(
     chosen = chosen_rules(rules)
     named = _named(paths)
     remote = any(map(is_remote, paths))
-    if named is None or (not remote and sum(len(one.places) for one in named) < 2):
+    if named is None or (not remote and sum(len(one.tasks()) for one in named) < 2):
         return _judge_whole(paths, rules, device, topology)
     foreign = [rule.id for rule in chosen if rule.compare is not None and rule.id not in RULES]
     if foreign and (mapper is not None or remote):
@@ -85,29 +90,42 @@ def judge_paths(
         )
     if foreign:
         return _judge_whole(paths, rules, device, topology)
-    places = [place for one in named for place in one.places]
+    tasks = [task for one in named for task in one.tasks()]
     if mapper is not None:  # workers of a cluster are in other directories
-        places = [place if is_remote(place) else str(Path(place).absolute()) for place in places]
+        tasks = list(map(_absolute, tasks))
     ids = tuple(rule.id for rule in chosen)
-    through = mapper or partial(work_through, jobs=jobs or _processes(places))
-    digests = _digests(through(partial(digest, rules=ids, device=device), places), places)
-    loaded, by_trace = _put_together(named, digests)
-    if any(id(trace) not in by_trace for trace in loaded.traces):  # programs alone are one trace together
-        if not remote:
-            return _judge_whole(paths, rules, device, topology)
-        return _judge_loaded(loaded, rules, device, topology)
+    through = mapper or partial(work_through, jobs=jobs or _processes(tasks))
+    digests = _digests(through(partial(digest, rules=ids, device=device), tasks), tasks)
+    loaded = _put_together(named, digests)
+    by_trace = {id(told.trace): told for one in digests for told in one.examined}
     for trace in loaded.traces:
         trace.topology = topology
+        if id(trace) not in by_trace:  # programs alone are judged here: several files of them are one trace
+            if device is not None:
+                judge_for(trace, device)
+            by_trace[id(trace)] = examine(trace, chosen)
     analysis = conclude([by_trace[id(trace)] for trace in loaded.traces], chosen)
     return Judged(loaded=loaded, analysis=replace(analysis, run=loaded.run))
 
 
-def _processes(places: Sequence[str]) -> int:
+def _absolute(task: Task) -> Task:
+    if isinstance(task, RunPart):
+        return replace(task, path=str(Path(task.path).absolute()))
+    return task if is_remote(task) else str(Path(task).absolute())
+
+
+def _processes(tasks: Sequence[Task]) -> int:
     """Processes that have enough to read to be worth starting."""
-    if any(map(is_remote, places)):
-        return min(cores(), len(places))
-    size = sum(place.stat().st_size for one in places if (place := Path(one)).is_file())
+    if any(isinstance(task, str) and is_remote(task) for task in tasks):
+        return min(cores(), len(tasks))
+    size = sum(place.stat().st_size for task in tasks for place in _files(task) if place.is_file())
     return max(1, min(cores(), size // SHARE))
+
+
+def _files(task: Task) -> list[Path]:
+    if isinstance(task, RunPart):
+        return [Path(task.path, artifact) for artifact in task.artifacts()]
+    return [Path(task)]
 
 
 def _judge_whole(
@@ -146,22 +164,26 @@ def _as_one(parts: Sequence[Loaded]) -> Loaded:
 
 
 def _named(paths: Sequence[str | Path]) -> tuple[_Named, ...] | None:
-    """Where the paths lead; None where one of them is not a folder of traces and no reader knows it, or it is a run."""
+    """Where the paths lead; None where one of them is a folder that a reader reads as a whole, or no trace."""
     found = []
     for path in paths:
         if is_remote(path):
             files, folder = remote_files(str(path))
-            found.append(_Named(path=str(path), places=files, folder=folder))
+            found.append(_Named(path=str(path), units=files, folder=folder))
             continue
         place = resolve(path)
+        divided = divided_run(place)
+        if divided is not None:
+            found.append(_Named(path=str(place), units=(divided,)))
+            continue
         try:
             known = reader_of(place) is not None
         except OSError:
             known = False
         if known and place.is_file():
-            found.append(_Named(path=str(place), places=(str(place),), folder=False))
+            found.append(_Named(path=str(place), units=(str(place),)))
         elif not known and place.is_dir():
-            found.append(_Named(path=str(place), places=tuple(map(str, folder_places(place))), folder=True))
+            found.append(_Named(path=str(place), units=units_of(place), folder=True))
         elif any(map(is_remote, paths)):
             raise AskedWronglyError(f"{path}: cannot be analyzed together with files that lie elsewhere")
         else:
@@ -169,34 +191,38 @@ def _named(paths: Sequence[str | Path]) -> tuple[_Named, ...] | None:
     return tuple(found)
 
 
-def _digests(done: Iterator[tuple[int, Digest | Lost]], places: Sequence[str]) -> list[Digest]:
-    """By place; the evidence that only a single trace would show goes as soon as there are two."""
+def _digests(done: Iterator[tuple[int, Digest | Lost]], tasks: Sequence[Task]) -> list[Digest]:
+    """By task; the evidence that only a single trace would show goes as soon as there are two."""
     held: dict[int, Digest] = {}
     traces = 0
     for place, one in done:
         if isinstance(one, Lost):
+            task = tasks[place]
+            path = task if isinstance(task, str) else f"{task.path}/{task.name()}"
             reason = f"what read it {one.why} (out of memory?)"
-            one = Digest(skipped=Skipped(path=places[place], reason=reason, broken=True))
+            one = Digest(skipped=Skipped(path=path, reason=reason, broken=True))
         held[place] = shortened(one) if traces and one.examined else one
         traces += len(one.examined)
-    return [held[place] for place in range(len(places))]
+    return [held[place] for place in range(len(tasks))]
 
 
-def _put_together(named: Sequence[_Named], digests: Sequence[Digest]) -> tuple[Loaded, dict[int, Examined]]:
-    """The set as loading it whole would put it together; by id of a trace what it says."""
+def _put_together(named: Sequence[_Named], digests: Sequence[Digest]) -> Loaded:
+    """The set as loading it whole would put it together."""
     parts = []
-    at = 0
+    reads = map(read_of, digests)
     for one in named:
-        mine = digests[at : at + len(one.places)]
-        at += len(one.places)
+        mine = [next(reads) for _ in one.tasks()]
         if one.folder:
-            places = () if one.remote else tuple(map(Path, one.places))
-            parts.append(gathered(one.path, places, places_of(mine)))
+            parts.append(gathered(one.path, one.units, mine))
             continue
-        lost = mine[0].skipped
+        (unit,) = one.units
+        if isinstance(unit, DividedRun):
+            parts.append(assembled(unit, mine))
+            continue
+        ((traces, lost),) = mine
         if lost is not None:
             raise DataError(f"{lost.path}: {lost.reason}")
-        if not mine[0].examined:
+        if not traces:
             raise DataError(f"{one.path}: no trace in it")
-        parts.append(Loaded(traces=tuple(told.trace for told in mine[0].examined)))
-    return _as_one(parts), {id(told.trace): told for one in digests for told in one.examined}
+        parts.append(Loaded(traces=tuple(traces)))
+    return _as_one(parts)

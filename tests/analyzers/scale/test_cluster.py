@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perfscope.__main__ import run
+from perfscope.analyzers.load import Task
 from perfscope.analyzers.scale import cluster as clustering
 from perfscope.analyzers.scale.cluster import work_on_cluster
 from perfscope.analyzers.scale.digest import Digest
@@ -72,7 +73,7 @@ def test_a_set_is_judged_as_here(cluster: Any, megatron: Path) -> None:
 def test_a_worker_killed_half_way_loses_nothing(cluster: Any, megatron: Path) -> None:
     killed: list[int] = []
 
-    def mapper(work: Callable[[str], Digest], tasks: Sequence[str]) -> Iterator[tuple[int, Digest | Lost]]:
+    def mapper(work: Callable[[Task], Digest], tasks: Sequence[Task]) -> Iterator[tuple[int, Digest | Lost]]:
         for place, done in work_on_cluster(work, tasks, address=cluster.scheduler_address):
             yield place, done
             if not killed:

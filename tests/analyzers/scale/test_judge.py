@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.finding import Finding
+from perfscope.analyzers.engine import Examined, analyze
+from perfscope.analyzers.finding import Finding, Rule
 from perfscope.analyzers.load import load_path
+from perfscope.analyzers.readers import hlo_text
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.scale import judge as judging
 from perfscope.analyzers.scale.digest import Digest, digest
-from perfscope.analyzers.scale.judge import judge_paths
+from perfscope.analyzers.scale.judge import judge_paths, load_paths
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import render
 from perfscope.profiler.errors import DataError
@@ -95,9 +96,44 @@ def test_a_rank_whose_reader_is_killed_is_said(megatron: Path, monkeypatch: pyte
 def test_programs_alone_are_still_one_trace(corpus: Path, tmp_path: Path) -> None:
     for name in ("xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", "xla__hlo_llama3_8b_bf16_activation_offloading_1x8.hlo.gz"):
         shutil.copy(corpus / "hlo_text" / name, tmp_path)
-    judged = judge_paths([tmp_path], jobs=2)
-    assert judged.loaded.traces[0].source.programs == 2
-    assert render(judged.analysis, "json") == in_memory(tmp_path)
+    for jobs in (1, 2):
+        judged = judge_paths([tmp_path], jobs=jobs)
+        assert judged.loaded.traces[0].source.programs == 2
+        assert render(judged.analysis, "json") == in_memory(tmp_path)
+    named = sorted(tmp_path.iterdir())
+    whole = load_paths(named)
+    assert report(named, 2) == render(analyze(whole.traces), "json")
+
+
+@pytest.mark.corpus
+def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", "xla__hlo_llama3_8b_bf16_activation_offloading_1x8.hlo.gz"):
+        shutil.copy(corpus / "hlo_text" / name, tmp_path)
+    files: list[str] = []
+    judged: list[int | None] = []
+    read, examine = hlo_text.read, judging.examine
+
+    def counted(path: Path) -> Trace:
+        files.append(path.name)
+        return read(path)
+
+    def watched(trace: Trace, rules: Sequence[Rule]) -> Examined:
+        judged.append(trace.source.programs)
+        return examine(trace, rules)
+
+    monkeypatch.setattr(hlo_text, "read", counted)
+    monkeypatch.setattr(judging, "examine", watched)
+    monkeypatch.setattr("perfscope.analyzers.scale.digest.examine", watched)
+    judge_paths([tmp_path], jobs=1)
+    assert files == sorted(file.name for file in tmp_path.iterdir())
+    assert judged == [2]
+
+
+@pytest.mark.corpus
+def test_a_program_beside_recordings(corpus: Path, megatron: Path) -> None:
+    shutil.copy(corpus / "hlo_text" / "xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", megatron)
+    assert len(judge_paths([megatron], jobs=2).loaded.traces) == 5
+    assert report([megatron], 2) == in_memory(megatron)
 
 
 @pytest.mark.corpus
