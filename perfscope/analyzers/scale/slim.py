@@ -2,8 +2,8 @@
 
 Kept are devices, threads, steps, collectives, their kernels and the calls that launched them, data loaders, the
 user's longest Python functions, and per thread when it ran ops at all. What is derived from all rows (device time, step
-windows, when a device computed, the collectives as comparing reads them) is derived before the rows go and stays
-as a fact. So a comparison says of slim traces what it says of whole ones.
+windows, when a device computed, counters of links, the collectives as comparing reads them) is derived before the
+rows go and stays as a fact. So a comparison says of slim traces what it says of whole ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from perfscope.analyzers.facts.frames import Owner, parse_frame
 from perfscope.analyzers.facts.host_spans import input_slices
 from perfscope.analyzers.facts.hot_instructions import hot_instructions
 from perfscope.analyzers.facts.intervals import Int64, union
+from perfscope.analyzers.facts.link_counters import link_counters
 from perfscope.analyzers.facts.programs import programs
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
@@ -36,7 +37,7 @@ MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
 _DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work)
-_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals,)
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
 _OF_PROGRAMS: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 

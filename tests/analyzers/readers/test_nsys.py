@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.rules import load_rule
@@ -163,6 +164,28 @@ def test_samples_of_gpus_and_cards_are_counters(tmp_path: Path) -> None:
         ("GPU 3: SM Active", 4000, 31.0),
     ]
     assert trace.source.events_unplaced == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown"),
+    [
+        ([(2, 0, 100)], ["GPU 0", "machine GPU 3"]),  # CUDA_VISIBLE_DEVICES=2
+        ([(2, 2, 100), (3, 3, 100), (2, 2, 101)], ["GPU 2", "GPU 3"]),
+        ([(2, 0, 100), (3, 0, 101)], ["machine GPU 2", "machine GPU 3"]),  # two processes that see one each
+        ([], ["GPU 2", "GPU 3"]),
+    ],
+)
+def test_gpus_with_counters_have_the_numbers_of_cuda(
+    tmp_path: Path, devices: list[tuple[int, int, int]], shown: list[str]
+) -> None:
+    export = small()
+    export.rows.pop("TARGET_INFO_CUDA_DEVICE", None)
+    for gpu, cuda, pid in devices:
+        export.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=cuda, pid=pid)
+    for gpu in (2, 3):
+        export.add("TARGET_INFO_GPU_METRICS", typeId=0x0100 + gpu, metricId=5, metricName="SMs Active [Throughput %]")
+        export.add("GPU_METRICS", timestamp=1_000 * gpu, typeId=0x0100 + gpu, metricId=5, value=1)
+    assert names(read_one(tmp_path, export), "counters") == [f"{one}: SMs Active [Throughput %]" for one in shown]
 
 
 def test_memory_of_the_driver(tmp_path: Path) -> None:

@@ -99,8 +99,12 @@ def test_little_of_the_steps_is_clean() -> None:
 def test_where_it_cannot_be_told_it_abstains() -> None:
     traces = job(10_000)
     assert "wait or stall, it cannot be told: one rank alone" in (outcome_of(traces[:1]).reason or "")
-    assert "groups span nodes or miss ranks" in (outcome_of(traces[:7]).reason or "")
-    assert "groups span nodes or miss ranks" in (outcome_of(job(10_000, first=4)).reason or "")
+    assert "counters of the links, which would tell, are not recorded" in (outcome_of(traces[:1]).reason or "")
+    assert "ranks of the groups are missing" in (outcome_of(traces[:7]).reason or "")
+    assert "groups span nodes with different numbers of ranks" in (
+        outcome_of(job(10_000, first=4, size=7)).reason or ""
+    )
+    assert "what joins the nodes is not recorded" in (outcome_of(job(10_000, first=4)).reason or "")
     assert "links between these devices are not known" in (outcome_of(job(10_000, device="NVIDIA L4")).reason or "")
     assert "sizes of the collectives are not recorded" in (outcome_of(sizeless()).reason or "")
     assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"

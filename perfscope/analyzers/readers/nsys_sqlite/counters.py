@@ -1,13 +1,17 @@
 """Samples of counters: metrics of GPUs and network cards, numbers of generic events, and memory of the driver.
 
-GPU metrics are percent of the peak (clocks: MHz). Their numbers change between versions, so a metric is known by
-its name alone; the low byte of ``typeId`` is the number of the GPU. Exports up to 2022.4 hold the same samples as
-JSON text in ``GENERIC_EVENTS``.
+GPU metrics are whole percents of the peak, as their names say (``[Throughput %]``; of clocks the name says MHz, and
+exports hold Hz). Their numbers change between versions, so a metric is known by its name alone; the low byte of
+``typeId`` is the number of the GPU in the machine. CUDA may number the devices of a process otherwise
+(``CUDA_VISIBLE_DEVICES``): where the export tells both numbers a GPU has CUDA's, as in ``devices``, and one that no
+process uses is ``machine GPU 3``. Metrics of network cards are rates (``bytes/ms``). Exports up to 2022.4 hold the
+samples of GPUs as JSON text in ``GENERIC_EVENTS``.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,11 +51,27 @@ def _samples(session: Session, table: str, time: Array, name: Array, value: Arra
     }
 
 
+def _gpu_names(session: Session) -> Callable[[int], str]:
+    """How a GPU of this number in the machine is called: as CUDA numbers it, where all processes agree on that."""
+    pairs: set[tuple[int, int]] = set()
+    for table, gpu, cuda in (("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"), ("TARGET_INFO_GPU", "id", "cuDevice")):
+        columns = session.database.integers(table, gpu, cuda)
+        told = zip(columns[gpu].tolist(), columns[cuda].tolist(), strict=True)
+        pairs = pairs or {pair for pair in told if NULL not in pair}
+    by_gpu = dict(pairs)
+    if not pairs:
+        return lambda number: f"GPU {number}"
+    if len(by_gpu) < len(pairs) or len(set(by_gpu.values())) < len(pairs):
+        return lambda number: f"machine GPU {number}"
+    return lambda number: f"GPU {by_gpu[number]}" if number in by_gpu else f"machine GPU {number}"
+
+
 def _gpus(session: Session) -> Columns:
     rows = session.database.integers("GPU_METRICS", "timestamp", "typeId", "metricId", "value")
     columns, (texts,) = session.database.mixed(_METRICS, ("typeId", "metricId"), "metricName")
+    called = _gpu_names(session)
     named = {
-        (kind, metric): session.pool.code(f"GPU {kind & 0xFF}: {text}")
+        (kind, metric): session.pool.code(f"{called(kind & 0xFF)}: {text}")
         for kind, metric, text in zip(columns["typeId"].tolist(), columns["metricId"].tolist(), texts, strict=True)
         if isinstance(text, str)
     }
@@ -88,12 +108,13 @@ def _generic(session: Session) -> Columns:
         "GENERIC_EVENTS", ("timestamp", "typeId"), "data", keep={"data": _numbers}
     )
     time, name, value = [], [], []
+    called = _gpu_names(session)
     unread = 0
     for moment, kind, numbers in zip(columns["timestamp"].tolist(), columns["typeId"].tolist(), read, strict=True):
         unread += not numbers
         for key, number in numbers.items() if isinstance(numbers, dict) else ():
             time.append(moment)
-            name.append(session.pool.code(f"GPU {kind & 0xFF}: {key}" if kind != NULL else key))
+            name.append(session.pool.code(f"{called(kind & 0xFF)}: {key}" if kind != NULL else key))
             value.append(number)
     if unread:
         session.pool.events += unread
