@@ -11,6 +11,7 @@ from perfscope.analyzers.ranks.clocks import Clocks
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set
 from perfscope.analyzers.ranks.groups import RankGroup
 from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.processes import process_sets
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
 from perfscope.analyzers.trace import Trace
@@ -76,8 +77,10 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     try:
         if sum(map(has_ranks, traces)) > 1:
             jobs += [_job(one) for one in rank_sets(traces) if one.matching.matched]
-        several = [one for trace in traces if (one := device_set(trace)) is not None]
-        jobs += [_of_devices(one) for one in several]
+        processes = process_sets(traces)
+        joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
+        several = [one for trace in traces if id(trace) not in joined and (one := device_set(trace)) is not None]
+        jobs += [_of_devices(one) for one in (*(one.devices for one in processes), *several)]
     except Exception as error:  # as with a rule: what breaks here must not cost the findings
         _log.warning("collectives of %s", traces[0].source.path, exc_info=True)
         problem = f"the collectives could not be summed up: {type(error).__name__}: {error}"

@@ -30,7 +30,7 @@ from perfscope.analyzers.ranks.operation import algorithm_of
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, RankTotal, kind_of, totals_of
 from perfscope.analyzers.trace import MISSING, Trace
 
-_OPERATIONS = {
+OPERATIONS = {
     "all-gather": "all_gather",
     "all-reduce": "all_reduce",
     "all-to-all": "all_to_all",
@@ -74,16 +74,18 @@ class DeviceSet:
 
 
 @dataclass(slots=True)
-class _Left:
+class Left:
     """What was not put together, in runs on single devices."""
 
     pairs: int = 0
     between_two: int = 0
     groups: int = 0
     alone: int = 0
+    unnumbered: int = 0
 
     def total(self) -> int:
-        return self.pairs + self.between_two + self.groups + self.alone
+        """All of them."""
+        return self.pairs + self.between_two + self.groups + self.alone + self.unnumbered
 
 
 def device_set(trace: Trace) -> DeviceSet | None:
@@ -92,19 +94,19 @@ def device_set(trace: Trace) -> DeviceSet | None:
     if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
         return None
     kinds: dict[Kind, list[Matched]] = defaultdict(list)
-    left, guessed, worlds = _Left(), False, set()
+    left, guessed, worlds = Left(), False, set()
     for one in trace.fact(collectives):
         rows = _kernel_rows(trace, one)
         if not len(rows):
             continue
-        worlds.add(_world(one))
+        worlds.add(world_of(one))
         groups = _groups(trace, one, rows, left)
         guessed |= len(groups) > 1
         for kind, matched in _matched(trace, one, rows, groups, left):
             kinds[kind].append(matched)
     if not kinds:
         return None
-    matched_all = sorted((one for found in kinds.values() for one in found), key=_first)
+    matched_all = sorted((one for found in kinds.values() for one in found), key=first_start)
     devices = tuple(sorted({device for one in matched_all for device in one.sides}))
     traces = dict.fromkeys(devices, trace)
     table = sorted(
@@ -118,15 +120,17 @@ def device_set(trace: Trace) -> DeviceSet | None:
         totals=totals_of(matched_all, devices, table),
         collectives=tuple(matched_all),
         unmatched=left.total(),
-        notes=tuple(_notes(left, guessed=guessed)),
+        notes=tuple(notes_of(left, guessed=guessed)),
     )
 
 
-def _first(one: Matched) -> int:
+def first_start(one: Matched) -> int:
+    """When the first of its sides began, in ns."""
     return min(side.start_ns for side in one.sides.values())
 
 
-def _world(one: Collective) -> int:
+def world_of(one: Collective) -> int:
+    """Devices that its program was compiled for."""
     return one.module.num_partitions * one.module.num_replicas
 
 
@@ -138,20 +142,20 @@ def _kernel_rows(trace: Trace, one: Collective) -> Int64:
     return np.asarray(rows[chosen], np.int64)
 
 
-def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Group, ...]:
+def _groups(trace: Trace, one: Collective, rows: Int64, left: Left) -> tuple[Group, ...]:
     """Devices of each group, by number; nothing where they are not known, which is counted.
 
     Groups name partitions or replicas; without the program's device assignment the n-th is taken as the n-th device.
     """
     ops = trace.rows["hlo_ops"]
-    if one.kind not in _OPERATIONS:
+    if one.kind not in OPERATIONS:
         left.between_two += len(rows)
         return ()
     ran = {trace.text(code) for code in np.unique(ops["name"][rows]).tolist()}
     if one.done.name != one.start.name and one.done.name in ran:
         left.pairs += len(rows)
         return ()
-    world, size = _world(one), group_size(one.module, one.op)
+    world, size = world_of(one), group_size(one.module, one.op)
     if world > MAX_GROUP_IDS:  # a damaged file may claim any number
         left.groups += len(rows)
         return ()
@@ -159,15 +163,8 @@ def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Gr
     members = tuple(range(world)) if max(here) < world else tuple(here)
     if len(members) == world == size:
         return (members,)
-    listed = one.op.replica_groups
-    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
-    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
-    if (
-        listed is None
-        or not flat
-        or len(members) != world
-        or any(not 0 <= place < world for group in listed for place in group)
-    ):
+    listed = listed_groups(one)
+    if listed is None or len(members) != world:
         left.groups += len(rows)
         return ()
     found = tuple(tuple(sorted(members[place] for place in group)) for group in listed if len(group) > 1)
@@ -175,14 +172,29 @@ def _groups(trace: Trace, one: Collective, rows: Int64, left: _Left) -> tuple[Gr
     return found
 
 
+def listed_groups(one: Collective) -> tuple[Group, ...] | None:
+    """The groups of the program by place (replica x partitions + partition); ``None`` where it names none or others."""
+    listed, world = one.op.replica_groups, world_of(one)
+    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
+    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
+    if listed is None or not flat or any(not 0 <= place < world for group in listed for place in group):
+        return None
+    return tuple(tuple(sorted(group)) for group in listed)
+
+
+def is_whole(one: Collective) -> bool:
+    """Whether all devices of the program are one group."""
+    return group_size(one.module, one.op) == world_of(one)
+
+
 def _matched(
-    trace: Trace, one: Collective, rows: Int64, groups: tuple[Group, ...], left: _Left
+    trace: Trace, one: Collective, rows: Int64, groups: tuple[Group, ...], left: Left
 ) -> Iterator[tuple[Kind, Matched]]:
     """The runs of one collective, put together over the devices of each group."""
-    ran = _by_device(trace, rows)
-    once = all(len(found) == _expected(trace, one, found) for found in ran.values())
+    ran = by_device(trace, rows)
+    once = all(len(found) == expected_rows(trace, one, found) for found in ran.values())
     size = one.bytes if one.kind != "ragged-all-to-all" and (once or not one.runs.exact) else None
-    dtype = _dtype(one)
+    dtype = dtype_of(one)
     for group in groups:
         held = {device: ran[device] for device in group if device in ran}
         for at in sorted({at for found in held.values() for at in found}):
@@ -191,10 +203,10 @@ def _matched(
             if len(rows_at) < 2 or len(rows_at) < len(held):
                 left.alone += len(rows_at)
                 continue
-            sides = {device: _side(trace, row, group, _OPERATIONS[one.kind]) for device, row in rows_at.items()}
+            sides = {device: side_of(trace, row, group, OPERATIONS[one.kind]) for device, row in rows_at.items()}
             last = min(sorted(sides), key=lambda device: sides[device].duration_ns)
             matched = Matched(
-                operation=_OPERATIONS[one.kind],
+                operation=OPERATIONS[one.kind],
                 group=group,
                 named=True,
                 index=at[0],
@@ -205,7 +217,7 @@ def _matched(
             yield (matched.operation, group, size, dtype, sides[last].algorithm, sides[last].protocol), matched
 
 
-def _expected(trace: Trace, one: Collective, found: Mapping[Occurrence, int]) -> float:
+def expected_rows(trace: Trace, one: Collective, found: Mapping[Occurrence, int]) -> float:
     """Rows on a device of a collective whose every run is one; more of them are parts, whose bytes are not known."""
     numbers = {run for run, _ in found}
     if MISSING not in numbers:
@@ -214,7 +226,7 @@ def _expected(trace: Trace, one: Collective, found: Mapping[Occurrence, int]) ->
     return 0 if ran is None else ran.rounds * one.runs.times
 
 
-def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
+def by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
     """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
     ops = trace.rows["hlo_ops"]
     found: dict[int, dict[Occurrence, int]] = defaultdict(dict)
@@ -226,10 +238,12 @@ def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
     return found
 
 
-def _side(trace: Trace, row: int, group: Group, operation: str) -> Local:
+def side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
+    """The side of the device of a row of ``hlo_ops``: its kernel, or the op of the CPU backend."""
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
     kernel = int(ops["kernel"][row])
-    algorithm, protocol = algorithm_of(trace.text(int(kernels["name"][kernel])))
+    named = "" if kernel == MISSING else trace.text(int(kernels["name"][kernel]))
+    algorithm, protocol = algorithm_of(named)
     return Local(
         start_ns=int(ops["start_ns"][row]),
         end_ns=int(ops["end_ns"][row]),
@@ -248,11 +262,11 @@ def _side(trace: Trace, row: int, group: Group, operation: str) -> Local:
         protocol=protocol,
         launched=True,
         kernel=kernel,
-        slice=MISSING,
+        slice=int(ops["slice"][row]),
     )
 
 
-def _dtype(one: Collective) -> str | None:
+def dtype_of(one: Collective) -> str | None:
     """The type of all its tensors; ``None`` where they differ."""
     found = {shape.dtype for name in one.start.operands for shape in _leaves(one.computation.by_name[name].shape)}
     return found.pop() if len(found) == 1 else None
@@ -265,12 +279,14 @@ def _leaves(shape: Shape) -> Iterator[Shape]:
         yield from _leaves(part)
 
 
-def _notes(left: _Left, *, guessed: bool) -> Iterator[str]:
+def notes_of(left: Left, *, guessed: bool) -> Iterator[str]:
+    """What was left out, a sentence each. ``guessed``: which device is which was not recorded."""
     counts: Mapping[str, int] = {
         "of start and done: what is recorded of them is not the time of the collective": left.pairs,
         "between two devices (permute): they are not matched": left.between_two,
         "whose groups cannot be told by devices": left.groups,
         "not on all recorded devices of their group": left.alone,
+        "of executions without a number": left.unnumbered,
     }
     for what, count in counts.items():
         if count:

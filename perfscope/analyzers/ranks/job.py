@@ -8,7 +8,7 @@ time. Of two files of one rank the one that lies beside the other ranks is kept.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +61,17 @@ def has_ranks(trace: Trace) -> bool:
     return bool(len(trace.rows["collectives"])) and not len(trace.rows["hlo_ops"])
 
 
-def jobs_of(traces: Sequence[Trace]) -> tuple[Job, ...]:
-    """The jobs that the traces are of, the one with most ranks first. Traces that tell no rank are in none."""
-    told = [trace for trace in traces if has_ranks(trace) and trace.source.rank is not None]
-    untold = sum(1 for trace in traces if has_ranks(trace) and trace.source.rank is None)
+def jobs_of(
+    traces: Sequence[Trace],
+    holds: Callable[[Trace], bool] = has_ranks,
+    read: Callable[[Trace], tuple[Local, ...]] = locals_of,
+) -> tuple[Job, ...]:
+    """The jobs that the traces are of, the one with most ranks first. Traces that tell no rank are in none.
+
+    ``holds``: whether a trace has a rank's collectives; ``read``: those of a trace.
+    """
+    told = [trace for trace in traces if holds(trace) and trace.source.rank is not None]
+    untold = sum(1 for trace in traces if holds(trace) and trace.source.rank is None)
     clusters = [cluster for same in _by_world(told) for cluster in _by_time(same)]
     clusters.sort(key=lambda cluster: -len({trace.source.rank for trace in cluster}))
     shared = []
@@ -72,7 +79,7 @@ def jobs_of(traces: Sequence[Trace]) -> tuple[Job, ...]:
         shared.append(f"{untold:,} traces with collectives do not tell their rank and are left out of the comparison")
     if len(clusters) > 1:
         shared.append(f"traces of {len(clusters):,} jobs were mixed: {_why_apart(clusters)}; each is judged by itself")
-    return tuple(_job(cluster, shared) for cluster in clusters)
+    return tuple(_job(cluster, shared, read) for cluster in clusters)
 
 
 def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -107,7 +114,7 @@ def _why_apart(clusters: Sequence[Sequence[Trace]]) -> str:
     return f"they were recorded more than {APART_NS // 10**9} s apart"
 
 
-def _job(cluster: Sequence[Trace], shared: Sequence[str]) -> Job:
+def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace], tuple[Local, ...]]) -> Job:
     by_rank: dict[int, list[Trace]] = defaultdict(list)
     for trace in cluster:
         by_rank[trace.source.rank if trace.source.rank is not None else 0].append(trace)
@@ -123,7 +130,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str]) -> Job:
         name = Path(chosen[rank].source.path).name
         notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
     world = next((trace.source.world_size for trace in chosen.values() if trace.source.world_size is not None), None)
-    members = tuple(Member(rank=rank, trace=trace, collectives=trace.fact(locals_of)) for rank, trace in chosen.items())
+    members = tuple(Member(rank=rank, trace=trace, collectives=trace.fact(read)) for rank, trace in chosen.items())
     missing = tuple(rank for rank in range(world or max(chosen) + 1) if rank not in chosen)
     if missing:
         notes.append(

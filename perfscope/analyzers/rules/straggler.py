@@ -46,6 +46,7 @@ from perfscope.analyzers.facts.step_windows import whole_ns
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.lateness import lateness_of
+from perfscope.analyzers.ranks.processes import comparable_processes, is_process
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.straggler_findings import straggler_finding
 from perfscope.analyzers.trace import RECORDED, Trace
@@ -73,6 +74,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     if has_ranks(trace):
         return  # one rank: `compare` holds it against the others
     skew = trace.fact(collective_skew)
+    if not skew.meetings and is_process(trace):
+        return  # one process of several: likewise
     if not skew.meetings and "hlo" not in trace.recorded:
         raise AbstainError(f"not recorded: {RECORDED['collectives']}")
     if not skew.meetings:
@@ -91,7 +94,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     """Yield one finding for each job whose ranks wait long for one another."""
-    sets = comparable(traces)
+    sets = (*comparable(traces), *comparable_processes(traces))
     known = [ranks for ranks in sets if 2 * len(ranks.job.members) >= (ranks.job.world_size or 0)]
     if sets and not known:
         recorded, world = len(sets[0].job.members), sets[0].job.world_size

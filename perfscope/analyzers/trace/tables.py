@@ -181,6 +181,7 @@ COLLECTIVES = Table(
         Column(name="elements_out", dtype="int64", unit="count", doc="elements of the output message", nullable=True),
         text_column("dtype", "element type", nullable=True),
         id_column("sequence", "number of the collective in its group"),
+        id_column("peer", "rank on the other side of a send or receive"),
     ),
 )
 
@@ -211,6 +212,13 @@ HLO_OPS = Table(
         id_column("program_id", "number of the compiled program in its process (unsigned ones as two's complement)"),
         id_column("run_id", "number of the execution of the program"),
         Column(name="ordinal", dtype="int64", unit="id", doc="number of the device", nullable=True),
+        Column(
+            name="place",
+            dtype="int64",
+            unit="id",
+            doc="the device's number in the program's groups (replica x partitions + partition), where recorded",
+            nullable=True,
+        ),
         Column(
             name="launch_end_ns",
             dtype="int64",

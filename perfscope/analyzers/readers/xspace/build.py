@@ -11,10 +11,11 @@ from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.device import Devices
 from perfscope.analyzers.readers.xspace.framing import Data, Space, space
 from perfscope.analyzers.readers.xspace.host import Host
+from perfscope.analyzers.readers.xspace.placement import Placement
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.pool import Pool
 from perfscope.analyzers.readers.xspace.programs import Programs
-from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
+from perfscope.analyzers.trace import MISSING, TABLES, CallKind, Rows, SliceKind, Source, Trace
 from perfscope.profiler.errors import DataError
 
 FORMAT = "xplane"
@@ -27,7 +28,7 @@ def build(data: Data, shown: str) -> Trace:
     """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
     framed = space(data, shown)
     pool = Pool()
-    host, devices, programs = Host(pool), Devices(pool), Programs()
+    host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement(pool)
     planes: list[str] = []
     epoch_ns = 0
     latest_ns = 0
@@ -38,9 +39,11 @@ def build(data: Data, shown: str) -> Trace:
             epoch_ns = int(plane.stats.get("profile_start_time", 0) or 0)
         if plane.name == names.METADATA_PLANE:
             programs.add(plane, shown)
-        latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, shown))
+        latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, placement, shown))
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
+    placement.place(rows["hlo_ops"])
+    process = placement.process(on_host=bool((rows["hlo_ops"]["slice"] != MISSING).any()))
     ran = any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory"))
     if not ran and not programs.modules:
         raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")
@@ -49,7 +52,8 @@ def build(data: Data, shown: str) -> Trace:
     source = Source(
         path=shown,
         format=FORMAT,
-        rank=None,
+        rank=None if process is None else process[0],
+        world_size=None if process is None else process[1],
         events_read=pool.events,
         events_unplaced=sum(pool.unplaced.values()),
         unplaced={reason: count for reason, count in pool.unplaced.items() if count},
@@ -60,7 +64,9 @@ def build(data: Data, shown: str) -> Trace:
     return Trace(source=source, strings=pool.strings, rows=rows, recorded=recorded, hlo=hlo)
 
 
-def _read_lines(data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, shown: str) -> int:
+def _read_lines(
+    data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, placement: Placement, shown: str
+) -> int:
     """Read a plane's lines into their place; the latest time on them in ns."""
     latest = 0
     accelerator = names.ACCELERATOR.match(plane.name) is not None
@@ -74,6 +80,7 @@ def _read_lines(data: Data, plane: Plane, pool: Pool, host: Host, devices: Devic
             lines.append(line)
         elif names.HOST_PLANES.match(plane.name):
             host.add(plane, line)
+            placement.add(plane, line)
         else:
             pool.unplaced[f"plane {plane.name}"] += len(line)
     if lines:
