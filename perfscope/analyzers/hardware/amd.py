@@ -1,4 +1,9 @@
-"""AMD devices. ``float32`` is the matrix rate; MI250 and MI250X are two devices to a program: halved."""
+"""AMD devices. ``float32`` is the matrix rate; MI250 and MI250X are two devices to a program: halved.
+
+Looked up when entered: Infinity Fabric of CDNA 2 (ROCm documentation) and CDNA 3; the MI355X's and MI350X's products
+with 16 bits (2.5 and 2.3 PFLOP/s) and 8 TB/s; the MI300X's 1.3 PFLOP/s and 5.3 TB/s; the GCD's 1.6 TB/s. Rates of other
+dtypes follow from those by the vendor's proportions; MI300A and MI210 are from memory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ _INFINITY_FABRIC = {
     "MI355X": 537.6, "MI350X": 537.6, "MI325X": 448, "MI300X": 448, "MI300A": 384,
 }  # fmt: skip
 """GB/s in one direction over all links to other devices of the node: seven of 76.8 (CDNA 4) or 64 (CDNA 3), of
-which the data sheets print both directions a link (153.6, 128); MI300A has six of 64 in a node of four."""
+which the data sheets print both directions a link (153.6, 128); MI300A has six of 64 in a node of four. Between GCDs
+of MI250X lie one, two or four links of 50, by where they sit: no number fits all of them, so none is stated."""
 
 
 def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float) -> Device:
@@ -22,7 +28,8 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         match=match,
         peak_flops=flops,
         memory_bandwidth=round(gigabytes_per_second * GIGA),
-        source=f"AMD Instinct {name.split(' (')[0]} data sheet",
+        source=f"AMD Instinct {name.split(' (')[0]} data sheet"
+        + (" (not looked up)" if name in ("MI300A", "MI210") else ""),
         link=None if link is None else "Infinity Fabric",
         link_bandwidth=None if link is None else round(link * GIGA),
     )

@@ -1,7 +1,7 @@
 """What links carry at most, by generation: one direction, in GB/s (10^9 bytes/s), each with its source.
 
-Vendors print both directions added, or bits: here it is always bytes one way. ``checked`` tells whether the number was
-looked up in the source (or in a page that quotes it) when it was entered; what was not is from memory and says so.
+Vendors print both directions added, or bits: here it is always bytes one way. Each was looked up when it was
+entered, in the source or in a page that quotes it, but for RoCE, whose rate is its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Link:
     links: int | None
     """Links of a device at most; None where machines differ (network cards, slots)."""
     source: str
-    checked: bool = True
 
     @property
     def device_bandwidth(self) -> int | None:
@@ -34,8 +33,8 @@ class Link:
         return None if self.links is None else self.bandwidth * self.links
 
 
-def _link(name: str, gigabytes: float, source: str, *, links: int | None = None, checked: bool = True) -> Link:
-    return Link(name=name, bandwidth=round(gigabytes * GIGA), links=links, source=source, checked=checked)
+def _link(name: str, gigabytes: float, source: str, *, links: int | None = None) -> Link:
+    return Link(name=name, bandwidth=round(gigabytes * GIGA), links=links, source=source)
 
 
 LINKS: tuple[Link, ...] = (

@@ -37,6 +37,7 @@ from perfscope.analyzers.hardware import DEVICES, close_names, find_device, name
         ("TPU v5p", "TPU v5p"),
         ("TPU v6 lite", "TPU v6e"),
         ("TPU v6e", "TPU v6e"),
+        ("TPU7x", "TPU7x (one of two)"),
     ],
 )
 def test_the_driver_name_finds_its_device(reported: str, name: str):
@@ -79,6 +80,7 @@ def test_known_numbers():
     by_name = {device.name: device for device in DEVICES}
     assert by_name["A100 SXM 80GB"].peak_flops["bfloat16"] == 312 * 10**12
     assert by_name["MI300X"].memory_bandwidth == 5300 * 10**9
+    assert by_name["B200"].memory_bandwidth == 7700 * 10**9  # HGX; DGX prints 8 TB/s
 
 
 @pytest.mark.parametrize("device", [one for one in DEVICES if one.vendor == "Google"], ids=lambda device: device.name)
@@ -105,9 +107,10 @@ def test_links_are_counted_in_one_direction():
     assert by_name["A100 SXM 80GB"].link_bandwidth == 300 * 10**9
     assert by_name["MI300X"].link_bandwidth == 7 * 64 * 10**9
     assert by_name["TPU v5p"].link_bandwidth == 600 * 10**9
+    assert by_name["TPU7x (one of two)"].link_bandwidth == 300 * 10**9
     assert by_name["T4"].link is None
     # every entry of the side tables is a product of the main table
-    assert sum(device.link is not None for device in DEVICES) == 17
+    assert sum(device.link is not None for device in DEVICES) == 18
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
