@@ -59,6 +59,20 @@ class GraphOp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStorage:
+    """The memory behind tensors. It is held for ops ``born`` to ``died``, half open."""
+
+    bytes: int
+    """As the program asked for it, before an allocator rounds; where it is resized, the largest that was seen."""
+    born: int | None
+    """Index of the op that made it. None: it was there before the step, or came to be out of sight of the ops
+    (``torch.from_numpy``)."""
+    died: int | None
+    """Index of the op before which it was freed (the number of ops: after the last one). None: it outlives the
+    step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
     """Ops in execution order, the tensors they touch, and what outlives the step."""
 
@@ -71,5 +85,7 @@ class OpGraph:
     """Storages that are still alive at the end of the step (parameters, optimizer state, outputs)."""
     parameters: frozenset[int]
     """Storages of parameters and buffers, where known."""
+    storages: tuple[GraphStorage, ...] | None = None
+    """By id. None: the recording is older and does not say."""
     truncated: bool = False
     """True if the op limit was reached and the step's tail is missing."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph, Phase
+from perfscope.analyzers.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
 from perfscope.profiler.errors import DataError
 
 MAX_BYTES = 1 << 30
@@ -47,6 +47,12 @@ class _Ops(msgspec.Struct, frozen=True):
     host_read: list[Count | None]
 
 
+class _Storages(msgspec.Struct, frozen=True):
+    bytes: list[Count]
+    born: list[Count | None]
+    died: list[Count | None]
+
+
 class _Document(msgspec.Struct, frozen=True):
     schema: Literal["perfscope.op_graph/1"]
     step: Count
@@ -57,6 +63,7 @@ class _Document(msgspec.Struct, frozen=True):
     ops: _Ops
     live_out: list[Count]
     parameters: list[Count]
+    storages: _Storages | None = None
 
 
 def read_op_graph(path: Path) -> OpGraph:
@@ -105,8 +112,21 @@ def _graph(document: _Document) -> OpGraph:
         tensors=tensors,
         live_out=frozenset(document.live_out),
         parameters=frozenset(document.parameters),
+        storages=None if document.storages is None else _storages(document.storages, document),
         truncated=document.truncated,
     )
+
+
+def _storages(rows: _Storages, document: _Document) -> tuple[GraphStorage, ...]:
+    ops, count = len(document.ops.name), len(rows.bytes)
+    if document.tensors.storage and max(document.tensors.storage) >= count:
+        raise ValueError(f"no such storage: {max(document.tensors.storage)}")
+    storages = []
+    for index, (size, born, died) in enumerate(zip(rows.bytes, rows.born, rows.died, strict=True)):
+        if max(born or 0, died or 0) > ops or (born is not None and died is not None and died <= born):
+            raise ValueError(f"storage {index}: freed before op {died}, made by op {born}, of {ops} ops")
+        storages.append(GraphStorage(bytes=size, born=born, died=died))
+    return tuple(storages)
 
 
 def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:

@@ -80,7 +80,9 @@ class OpGraphCapture:
             storage = mode.storages.find(parameter)
             if storage is not None:
                 table.add_parameter(storage)
-        table.close(mode.storages.alive())
+        storages, alive = mode.storages, mode.storages.alive()
+        # Copies: what dies from now on is no longer of this step.
+        table.close(alive, {"bytes": list(storages.bytes), "born": list(storages.born), "died": list(storages.died)})
 
     def save(self, path: Path) -> None:
         """Writes the graph as JSON, gzip if the name ends in ``.gz``.

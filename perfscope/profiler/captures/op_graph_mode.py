@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfscope.profiler.captures.op_graph_flops import flops_of
 from perfscope.profiler.captures.op_graph_frames import Frames, Site, asks_truth, called, reads_step_counter
 from perfscope.profiler.captures.op_graph_modules import ModuleStack
-from perfscope.profiler.captures.op_graph_schema import CPU_CHECKS, OpFacts, facts_of, host_read
+from perfscope.profiler.captures.op_graph_schema import CPU_CHECKS, LIFTS, OpFacts, facts_of, host_read
 from perfscope.profiler.captures.op_graph_storages import StorageIds
 from perfscope.profiler.captures.op_graph_table import OpTable
 
@@ -29,7 +29,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, table: OpTable, frames: Frames, modules: ModuleStack) -> None:
         super().__init__()
-        self.storages = StorageIds()
+        self.storages = StorageIds(lambda: len(table))
         self.active = True
         self.failure: str | None = None
         self._table = table
@@ -68,8 +68,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             facts = self._facts[func] = facts_of(func)
         named = {**dict(zip(facts.arguments, args, strict=False)), **kwargs}
         sources, results = list(_tensors((args, kwargs))), list(_tensors(result))
-        inputs = [self._tensor(tensor) for tensor in sources]
-        outputs = [self._tensor(tensor) for tensor in results]
+        # A tensor of a Python number comes into being in sight of nobody, and is then lifted.
+        inputs = [self._tensor(tensor, made=facts.packet in LIFTS) for tensor in sources]
+        outputs = [self._tensor(tensor, made=True) for tensor in results]
         written = [self._tensor(tensor) for name in facts.written for tensor in _tensors(named.get(name))]
         view = facts.view or self._shares_storage(inputs, outputs, written)
         frame = sys._getframe(2)
@@ -140,14 +141,14 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             line = here
         return "backward", module, line, sequence
 
-    def _tensor(self, tensor: Any) -> int:
+    def _tensor(self, tensor: Any, *, made: bool = False) -> int:
         if isinstance(tensor, torch.nn.Parameter):
             self._table.add_parameter(self.storages.of(tensor))
         strided = tensor.layout is torch.strided
         shape = tuple(_size(size) for size in tensor.shape)
         strides = tuple(_size(stride) for stride in tensor.stride()) if strided else ()
         return self._table.tensor(
-            storage=self.storages.of(tensor),
+            storage=self.storages.of(tensor, made=made),
             shape=shape,
             place=(strides, _size(tensor.storage_offset()) if strided else None),
             dtype=str(tensor.dtype).removeprefix("torch."),

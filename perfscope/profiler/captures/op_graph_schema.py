@@ -32,6 +32,9 @@ METADATA = aten(
     "_version is_coalesced resolve_conj resolve_neg is_same_size"
 )
 
+LIFTS = aten("lift lift_fresh lift_fresh_copy")
+"""Given a tensor that was made just now: ``torch.tensor(3.0)``."""
+
 HOST_READS = {
     "aten._local_scalar_dense": "item",
     "aten.nonzero": "nonzero",

@@ -6,12 +6,17 @@ to that object tells us the moment it dies, before its address can come back.
 
 (A C++ ``StorageWeakRef`` would do as well, but it pins the storage's small header, and on the CPU the
 headers then split the freed blocks between them: a step's allocations were seen to pile up to 1 GB.)
+
+The same reference dates the death: it comes while the storage is freed, between two ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
+
+from torch import UntypedStorage
 
 
 class _Watch(ref[Any]):
@@ -24,22 +29,37 @@ class _Watch(ref[Any]):
 
 
 class StorageIds:
-    """Hands out 0, 1, 2 ... one id per storage ever seen; knows which of them are still alive."""
+    """Hands out 0, 1, 2 ... one id per storage ever seen; knows which of them are still alive, and when others died.
 
-    def __init__(self) -> None:
+    ``now()``: the index of the op that comes next.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
         self._by_address: dict[int, _Watch] = {}
-        self._count = 0
+        self.bytes: list[int] = []
+        """Size of each storage, the largest seen: one that is resized (FSDP frees its gathered weights so) grows."""
+        self.born: list[int | None] = []
+        """Index of the op that made each storage; ``None``: it was there before, or no op was seen to make it."""
+        self.died: list[int | None] = []
+        """Index of the op before which each storage was freed; ``None``: it is alive."""
 
-    def of(self, tensor: Any) -> int:
-        """Id of the tensor's storage; a tensor without one (sparse, opaque) is its own storage."""
+    def of(self, tensor: Any, *, made: bool = False) -> int:
+        """Id of the tensor's storage; a tensor without one (sparse, opaque) is its own storage.
+
+        ``made``: the op of now made it, if it was not known before.
+        """
         thing = _storage(tensor)
         known = self._known(thing)
         if known is not None:
+            self.bytes[known] = max(self.bytes[known], _size(thing))
             return known
         watch = _Watch(thing, self._forget)
-        watch.address, watch.identity = id(thing), self._count
+        watch.address, watch.identity = id(thing), len(self.bytes)
         self._by_address[watch.address] = watch
-        self._count += 1
+        self.bytes.append(_size(thing))
+        self.born.append(self._now() if made else None)
+        self.died.append(None)
         return watch.identity
 
     def find(self, tensor: Any) -> int | None:
@@ -56,6 +76,7 @@ class StorageIds:
 
     def _forget(self, watch: Any) -> None:
         address: int = watch.address
+        self.died[watch.identity] = self._now()
         if self._by_address.get(address) is watch:
             del self._by_address[address]
 
@@ -65,3 +86,8 @@ def _storage(tensor: Any) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none, by design
         return tensor
+
+
+def _size(thing: Any) -> int:
+    """Bytes of a storage. What stands for one has parts that are storages of their own and seen as such, or none."""
+    return int(thing.nbytes()) if isinstance(thing, UntypedStorage) else 0

@@ -48,6 +48,7 @@ class OpTable:
         self._reads: list[tuple[int, str, str]] = []
         self._parameters: set[int] = set()
         self._live_out: list[int] = []
+        self._storages: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._ops["name"])
@@ -101,9 +102,13 @@ class OpTable:
         """Marks a storage as that of a parameter or buffer."""
         self._parameters.add(storage)
 
-    def close(self, live_out: list[int]) -> None:
-        """Ends the graph: what is alive, where the program ran, and which reads would stall there."""
+    def close(self, live_out: list[int], storages: dict[str, list[Any]]) -> None:
+        """Ends the graph: what is alive, where the program ran, and which reads would stall there.
+
+        ``storages``: the columns ``bytes``, ``born`` and ``died``, one row a storage by its id.
+        """
         self._live_out = live_out
+        self._storages = storages
         device = self.device()
         for op, why, where in self._reads:
             # With an accelerator in the program, what the host reads of its own tensors stalls nothing.
@@ -125,6 +130,7 @@ class OpTable:
             "strings": self._texts,
             "tensors": self._tensors,
             "ops": self._ops,
+            "storages": self._storages,
             "live_out": self._live_out,
             "parameters": sorted(self._parameters),
         }

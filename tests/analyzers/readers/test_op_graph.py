@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.op_graph import GraphOp, GraphTensor
+from perfscope.analyzers.op_graph import GraphOp, GraphStorage, GraphTensor
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.profiler.captures.op_graph_table import OP_COLUMNS, OpTable
 from perfscope.profiler.errors import DataError
@@ -51,7 +51,7 @@ def table() -> OpTable:
             **rest,
         )
     graph.add_parameter(0)
-    graph.close([0, 1])
+    graph.close([0, 1], {"bytes": [32, 8], "born": [None, 1], "died": [None, 3]})
     return graph
 
 
@@ -99,6 +99,32 @@ def test_what_was_written_comes_back(tmp_path: Path, name: str) -> None:
         sequence=5,
     )
     assert (graph.ops[1].flops, graph.ops[1].file, graph.ops[1].module) == (0, None, "")
+    assert graph.storages == (
+        GraphStorage(bytes=32, born=None, died=None),
+        GraphStorage(bytes=8, born=1, died=3),
+    )
+
+
+def test_an_older_recording_does_not_say_what_was_freed(tmp_path: Path, document: dict[str, Any]) -> None:
+    del document["storages"]
+    (tmp_path / "graph.json").write_text(json.dumps(document))
+    assert read_op_graph(tmp_path / "graph.json").storages is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"born": [None]}, "zip() argument 2 is shorter"),
+        ({"bytes": [32], "born": [None], "died": [None]}, "no such storage: 1"),
+        ({"died": [None, 1]}, "storage 1: freed before op 1, made by op 1, of 3 ops"),
+        ({"died": [None, 4]}, "storage 1: freed before op 4"),
+        ({"born": [9, 1]}, "storage 0: "),
+        ({"bytes": [-1, 8]}, ">= 0"),
+    ],
+)
+def test_storages_that_cannot_be(tmp_path: Path, document: dict[str, Any], changed: Any, reason: str) -> None:
+    document["storages"] |= changed
+    assert reason in refused(tmp_path / "bad.json", json.dumps(document).encode())
 
 
 def test_with_an_accelerator_what_lies_on_the_host_is_free_to_read(tmp_path: Path) -> None:
