@@ -11,10 +11,8 @@ from tests.graphs import GraphBuilder
 
 def with_storages(graph: OpGraph, *rows: tuple[int, int | None, int | None]) -> OpGraph:
     """``rows``: (bytes, born, died); the builder numbers storages from 1."""
-    storages = (GraphStorage(bytes=0, born=None, died=None),) + tuple(
-        GraphStorage(bytes=size, born=born, died=died) for size, born, died in rows
-    )
-    return replace(graph, storages=storages)
+    storages = [GraphStorage(bytes=size, born=born, died=died) for size, born, died in ((0, None, None), *rows)]
+    return replace(graph, storages=tuple(storages))
 
 
 def a_step() -> OpGraph:
@@ -47,7 +45,7 @@ def test_other_devices_are_left_out() -> None:
 
 def test_what_the_backward_finds_alive_was_saved() -> None:
     # h outlives the step, y is read by the backward; t is gone before it begins, the last result made in it.
-    assert saved_for_backward(a_step()) == {3, 5}
+    assert saved_for_backward(a_step()) == frozenset({3, 5})
 
 
 def test_several_backwards_in_one_step() -> None:
@@ -58,7 +56,7 @@ def test_several_backwards_in_one_step() -> None:
         builder.op("mul", [x, y], phase="backward")
     builder.op("exp", [x], phase="forward")  # behind the last backward: nothing waits for it
     graph = with_storages(builder.graph(), (16, None, None), (8, 0, 2), (8, 1, 2), (8, 2, 3), (8, 3, 4), (8, 4, None))
-    assert saved_for_backward(graph) == {2}
+    assert saved_for_backward(graph) == frozenset({2})
 
 
 def test_older_recordings_do_not_say() -> None:
