@@ -27,6 +27,7 @@ from perfscope.analyzers.readers._bytes import open_bytes
 from perfscope.analyzers.readers._program import program_trace
 from perfscope.analyzers.readers.kineto_json.grown import Columns
 from perfscope.analyzers.readers.xspace.pool import Pool
+from perfscope.analyzers.readers.xspace.programs import started
 from perfscope.analyzers.trace import MISSING, TABLES, Rows, Source, Trace
 from perfscope.analyzers.trace.columns import Array
 from perfscope.profiler.errors import DataError
@@ -124,10 +125,10 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
     parents = _parents(times)
     roots = [_root(row, parents, names) for row in chosen.tolist()]
     told = [_MODULE.fullmatch(names[root]) if root >= 0 else None for root in roots]
-    started = _started(modules)
+    starts = _started(modules)
     for row, one in zip(chosen.tolist(), told, strict=True):
         if one is not None:
-            instructions[row] = started.get((int(one[2]), instructions[row]), instructions[row])
+            instructions[row] = starts.get((int(one[2]), instructions[row]), instructions[row])
     threads = times["TID"][chosen]
     workers = _workers(threads, told)
     ops: Columns = {
@@ -164,11 +165,10 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
 def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
     """(Program, operation that XLA made asynchronous) -> the start that the program has in its place."""
     return {
-        (module.program_id, one.wraps): one.name
+        (module.program_id, inside): start
         for module in modules
         if module.program_id is not None
-        for _, one in module.instructions()
-        if one.wraps
+        for inside, start in started(module).items()
     }
 
 

@@ -42,6 +42,7 @@ def build(data: Data, shown: str) -> Trace:
         latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, placement, shown))
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
+    programs.name_starts(rows["hlo_ops"], pool.strings, pool.code)
     placement.place(rows["hlo_ops"])
     process = placement.process(on_host=bool((rows["hlo_ops"]["slice"] != MISSING).any()))
     ran = any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,6 +53,24 @@ class Programs:
             return
         self.modules.append(replace(module, program_id=None if program is None else signed(program)))
 
+    def name_starts(self, ops: Rows, strings: Sequence[str], code: Callable[[str], int]) -> None:
+        """On a GPU the kernel of a wrapped collective names the operation inside: give it the name of the start.
+
+        XLA annotates the launch with the wrapped instruction (``ThunkInfo::WithProfileAnnotation(inst)``), which is in
+        no computation that runs: ``reduce-scatter.60`` of ``reduce-scatter-start``, an ``async-start`` in the program.
+        """
+        codes = {text: at for at, text in enumerate(strings)}
+        on_device = ops["slice"] == MISSING
+        for module in self.modules:
+            if module.platform == "tpu" or module.name not in codes:  # a TPU's rows are of the start itself
+                continue
+            of_it = on_device & (ops["module"] == codes[module.name])
+            of_it &= (ops["program_id"] == module.program_id) | (ops["program_id"] == MISSING)
+            for inside, start in started(module).items():
+                mine = of_it & (ops["name"] == codes.get(inside, MISSING))
+                if mine.any():
+                    ops["name"][mine] = code(start)
+
     def placed(self, ops: Rows, strings: Sequence[str]) -> tuple[HloModule, ...]:
         """The modules; one that says nothing of its platform is of the CPU's if it ran on threads of the host.
 
@@ -68,6 +86,11 @@ class Programs:
             else one
             for one in self.modules
         )
+
+
+def started(module: HloModule) -> dict[str, str]:
+    """Operation that XLA made asynchronous -> the start that the program has in its place."""
+    return {one.wraps: one.name for _, one in module.instructions() if one.wraps}
 
 
 def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:
