@@ -11,6 +11,7 @@ from perfscope.analyzers.ranks.clocks import Clocks
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set
 from perfscope.analyzers.ranks.groups import RankGroup
 from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.pairs import PairKind, kinds_of
 from perfscope.analyzers.ranks.processes import process_sets
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
@@ -31,6 +32,10 @@ MOST_RANKS = 32
 """Ranks of a job that are listed, those that wait longest: four nodes of eight."""
 
 
+MOST_PAIRS = 20
+"""Kinds of messages between two ranks: a pipeline of eight stages has fourteen of its activations and gradients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCollectives:
     """One job: its ranks side by side, and its collectives by kind, the longest first."""
@@ -45,6 +50,11 @@ class JobCollectives:
     matched: int
     unmatched: int
     """Collectives of single ranks that were not matched, sends and receives among them."""
+    paired: int = 0
+    """Messages between two ranks whose send and receive were put together."""
+    pairs: tuple[PairKind, ...] = ()
+    """Those messages by who, to whom and size, those that took longest first."""
+    pairs_left: int = 0
     clock_offset_ns: int
     """The largest distance between two ranks' clocks."""
     clock_uncertainty_ns: int
@@ -76,7 +86,7 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     jobs: list[JobCollectives] = []
     try:
         if sum(map(has_ranks, traces)) > 1:
-            jobs += [_job(one) for one in rank_sets(traces) if one.matching.matched]
+            jobs += [_job(one) for one in rank_sets(traces) if one.matching.matched or one.pairing.pairs]
         processes = process_sets(traces)
         joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
         several = [one for trace in traces if id(trace) not in joined and (one := device_set(trace)) is not None]
@@ -92,13 +102,17 @@ def _job(ranks: RankSet) -> JobCollectives:
     table = table_of(ranks)
     clocks: Clocks = ranks.clocks
     worst = sorted(table.ranks, key=lambda one: -one.wait_ns)[:MOST_RANKS]
+    pairs = kinds_of(ranks.pairing)
     return JobCollectives(
         label=ranks.job.label(),
         world_size=ranks.job.world_size,
         recorded=ranks.job.ranks,
         missing=ranks.job.missing,
         matched=len(ranks.matching.matched),
-        unmatched=ranks.matching.alone + ranks.matching.disagreeing + ranks.matching.point_to_point,
+        unmatched=ranks.matching.alone + ranks.matching.disagreeing + ranks.pairing.unpaired,
+        paired=len(ranks.pairing.pairs),
+        pairs=pairs[:MOST_PAIRS],
+        pairs_left=max(0, len(pairs) - MOST_PAIRS),
         clock_offset_ns=clocks.largest_offset_ns,
         clock_uncertainty_ns=clocks.worst_ns,
         groups=ranks.groups[:MOST_GROUPS],

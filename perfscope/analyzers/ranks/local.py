@@ -49,6 +49,8 @@ class Local:
     """Row of ``kernels``; ``MISSING`` for a collective on the host."""
     slice: int
     """Row of ``slices`` of the host's side of it; ``MISSING`` where it is not known."""
+    peer: int | None = None
+    """Rank on the other side of a send or receive, where recorded."""
 
     @property
     def duration_ns(self) -> int:
@@ -105,6 +107,7 @@ def _read(trace: Trace) -> Iterator[Local]:
             launched=kernel == MISSING or not has_links or int(kernels["call"][kernel]) != MISSING,
             kernel=kernel,
             slice=place,
+            peer=_known(rows["peer"][row]),
         )
 
 

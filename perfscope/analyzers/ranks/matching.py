@@ -79,6 +79,7 @@ class Matching:
     disagreeing: int
     """Collectives whose operation or size is not that of the others at the same place."""
     point_to_point: int
+    """Sends and receives: `pairs.py` puts those together."""
     notes: tuple[str, ...]
 
 
@@ -128,7 +129,6 @@ def match(job: Job) -> Matching:
     for count, what in (
         (alone, "are on one recorded rank only"),
         (disagreeing, "differ in operation or size from the others at their place"),
-        (between, "are between two ranks (send, recv) and are not matched"),
     ):
         if count:
             notes.append(f"{count:,} collectives {what}")

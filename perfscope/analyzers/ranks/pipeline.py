@@ -1,13 +1,14 @@
 """Pipelines of a job: ranks that send to and receive from each other, and what each stage waits for its neighbours.
 
-A receive (or a send whose other side is not there yet) is a kernel that waits on the device. The shortest kernel of
-its operation and size in the pipeline is the transfer itself; what a stage's kernels take beyond that, as far as the
-device computes nothing meanwhile, is waiting. No common clock is needed for it.
+A receive (or a send whose other side is not there yet) is a kernel that waits on the device. Where both sides of a
+message are known (`pairs.py`), the shorter one is the transfer and the rest of the other one is waiting for that rank.
+Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. What a stage's kernels take
+beyond that, as far as the device computes nothing meanwhile, is waiting. No common clock is needed for it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,11 @@ from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.ranks.groups import named_axis
-from perfscope.analyzers.ranks.job import Job, Member
+from perfscope.analyzers.ranks.job import Member
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group
 from perfscope.analyzers.ranks.operation import POINT_TO_POINT
+from perfscope.analyzers.ranks.pairs import waits_by_kernel
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.trace import MISSING
 
@@ -40,6 +42,8 @@ class Stage:
     """In sends and receives while the device computed nothing."""
     wait_ns: int
     """``exposed_ns`` without the transfers themselves."""
+    mostly_for: int | None
+    """The rank that most of ``wait_ns`` was for; None where no other side of its messages is known."""
     idle_ns: int
     """The device did nothing at all: its host may be why, so it is not in ``wait_ns``."""
 
@@ -105,7 +109,7 @@ def pipelines_of(ranks: RankSet) -> tuple[Pipeline, ...]:
     for members in found:
         axes = [named_axis(sorted(called)) for group, called in sending.items() if members >= set(group)]
         named = any(axis is not None and axis[0] == "PP" for axis in axes)
-        pipelines.append(_pipeline(tuple(sorted(members)), ranks.job, named=named))
+        pipelines.append(_pipeline(tuple(sorted(members)), ranks, named=named))
     return tuple(pipelines)
 
 
@@ -116,7 +120,8 @@ def between_two(one: Local) -> bool:
     return one.operation in ("send_recv", "coalesced") and one.ranks is not None and len(one.ranks) == 2
 
 
-def _pipeline(members: Group, job: Job, *, named: bool) -> Pipeline:
+def _pipeline(members: Group, ranks: RankSet, *, named: bool) -> Pipeline:
+    job, waits = ranks.job, waits_by_kernel(ranks.pairing)
     kernels: dict[int, list[Local]] = {}
     on_host = False
     for member in job.members:
@@ -134,14 +139,28 @@ def _pipeline(members: Group, job: Job, *, named: bool) -> Pipeline:
         named=named,
         on_host=on_host,
         stages=tuple(
-            _stage(member, kernels[member.rank], shortest, largest) for member in job.members if member.rank in kernels
+            _stage(member, kernels[member.rank], shortest, largest, waits)
+            for member in job.members
+            if member.rank in kernels
         ),
     )
 
 
-def _stage(member: Member, kernels: Sequence[Local], shortest: Mapping[Kind, int], largest: int) -> Stage:
+def _stage(
+    member: Member,
+    kernels: Sequence[Local],
+    shortest: Mapping[Kind, int],
+    largest: int,
+    waits: Mapping[tuple[int, int], tuple[int, int]],
+) -> Stage:
     trace = member.trace
     exposed = trace.fact(exposed_communication)
+    waited: Counter[int | None] = Counter()
+    for one in kernels:
+        beyond = one.duration_ns - shortest[one.operation, one.elements]
+        wait_ns, other = waits.get((member.rank, one.kernel), (beyond, None))
+        waited[other] += min(int(exposed[one.kernel]), wait_ns)
+    by_rank = {other: ns for other, ns in waited.items() if other is not None and ns > 0}
     devices = trace.fact(device_times)
     return Stage(
         rank=member.rank,
@@ -150,8 +169,7 @@ def _stage(member: Member, kernels: Sequence[Local], shortest: Mapping[Kind, int
         steps=trace.fact(step_windows).count,
         compute_ns=sum(device.compute_ns for device in devices),
         exposed_ns=sum(int(exposed[one.kernel]) for one in kernels),
-        wait_ns=sum(
-            min(int(exposed[one.kernel]), one.duration_ns - shortest[one.operation, one.elements]) for one in kernels
-        ),
+        wait_ns=waited.total(),
+        mostly_for=max(sorted(by_rank), key=lambda other: by_rank[other], default=None),
         idle_ns=sum(device.idle_ns for device in devices),
     )

@@ -10,6 +10,7 @@ from perfscope.analyzers.ranks.clocks import Clocks, align
 from perfscope.analyzers.ranks.groups import RankGroup, groups_of
 from perfscope.analyzers.ranks.job import Job, has_ranks, jobs_of
 from perfscope.analyzers.ranks.matching import Matching, match
+from perfscope.analyzers.ranks.pairs import NO_PAIRS, Pairing, pair
 from perfscope.analyzers.ranks.shared import over
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
@@ -26,11 +27,13 @@ class RankSet:
     matching: Matching
     clocks: Clocks
     groups: tuple[RankGroup, ...]
+    pairing: Pairing = NO_PAIRS
+    """Its sends and receives."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know of the ranks, one sentence each."""
-        return (*self.job.notes, *self.matching.notes, *_of_clocks(self.clocks))
+        return (*self.job.notes, *self.matching.notes, *self.pairing.notes, *_of_clocks(self.clocks))
 
 
 def rank_sets(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
@@ -43,7 +46,8 @@ def _rank_sets(traces: tuple[Trace, ...]) -> tuple[RankSet, ...]:
     for job in jobs_of(traces):
         matching = match(job)
         clocks = align(matching.matched, job.ranks)
-        found.append(RankSet(job=job, matching=matching, clocks=clocks, groups=groups_of(job, matching.matched)))
+        groups, pairing = groups_of(job, matching.matched), pair(job, clocks)
+        found.append(RankSet(job=job, matching=matching, clocks=clocks, groups=groups, pairing=pairing))
     return tuple(found)
 
 

@@ -8,12 +8,13 @@ Why it costs:
 
 How it is found:
     From traces of all ranks of a pipeline: ranks joined by sends and receives. A receive is a kernel that waits on the
-    device until its data is there; beyond the transfer (the shortest of its operation and size), what it takes
-    while the device computes nothing is waiting. A device that does nothing at all is listed beside it and not
-    counted: its host may be why. What a stage waits because it computes less than the slowest one is put down to
-    uneven stages, the rest to the schedule. Microbatches are counted from the sends of a step where steps are recorded
-    and the first and last stage send half as often as those between them; then the share that GPipe and 1F1B without
-    interleaving cannot avoid stands beside the measured one (Huang et al. 2019; Narayanan et al. 2021).
+    device until its data is there. Where the recording names the ranks of a message, its send and receive are put
+    together: the shorter of them is the transfer. Otherwise that is the shortest of its operation and size. What a
+    kernel takes beyond it while the device computes nothing is waiting. A device that does nothing at all is listed
+    beside it and not counted: its host may be why. What a stage waits because it computes less than the slowest one is
+    put down to uneven stages, the rest to the schedule. Microbatches are counted from the sends of a step where steps
+    are recorded and the first and last stage send half as often as those between them; then the share that GPipe and
+    1F1B without interleaving cannot avoid stands beside the measured one (Huang et al. 2019; Narayanan et al. 2021).
 
     The cost is measured and an upper bound: the mean wait of the stages, what a pipeline of even stages without
     a bubble would save. One rank alone does not show a pipeline: there the rule abstains, as it does where stages are
@@ -146,6 +147,7 @@ def _evidence(
             "wait_ns": stage.wait_ns,
             "wait_share": round(stage.wait_ns / max(1, whole[stage.rank]), 4),
             "expected_share": None if expected is None else round(expected, 4),
+            "mostly_for": stage.mostly_for,
             "for_slowest_ns": _for_slowest(stage, slowest),
             "compute_ns": stage.compute_ns,
             "exposed_send_recv_ns": stage.exposed_ns,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfscope.analyzers.collectives_section import CollectivesSection, JobCollectives
+    from perfscope.analyzers.ranks.pairs import PairKind
     from perfscope.analyzers.ranks.table import CollectiveKind
 
 
@@ -28,6 +29,9 @@ def _job(job: JobCollectives) -> dict[str, Any]:
         "missing": list(job.missing),
         "matched": job.matched,
         "unmatched": job.unmatched,
+        "paired": job.paired,
+        "pairs": [_pair(kind) for kind in job.pairs],
+        "pairs_left": job.pairs_left,
         "clock_offset_ns": job.clock_offset_ns,
         "clock_uncertainty_ns": job.clock_uncertainty_ns,
         "groups": [asdict(group) for group in job.groups],
@@ -37,6 +41,22 @@ def _job(job: JobCollectives) -> dict[str, Any]:
         "ranks": [asdict(total) for total in job.ranks],
         "ranks_left": job.ranks_left,
         "notes": list(job.notes),
+    }
+
+
+def _pair(kind: PairKind) -> dict[str, Any]:
+    return {
+        "source": kind.source,
+        "destination": kind.destination,
+        "group": list(kind.group),
+        "message_bytes": kind.message_bytes,
+        "count": kind.count,
+        "ahead": kind.ahead,
+        "core_ns": kind.core_ns,
+        "median_core_ns": kind.median_core_ns,
+        "send_wait_ns": kind.send_wait_ns,
+        "receive_wait_ns": kind.receive_wait_ns,
+        "bytes_per_s": kind.bandwidth,
     }
 
 

@@ -16,6 +16,7 @@ MOST_KINDS = 8
 """Kinds of collectives in a comment: an overview, the other formats hold all."""
 
 MOST_RANKS = 8
+MOST_PAIRS = 8
 
 
 def collectives_details(view: CollectivesView) -> str:
@@ -31,6 +32,11 @@ def _job(job: JobView) -> Iterator[str]:
     left = job.kinds_left + len(job.kinds[MOST_KINDS:])
     if left:
         yield f"- and {left:,} more kinds"
+    if job.pairs:
+        yield cells_table(job.pairs[:MOST_PAIRS])
+    unsaid = job.pairs_left + len(job.pairs[MOST_PAIRS:])
+    if unsaid:
+        yield f"- and {unsaid:,} more kinds of messages"
     if job.ranks:
         yield cells_table(job.ranks[:MOST_RANKS])
     more = job.ranks_left + len(job.ranks[MOST_RANKS:])

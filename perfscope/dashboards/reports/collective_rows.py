@@ -12,6 +12,7 @@ from perfscope.dashboards.shown import shown
 if TYPE_CHECKING:
     from perfscope.analyzers.collectives_section import CollectivesSection, JobCollectives
     from perfscope.analyzers.ranks.groups import RankGroup
+    from perfscope.analyzers.ranks.pairs import PairKind
     from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal
 
 MOST_GROUPS = 6
@@ -32,6 +33,9 @@ class JobView:
     """What the ranks did together, in a sentence."""
     kinds: tuple[Cells, ...]
     kinds_left: int
+    pairs: tuple[Cells, ...]
+    """Messages between two ranks."""
+    pairs_left: int
     ranks: tuple[Cells, ...]
     ranks_left: int
     groups: tuple[str, ...]
@@ -63,6 +67,8 @@ def _job(job: JobCollectives) -> JobView:
         headline=_headline(job),
         kinds=tuple(_kind(kind, job.members) for kind in job.kinds),
         kinds_left=job.kinds_left,
+        pairs=tuple(map(_pair, job.pairs)),
+        pairs_left=job.pairs_left,
         ranks=tuple(_rank(total, job.members) for total in job.ranks),
         ranks_left=job.ranks_left,
         groups=tuple(_group(group) for group in job.groups[:MOST_GROUPS])
@@ -72,8 +78,13 @@ def _job(job: JobCollectives) -> JobView:
 
 
 def _headline(job: JobCollectives) -> str:
+    messages = f"{job.paired:,} messages between two {job.members}s paired" if job.paired else ""
+    if not job.matched:
+        return messages
     waits = sorted(job.ranks, key=lambda one: one.wait_ns)
     said = f"{job.matched:,} collectives matched on {len(job.recorded):,} {job.members}s"
+    if messages:
+        said += f", {messages}"
     if not waits:
         return said
     least, most = waits[0], waits[-1]
@@ -102,6 +113,19 @@ def _kind(kind: CollectiveKind, member: str) -> Cells:
         (f"wait of a {member}", format_ns(kind.mean_wait_ns)),
         ("waiting", format_share(sum(kind.wait_ns.values()), whole)),
         ("algorithm", shown(algorithm)),
+    )
+
+
+def _pair(kind: PairKind) -> Cells:
+    return (
+        ("message", f"rank {kind.source} to {kind.destination}"),
+        ("size", "" if kind.message_bytes is None else format_bytes(kind.message_bytes)),
+        ("sent", f"{kind.count:,}"),
+        ("each takes", format_ns(kind.median_core_ns) if kind.count > kind.ahead else "sent ahead"),
+        ("bandwidth", "" if kind.bandwidth is None else f"{kind.bandwidth / 1e9:.3g} GB/s"),
+        ("sender waited", format_ns(kind.send_wait_ns)),
+        ("receiver waited", format_ns(kind.receive_wait_ns)),
+        ("sent ahead", f"{kind.ahead:,}"),
     )
 
 

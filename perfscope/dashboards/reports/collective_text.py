@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FEW_KINDS = 3
 """Kinds of collectives without ``-v``: those that took longest."""
 
+FEW_PAIRS = 3
+"""Kinds of messages between two ranks without ``-v``."""
+
 FEW_NOTES = 2
 """Notes without ``-v``: ranks that are missing and jobs that are mixed come first."""
 
@@ -33,7 +36,13 @@ def collectives_section(view: CollectivesView, width: int, *, verbose: bool) -> 
         left = job.kinds_left + len(job.kinds) - len(kinds)
         if left:
             yield f"    and {left:,} more kinds, which took less"
-        if verbose:
+        pairs = job.pairs if verbose else job.pairs[:FEW_PAIRS]
+        if pairs:
+            yield table_of(fitting([dict(cells) for cells in pairs], ("sent ahead", "size"), width))
+        unsaid = job.pairs_left + len(job.pairs) - len(pairs)
+        if unsaid:
+            yield f"    and {unsaid:,} more kinds of messages, which took less"
+        if verbose and job.kinds:
             yield table_of(fitting([dict(cells) for cells in job.ranks], (), width))
             if job.ranks_left:
                 yield f"    and {job.ranks_left:,} more {job.member}s, which waited less"

@@ -34,6 +34,10 @@ def _job(job: JobView) -> Iterator[str]:
         yield f"<details><summary>{len(rest)} more kinds</summary>{cells_table(rest)}</details>"
     if job.kinds_left:
         yield f'<p class="note">and {job.kinds_left:,} more kinds</p>'
+    if job.pairs:
+        yield f"<details><summary>messages between two ranks</summary>{cells_table(job.pairs)}</details>"
+    if job.pairs_left:
+        yield f'<p class="note">and {job.pairs_left:,} more kinds of messages</p>'
     if job.ranks:
         left = f'<p class="note">and {job.ranks_left:,} more {job.member}s</p>' if job.ranks_left else ""
         yield f"<details><summary>{job.member}s side by side</summary>{cells_table(job.ranks)}{left}</details>"

@@ -34,6 +34,8 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
     dtype: str | None = None
     group_sequence: int = msgspec.field(default=-1, name="Seq")
+    source_rank: int = msgspec.field(default=-1, name="Src Rank")
+    destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
 
 
 NO_ARGS = Args()

@@ -146,6 +146,7 @@ class Shard:
                     "elements_in": _ids(attrgetter("elements_in"), found),
                     "elements_out": _ids(attrgetter("elements_out"), found),
                     "sequence": _ids(attrgetter("group_sequence"), found),
+                    "peer": _ids(_peer, found),
                 }
             )
 
@@ -255,6 +256,13 @@ def _ids(get: Callable[[Any], int], members: Sequence[Any]) -> Array:
 def _external(args: list[Args]) -> Array:
     found = _ids(attrgetter("external_id"), args)
     return found if (found >= 0).any() else _ids(attrgetter("old_external_id"), args)
+
+
+def _peer(args: Args) -> int:
+    """The rank on the other side: a send names where it goes, a receive where it comes from."""
+    if args.collective == "send":
+        return args.destination_rank
+    return args.source_rank if args.collective == "recv" else -1
 
 
 def _size(args: Args) -> int:

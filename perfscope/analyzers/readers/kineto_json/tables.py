@@ -246,7 +246,8 @@ class Tables:
         starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
         match = starts(collectives["start_ns"])
         found = match != MISSING
-        for name in ("group", "description", "ranks", "dtype", "group_size", "elements_in", "elements_out", "sequence"):
+        numbers = ("group_size", "elements_in", "elements_out", "sequence", "peer")
+        for name in ("group", "description", "ranks", "dtype", *numbers):
             values = np.full(len(match), MISSING, described[name].dtype)
             values[found] = described[name][match[found]]
             collectives[name] = values

@@ -1,0 +1,195 @@
+"""Sends and receives put together: by peer and order, who waited for whom, what no peer is recorded for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from perfscope.analyzers.collectives_section import collectives_section
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.load import load_one
+from perfscope.analyzers.ranks.clocks import Clocks
+from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.pairs import kinds_of, pair
+from perfscope.analyzers.ranks.sets import RankSet, rank_sets
+from perfscope.analyzers.scale.slim import slim
+from perfscope.analyzers.trace import Trace
+from perfscope.dashboards.reports import render
+from tests.analyzers.ranks.build import collective, named
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
+
+KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
+Message = tuple[str, float, float, int | None]
+"""Operation, start and end in us, peer."""
+
+
+def rank(number: int, messages: Sequence[Message], *, group: Sequence[int] | None = (0, 1, 2, 3),
+         elements: Sequence[int] = (), launched_from: int = 0) -> Trace:  # fmt: skip
+    build = TraceBuilder(rank=number, path=f"rank{number}.json")
+    build.device(0)
+    for at, (operation, start, end, peer) in enumerate(messages):
+        if at >= launched_from:
+            build.call("cudaLaunchKernel", start - 5, start - 4, correlation=at)
+        collective(build, start, end, operation=operation, kernel=KERNEL, ranks=group, stream=20 + at % 2,
+                   elements=elements[at] if elements else 1_000_000, correlation=at)  # fmt: skip
+        build.tables["collectives"][-1]["peer"] = -1 if peer is None else peer
+    return named(build.build(), world=4)
+
+
+def one_set(*traces: Trace) -> RankSet:
+    (found,) = rank_sets(traces)
+    return found
+
+
+def test_the_shorter_side_is_the_transfer_and_the_rest_waits_for_the_other() -> None:
+    found = one_set(
+        rank(0, [("send", 300, 400, 1), ("send", 1000, 1350, 1)]),
+        rank(1, [("recv", 0, 400, 0), ("recv", 1200, 1350, 0)]),
+    ).pairing
+    assert [(one.core_ns, one.send_wait_ns, one.receive_wait_ns) for one in found.pairs] == [
+        (100_000, 0, 300_000), (150_000, 200_000, 0),
+    ]  # fmt: skip
+    for one in found.pairs:
+        assert one.core_ns + one.send_wait_ns == one.send.duration_ns
+        assert one.core_ns + one.receive_wait_ns == one.receive.duration_ns
+    (kind,) = kinds_of(found)
+    assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 2, 2_000_000)
+    assert (kind.core_ns, kind.median_core_ns) == (250_000, 125_000)
+    assert kind.bandwidth == pytest.approx(2_000_000 / 125e-6)
+    assert found.unpaired == 0
+
+
+def test_order_is_that_of_the_two_ranks_and_not_of_the_group() -> None:
+    """Rank 1 receives from 0 and 2 in turn; between it and each of them the order holds."""
+    found = one_set(
+        rank(0, [("send", 90, 100, 1), ("send", 290, 300, 1)]),
+        rank(1, [("recv", 0, 100, 0), ("recv", 100, 200, 2), ("recv", 200, 300, 0)]),
+        rank(2, [("send", 150, 200, 1)]),
+    ).pairing
+    assert [(one.source, one.receive.start_ns) for one in found.pairs] == [(0, 0), (2, 100_000), (0, 200_000)]
+
+
+def test_a_group_of_two_needs_no_peer() -> None:
+    found = one_set(
+        rank(0, [("send", 300, 400, None)], group=(0, 3)), rank(3, [("recv", 0, 400, None)], group=(0, 3))
+    ).pairing
+    assert [(one.source, one.destination) for one in found.pairs] == [(0, 3)]
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2, 3), None])
+def test_where_no_peer_is_recorded_it_is_said_and_not_guessed(group: Sequence[int] | None) -> None:
+    found = one_set(rank(0, [("send", 300, 400, None)], group=group), rank(1, [("recv", 0, 400, None)], group=group))
+    assert (found.pairing.pairs, found.pairing.without_peer, found.pairing.unpaired) == ((), 2, 2)
+    assert any(note.startswith("2 sends and receives do not say with whom") for note in found.notes)
+
+
+def test_a_side_that_nobody_recorded_is_counted() -> None:
+    found = one_set(rank(0, [("send", 0, 10, 1), ("send", 20, 30, 2)]), rank(1, [("recv", 0, 10, 0)])).pairing
+    assert (len(found.pairs), found.alone) == (1, 1)
+    assert found.notes == ("1 sends and receives have no other side in these recordings",)
+
+
+def test_what_was_launched_before_the_capture_began_is_not_the_first() -> None:
+    found = one_set(
+        rank(0, [("send", 0, 10, 1), ("send", 20, 30, 1)]),
+        rank(1, [("recv", -20, -10, 0), ("recv", 0, 10, 0), ("recv", 20, 30, 0)], launched_from=1),
+    ).pairing
+    assert [one.receive.start_ns for one in found.pairs] == [0, 20_000]
+    assert found.alone == 1
+
+
+def test_sizes_move_a_rank_along_and_what_differs_still_is_not_used() -> None:
+    sends: list[Message] = [("send", 100 * at, 100 * at + 10, 1) for at in range(4)]
+    receives: list[Message] = [("recv", 100 * at, 100 * at + 10, 0) for at in range(1, 4)]
+    moved = one_set(rank(0, sends, elements=(5, 6, 7, 8)), rank(1, receives, elements=(6, 7, 8))).pairing
+    assert [one.send.elements for one in moved.pairs] == [6, 7, 8]
+    differing = one_set(rank(0, sends[:3], elements=(5, 6, 7)), rank(1, receives, elements=(5, 9, 7))).pairing
+    assert (len(differing.pairs), differing.disagreeing) == (2, 2)
+
+
+def test_a_message_that_was_sent_ahead_has_no_wait() -> None:
+    """Buffers took it in: on one clock, the send was over before the receive began."""
+    ranks = one_set(rank(0, [("send", 0, 10, 1)]), rank(1, [("recv", 500, 540, 0)]))
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    (one,) = pair(ranks.job, together).pairs
+    assert (one.ahead, one.send_wait_ns, one.receive_wait_ns) == (True, 0, 0)
+    (kind,) = kinds_of(pair(ranks.job, together))
+    assert (kind.ahead, kind.core_ns, kind.bandwidth) == (1, 0, None)
+    # as far as the clocks tell, it may have been at the same time; and these two clocks nothing ties together
+    unsure = replace(together, uncertainty_ns={0: 300_000, 1: 300_000})
+    assert [one.ahead for one in (*pair(ranks.job, unsure).pairs, *ranks.pairing.pairs)] == [False, False]
+
+
+def test_received_before_it_was_sent_is_not_one_message() -> None:
+    ranks = one_set(rank(0, [("send", 500, 540, 1)]), rank(1, [("recv", 0, 10, 0)]))
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    found = pair(ranks.job, together)
+    assert (found.pairs, found.disagreeing) == ((), 2)
+
+
+def pipeline() -> list[Trace]:
+    """Each stage waits for the one before it: 1 ms, 2 ms, 3 ms."""
+    traces = []
+    for number in range(4):
+        messages: list[Message] = []
+        if number:
+            messages.append(("recv", 0, 1000.0 * number + 50, number - 1))
+        if number < 3:
+            messages.append(("send", 1000.0 * (number + 1), 1000.0 * (number + 1) + 50, number + 1))
+        traces.append(rank(number, messages))
+    return traces
+
+
+def test_the_section_shows_who_waited_for_whom() -> None:
+    (job,) = collectives_section(pipeline()).jobs
+    assert (job.matched, job.paired, job.unmatched) == (0, 3, 0)
+    assert [(one.source, one.destination, one.receive_wait_ns) for one in job.pairs] == [
+        (2, 3, 3_000_000), (1, 2, 2_000_000), (0, 1, 1_000_000),
+    ]  # fmt: skip
+
+
+def test_slim_traces_say_the_same() -> None:
+    assert collectives_section([slim(trace) for trace in pipeline()]) == collectives_section(pipeline())
+
+
+def test_reports_show_the_messages() -> None:
+    judged = analyze(pipeline(), ["straggler"])
+    document = json.loads(render(judged, "json"))
+    Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())).validate(document)
+    assert document["collectives"]["jobs"][0]["pairs"][0]["receive_wait_ns"] == 3_000_000
+    for face in ("text", "markdown", "html"):
+        shown = render(judged, face)
+        assert "3 messages between two ranks paired" in shown
+        assert "rank 2 to 3" in shown
+
+
+def test_the_pipeline_rule_says_which_neighbour_a_stage_waited_for() -> None:
+    (finding,) = analyze(pipeline(), ["pipeline_bubble"])["pipeline_bubble"].findings
+    assert [(row["rank"], row["mostly_for"], row["wait_ns"]) for row in finding.evidence] == [
+        (3, 2, 3_000_000), (2, 1, 2_000_000), (1, 0, 1_000_000), (0, None, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "peer"),
+    [
+        ({"Collective name": "send", "Dst Rank": 3}, 3), ({"Collective name": "recv", "Src Rank": 1}, 1),
+        ({"Collective name": "recv", "Src Rank": 1, "Dst Rank": 0}, 1), ({"Collective name": "send"}, None),
+        ({"Collective name": "allreduce", "Src Rank": 1}, None), ({"Collective name": "send", "Dst Rank": "x"}, None),
+    ],
+)  # fmt: skip
+def test_kineto_names_the_peer_of_a_kernel(tmp_path: Path, told: dict[str, Any], peer: int | None) -> None:
+    args = {"device": 0, "stream": 20, "correlation": 7, "dtype": "Float", "In msg nelems": 64, "Out msg nelems": 64,
+            "Process Group Name": "1", "Process Group Ranks": "[0, 1, 2, 3]", "Group size": 4, **told}  # fmt: skip
+    kernel = {"ph": "X", "cat": "kernel", "name": KERNEL, "pid": 0, "tid": 20, "ts": 10.0, "dur": 5.0, "args": args}
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [kernel]}))
+    (one,) = load_one(file).fact(locals_of)
+    assert one.peer == peer
