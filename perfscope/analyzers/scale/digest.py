@@ -12,8 +12,10 @@ from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.load import Read, Skipped, Task, read_in_folder, read_task
 from perfscope.analyzers.readers._program import is_program_alone
 from perfscope.analyzers.readers._run_parts import RunPart
-from perfscope.analyzers.scale.remote import fetched, is_remote
+from perfscope.analyzers.scale.remote import fetched
+from perfscope.analyzers.scale.remote_runs import fetched_part
 from perfscope.analyzers.scale.slim import slim
+from perfscope.analyzers.scale.urls import is_remote, shown_url
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 
@@ -35,17 +37,45 @@ def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | No
 
     ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
     """
-    if isinstance(task, RunPart) or not is_remote(task):
+    if isinstance(task, RunPart):
+        return _digest(*_part(task), rules, device)
+    if not is_remote(task):
         return _digest(*read_task(task), rules, device)
+    shown = shown_url(task)
     try:
         with fetched(task) as copy:
             traces, skipped = read_in_folder(copy)
             for trace in traces:
-                trace.source = replace(trace.source, path=task)
-            lost = None if skipped is None else replace(skipped, path=task)
+                _lies_at(trace, str(copy), shown)
+            lost = None if skipped is None else replace(skipped, path=shown)
             return _digest(traces, lost, rules, device)
     except DataError as error:
-        return Digest(skipped=Skipped(path=task, reason=str(error).removeprefix(f"{task}: "), broken=True))
+        return Digest(skipped=Skipped(path=shown, reason=str(error).removeprefix(f"{shown}: "), broken=True))
+
+
+def _part(part: RunPart) -> Read:
+    if not is_remote(part.path):
+        return read_task(part)
+    shown = shown_url(part.path)
+    named = f"{shown}/{part.name()}"
+    try:
+        with fetched_part(part) as here:
+            traces, lost = read_task(here)
+    except DataError as error:
+        return (), Skipped(path=named, reason=str(error).removeprefix(f"{shown}: "), broken=True)
+    for trace in traces:
+        _lies_at(trace, here.path, shown)
+    return traces, None if lost is None else replace(lost, path=named, reason=lost.reason.replace(here.path, shown))
+
+
+def _lies_at(trace: Trace, copy: str, shown: str) -> None:
+    """Say where the trace lies, and not where its copy lay."""
+    source = trace.source
+    notes = tuple(note.replace(copy, shown) for note in source.notes)
+    trace.source = replace(source, path=source.path.replace(copy, shown), notes=notes)
+    trace.hlo = tuple(replace(module, source=module.source.replace(copy, shown)) for module in trace.hlo)
+    if trace.compile_log is not None:
+        trace.compile_log = replace(trace.compile_log, path=trace.compile_log.path.replace(copy, shown))
 
 
 def _digest(

@@ -31,7 +31,8 @@ from perfscope.analyzers.readers._run_parts import DividedRun, RunPart
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.scale.digest import Digest, digest, read_of, shortened
 from perfscope.analyzers.scale.pool import Lost, cores, work_through
-from perfscope.analyzers.scale.remote import is_remote, remote_files
+from perfscope.analyzers.scale.remote_runs import remote_units
+from perfscope.analyzers.scale.urls import is_remote, shown_url
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -78,6 +79,7 @@ def judge_paths(
     processes, or by ``mapper``; only their digests are held together. ``DataError`` as ``load_path``.
     """
     chosen = chosen_rules(rules)
+    _check_told_apart(paths)
     named = _named(paths)
     remote = any(map(is_remote, paths))
     if named is None or (not remote and sum(len(one.tasks()) for one in named) < 2):
@@ -109,14 +111,30 @@ def judge_paths(
 
 
 def _absolute(task: Task) -> Task:
+    if _elsewhere(task):
+        return task
     if isinstance(task, RunPart):
         return replace(task, path=str(Path(task.path).absolute()))
-    return task if is_remote(task) else str(Path(task).absolute())
+    return str(Path(task).absolute())
+
+
+def _elsewhere(task: Task) -> bool:
+    return is_remote(task.path if isinstance(task, RunPart) else task)
+
+
+def _check_told_apart(paths: Sequence[str | Path]) -> None:
+    """Of two files that are shown alike one would be taken for the other."""
+    held: dict[str, str] = {}
+    for path in map(str, filter(is_remote, paths)):
+        if held.setdefault(shown_url(path), path) != path:
+            raise AskedWronglyError(
+                f"{shown_url(path)}: named twice, with parameters that differ only in what is not shown: copy the files"
+            )
 
 
 def _processes(tasks: Sequence[Task]) -> int:
     """Processes that have enough to read to be worth starting."""
-    if any(isinstance(task, str) and is_remote(task) for task in tasks):
+    if any(map(_elsewhere, tasks)):
         return min(cores(), len(tasks))
     size = sum(place.stat().st_size for task in tasks for place in _files(task) if place.is_file())
     return max(1, min(cores(), size // SHARE))
@@ -168,8 +186,8 @@ def _named(paths: Sequence[str | Path]) -> tuple[_Named, ...] | None:
     found = []
     for path in paths:
         if is_remote(path):
-            files, folder = remote_files(str(path))
-            found.append(_Named(path=str(path), units=files, folder=folder))
+            units, folder = remote_units(str(path))
+            found.append(_Named(path=shown_url(str(path)), units=units, folder=folder))
             continue
         place = resolve(path)
         divided = divided_run(place)
@@ -198,7 +216,7 @@ def _digests(done: Iterator[tuple[int, Digest | Lost]], tasks: Sequence[Task]) -
     for place, one in done:
         if isinstance(one, Lost):
             task = tasks[place]
-            path = task if isinstance(task, str) else f"{task.path}/{task.name()}"
+            path = shown_url(task) if isinstance(task, str) else f"{shown_url(task.path)}/{task.name()}"
             reason = f"what read it {one.why} (out of memory?)"
             one = Digest(skipped=Skipped(path=path, reason=reason, broken=True))
         held[place] = shortened(one) if traces and one.examined else one

@@ -15,7 +15,8 @@ from perfscope.__main__ import run
 from perfscope.analyzers.scale import remote
 from perfscope.analyzers.scale.cluster import work_on_cluster
 from perfscope.analyzers.scale.judge import judge_paths
-from perfscope.analyzers.scale.remote import fetched, is_remote, remote_files
+from perfscope.analyzers.scale.remote import fetched, remote_files
+from perfscope.analyzers.scale.urls import is_remote
 from perfscope.dashboards.reports import render
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -122,9 +123,9 @@ def test_files_are_listed_and_fetched(memory: Any, monkeypatch: pytest.MonkeyPat
 def test_what_is_not_installed_or_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AskedWronglyError, match="nonsense://x: Protocol not known: nonsense"):
         remote_files("nonsense://x")
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(AskedWronglyError, match="s3://bucket/x: Install s3fs"):
-        remote_files("s3://bucket/x")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(AskedWronglyError, match=r"gs://bucket/x: .*gcsfs"):
+        remote_files("gs://bucket/x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(AskedWronglyError, match=r"pip install 'perfscope\[cluster\]'"):
         remote_files("memory://job")
