@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from perfscope.analyzers.facts.memory_blocks import event_timelines
+from perfscope.analyzers.facts.memory_categories import categorized
 from perfscope.analyzers.memory.timeline import MemoryTimeline
 from perfscope.analyzers.trace import Trace
 
 
 def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     """Devices by number, then the host; no timeline for what nobody recorded."""
-    return trace.fact(event_timelines)
+    return tuple(categorized(trace, timeline) for timeline in trace.fact(event_timelines))

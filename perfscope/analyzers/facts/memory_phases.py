@@ -1,0 +1,170 @@
+"""The phases of training on a memory's axis: forward, backward, optimizer, and what lies between them.
+
+From host spans (torch.profiler) where there are some: outermost autograd nodes are the backward pass,
+``Optimizer.step`` the optimizer, ops that get an autograd sequence number outside of both, and calls of modules, the
+forward pass. From the stacks of allocator events (memory snapshots) otherwise. A phase lasts from its first mark to
+its last one; between two phases is no phase.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.facts.memory_stacks import stack_phases
+from perfscope.analyzers.facts.nesting import nearest_ancestor
+from perfscope.analyzers.facts.optimizer_steps import STEP
+from perfscope.analyzers.facts.recompute import autograd_nodes
+from perfscope.analyzers.memory.pairing import Int64
+from perfscope.analyzers.memory.timeline import MemoryPhase
+from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+
+NEVER = np.iinfo(np.int64).max
+"""Position of what does not come any more."""
+
+_MARKS = {
+    MemoryPhase.FORWARD: re.compile(r"\W*forward(_pass)?\W*", re.IGNORECASE),
+    MemoryPhase.BACKWARD: re.compile(r"\W*backward(_pass)?\W*", re.IGNORECASE),
+    MemoryPhase.OPTIMIZER: re.compile(r"\W*optimizer([ _]step)?\W*", re.IGNORECASE),
+}
+"""Annotations of the user's own, such as ``## forward ##`` in torch's tutorials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Segments in order; none overlap, no two neighbours are of the same phase. Shapes (n,)."""
+
+    starts: Int64
+    ends: Int64
+    phase: npt.NDArray[np.uint8]
+    modules: Int64
+    """Sorted: when an outermost call of a module began; empty where calls of modules were not recorded."""
+    again_ends: Int64
+    """Sorted: when a run of recomputed work was over, where only stacks tell of it."""
+
+    def segment_at(self, positions: Int64) -> Int64:
+        """Segment that each position lies in, else ``MISSING``."""
+        index = np.searchsorted(self.starts, positions, side="right") - 1
+        inside = (index >= 0) & (positions < self.ends[np.maximum(index, 0)]) if len(self.starts) else index >= 0
+        return np.where(inside, index, MISSING)
+
+    def phase_at(self, positions: Int64) -> npt.NDArray[np.uint8]:
+        """`MemoryPhase` of each position; unknown between segments."""
+        segment = self.segment_at(positions)
+        if not len(self.starts):
+            return np.zeros(len(positions), np.uint8)
+        return np.where(segment == MISSING, np.uint8(MemoryPhase.UNKNOWN), self.phase[segment])
+
+    def next_start(self, positions: Int64, phase: MemoryPhase) -> Int64:
+        """When the next segment of ``phase`` begins, behind each position; ``NEVER`` if none does."""
+        starts = np.concatenate((self.starts[self.phase == phase], [NEVER]))
+        found: Int64 = starts[np.searchsorted(starts[:-1], positions, side="right")]
+        return found
+
+    def next_any(self, positions: Int64) -> Int64:
+        """When the next segment of any phase begins; ``NEVER`` if none does."""
+        starts = np.concatenate((self.starts, [NEVER]))
+        found: Int64 = starts[np.searchsorted(self.starts, positions, side="right")]
+        return found
+
+    def next_module(self, positions: Int64) -> Int64:
+        """When the next outermost call of a module begins; ``NEVER`` if none does, or none was recorded."""
+        starts = np.concatenate((self.modules, [NEVER]))
+        found: Int64 = starts[np.searchsorted(self.modules, positions, side="right")]
+        return found
+
+    def behind_module(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Whether a module has been called in the segment that a position lies in; false between segments."""
+        segment = self.segment_at(positions)
+        begun = np.where(segment == MISSING, positions + 1, self.starts[segment])
+        return np.asarray(np.searchsorted(self.modules, positions, side="right") > np.searchsorted(self.modules, begun))
+
+    def again_end(self, positions: Int64) -> Int64:
+        """When the run of recomputed work that a position lies in was over; ``NEVER`` where that is not known."""
+        ends = np.concatenate((self.again_ends, [NEVER]))
+        found: Int64 = ends[np.searchsorted(self.again_ends, positions, side="right")]
+        return found
+
+
+NO_PHASES = Phases(
+    starts=np.empty(0, np.int64),
+    ends=np.empty(0, np.int64),
+    phase=np.empty(0, np.uint8),
+    modules=np.empty(0, np.int64),
+    again_ends=np.empty(0, np.int64),
+)
+
+
+def span_phases(trace: Trace) -> Phases:
+    """Phases from the host spans of a trace, on its clock."""
+    slices = trace.rows["slices"]
+    if not len(slices):
+        return NO_PHASES
+    parents = slices["parent"].astype(np.int64)
+    is_op = slices["kind"] == SliceKind.OP
+    said = {
+        phase: np.isin(slices["name"], _codes(trace, pattern)) & (slices["kind"] == SliceKind.ANNOTATION)
+        for phase, pattern in _MARKS.items()
+    }
+    nodes = trace.fact(autograd_nodes)
+    steps = [code for code, text in enumerate(trace.strings) if text.startswith(STEP)]
+    optimizer = (np.isin(slices["name"], steps) & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
+    backward = nodes | said[MemoryPhase.BACKWARD]
+    called = np.isin(slices["name"], _codes(trace, re.compile(r"nn\.Module: .*", re.DOTALL)))
+    modules = called & (slices["kind"] == SliceKind.PYTHON)
+    graphed = is_op & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0) & ~nodes
+    forward = modules | graphed | said[MemoryPhase.FORWARD]
+
+    taken = nearest_ancestor(trace, parents, optimizer | backward) != MISSING
+    around = nearest_ancestor(trace, parents, forward) != MISSING
+    inner = nearest_ancestor(trace, parents, modules) != MISSING
+    outermost = {
+        MemoryPhase.OPTIMIZER: np.flatnonzero(optimizer & ~taken),
+        MemoryPhase.BACKWARD: np.flatnonzero(backward & ~optimizer & ~taken),
+        MemoryPhase.FORWARD: np.flatnonzero(forward & ~optimizer & ~backward & ~taken & ~around),
+    }
+    rows = np.concatenate(list(outermost.values()))
+    phase = np.repeat(list(outermost), [len(found) for found in outermost.values()])
+    found = modules & ~taken & ~inner
+    return _merged(
+        slices["start_ns"][rows], slices["end_ns"][rows], phase.astype(np.uint8), np.sort(slices["start_ns"][found])
+    )
+
+
+def event_phases(trace: Trace, events: Int64, positions: Int64) -> Phases:
+    """Phases from the stacks of allocator events: rows of ``memory`` and where they are on the axis."""
+    frames = trace.rows["memory"]["frame"][events]
+    phase = np.zeros(len(events), np.uint8)
+    known = frames != MISSING
+    phase[known] = trace.fact(stack_phases)[frames[known]]
+    marked = np.flatnonzero(phase != MemoryPhase.UNKNOWN)
+    again = phase[marked] == MemoryPhase.RECOMPUTE
+    ending = again.copy()
+    ending[:-1] &= ~again[1:]
+    # forward work inside the backward pass does not end it
+    within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked])
+    at = positions[marked]
+    return replace(_merged(at, at + 1, within, NO_PHASES.modules), again_ends=at[ending] + 1)
+
+
+def _merged(starts: Int64, ends: Int64, phase: npt.NDArray[np.uint8], modules: Int64) -> Phases:
+    """Marks as segments: neighbours of one phase are one, and a segment ends where the next begins at the latest."""
+    if not len(starts):
+        return NO_PHASES
+    order = np.argsort(starts, kind="stable")
+    starts, ends, phase = starts[order], ends[order], phase[order]
+    new = np.ones(len(starts), bool)
+    new[1:] = phase[1:] != phase[:-1]
+    first = np.flatnonzero(new)
+    until = np.maximum.reduceat(ends, first)
+    until[:-1] = np.minimum(until[:-1], starts[first][1:])
+    return Phases(
+        starts=starts[first], ends=until, phase=phase[first], modules=modules, again_ends=NO_PHASES.again_ends
+    )
+
+
+def _codes(trace: Trace, pattern: re.Pattern[str]) -> list[int]:
+    return [code for code, text in enumerate(trace.strings) if pattern.fullmatch(text)]
