@@ -86,7 +86,7 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     jobs: list[JobCollectives] = []
     try:
         if sum(map(has_ranks, traces)) > 1:
-            jobs += [_job(one) for one in rank_sets(traces) if one.matching.matched or one.pairing.pairs]
+            jobs += [_job(one) for one in rank_sets(traces) if _shown(one)]
         processes = process_sets(traces)
         joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
         several = [one for trace in traces if id(trace) not in joined and (one := device_set(trace)) is not None]
@@ -96,6 +96,11 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
         problem = f"the collectives could not be summed up: {type(error).__name__}: {error}"
         return CollectivesSection(problems=(problem,))
     return CollectivesSection(jobs=tuple(jobs[:MOST_JOBS]), jobs_left=max(0, len(jobs) - MOST_JOBS))
+
+
+def _shown(ranks: RankSet) -> bool:
+    """Whether ranks did something together; also where it cannot be told who sent to whom, which the notes say."""
+    return bool(ranks.matching.matched or ranks.pairing.pairs or ranks.pairing.without_peer)
 
 
 def _job(ranks: RankSet) -> JobCollectives:

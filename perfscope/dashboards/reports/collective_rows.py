@@ -80,7 +80,7 @@ def _job(job: JobCollectives) -> JobView:
 def _headline(job: JobCollectives) -> str:
     messages = f"{job.paired:,} messages between two {job.members}s paired" if job.paired else ""
     if not job.matched:
-        return messages
+        return messages or f"nothing matched on {len(job.recorded):,} {job.members}s"
     waits = sorted(job.ranks, key=lambda one: one.wait_ns)
     said = f"{job.matched:,} collectives matched on {len(job.recorded):,} {job.members}s"
     if messages:
