@@ -27,6 +27,7 @@ from perfscope.analyzers.ranks.groups import groups_of
 from perfscope.analyzers.ranks.job import Job, Member, jobs_of
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching
+from perfscope.analyzers.ranks.pairs import pair
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.shared import over
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, kind_of, totals_of
@@ -242,8 +243,8 @@ def _rank_set(job: Job, gathered: _Gathered) -> RankSet:
         replace(member, collectives=tuple(one.sides[member.rank] for one in matched if member.rank in one.sides))
         for member in job.members
     )
-    notes = (*job.notes, RANK_NOTE)
-    told = replace(job, members=members, notes=notes)
+    told = replace(job, members=members, notes=(*job.notes, RANK_NOTE))
+    clocks = align(matched, told.ranks)
     return RankSet(
         job=told,
         matching=Matching(
@@ -253,6 +254,7 @@ def _rank_set(job: Job, gathered: _Gathered) -> RankSet:
             point_to_point=0,
             notes=(f"{within:,} collectives are between devices of one process",) if within else (),
         ),
-        clocks=align(matched, told.ranks),
+        clocks=clocks,
         groups=groups_of(told, matched),
+        pairing=pair(told, clocks),
     )
