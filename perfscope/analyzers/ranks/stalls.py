@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.facts.intervals import covered
+from perfscope.analyzers.facts.intervals import Intervals, covered, merge, union
 from perfscope.analyzers.hardware.topology import Topology
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.ideal import Ideal, Placement, across, placement, within
@@ -27,7 +27,7 @@ BY_BYTES = 4.0
 """Times the latency that the bytes take: below it the latency and its spread decide, not the links."""
 
 BESIDE = 0.2
-"""Of a collective, beside computing: above it contention may explain it."""
+"""Of a collective, beside computing or another communication: above it contention may explain it."""
 
 UNKNOWN = "the links between these devices are not known: what a collective could take is not either"
 SIZELESS = "the sizes of the collectives are not recorded: record shapes (record_shapes=True)"
@@ -199,10 +199,16 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
 
 
 def _beside(one: Call) -> bool:
-    """Whether what computes beside it may explain it."""
+    """Whether what computes, or communicates on another stream, beside it may explain it."""
     side = one.side
-    beside = int(covered(one.trace.fact(compute_intervals), [side.start_ns], [side.end_ns])[0])
-    return beside >= BESIDE * side.duration_ns
+    beside = merge(one.trace.fact(compute_intervals), _others(one))
+    return int(covered(beside, [side.start_ns], [side.end_ns])[0]) >= BESIDE * side.duration_ns
+
+
+def _others(one: Call) -> Intervals:
+    """When its rank communicated on other streams."""
+    found = [other for other in one.trace.fact(locals_of) if other.kernel != MISSING and other.lane != one.side.lane]
+    return union([other.start_ns for other in found], [other.end_ns for other in found])
 
 
 def _ideal(

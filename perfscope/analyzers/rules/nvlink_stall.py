@@ -11,8 +11,9 @@ How it is found:
     came last waited for nobody, so waiting for a late rank (`straggler`) is not in it. The ideal is the latency (the
     shortest core of the smallest collectives in these traces) plus the bytes a device has to send, by the factors of
     nccl-tests, over the peak of its links (`perfscope/analyzers/hardware`, one direction). A collective is judged
-    where bytes, not latency, make up its ideal, and where less than a fifth of it lies beside computing on the rank
-    that came last: what runs beside it takes memory bandwidth and SMs from it. It stalls if it takes more than twice
+    where bytes, not latency, make up its ideal, and where less than a fifth of it lies beside computing or another
+    communication (`link_contention`) on the rank that came last: what runs beside it takes links, memory bandwidth
+    and SMs from it. It stalls if it takes more than twice
     the ideal; with protocol LL, which sends a flag with every word and reaches half the peak at best, more than four
     times. NVLS is held to the bytes it sends, (1 + 1/n) of the message.
 

@@ -35,6 +35,7 @@ def job(
     first: int = 0,
     elements: int = ELEMENTS,
     beside: float = 0.0,
+    sharing: float = 0.0,
     span: float = 50_000.0,
 ) -> list[Trace]:
     """Ranks whose large all-reduce takes ``core`` us; one small one of 20 us before it, rank 1 ``late`` to both."""
@@ -50,6 +51,9 @@ def job(
         collective(build, begin, end, elements=elements, kernel=kernel, ranks=members, sequence=1)
         if beside:
             build.kernel("gemm", begin, begin + beside * core)
+        if sharing:
+            collective(build, begin, begin + sharing * core, operation="all_gather", elements=-1, ranks=members,
+                       stream=30, group="1", sequence=1)  # fmt: skip
         traces.append(named(build.build(), world=first + size))
     return traces
 
@@ -78,6 +82,9 @@ def test_waiting_for_a_late_rank_is_no_stall() -> None:
 def test_what_runs_beside_it_may_explain_it() -> None:
     assert outcome_of(job(10_000, beside=0.19)).status == "flagged"
     assert outcome_of(job(10_000, beside=0.21)).status == "clean"
+    assert outcome_of(job(10_000, sharing=0.19)).status == "flagged"
+    assert outcome_of(job(10_000, sharing=0.21)).status == "clean"
+    assert outcome_of(job(10_000, sharing=0.15, beside=0.15)).status == "flagged"  # side by side with each other
 
 
 def test_latency_is_no_stall() -> None:
