@@ -14,6 +14,7 @@ READERS: dict[str, str] = {
     "nsys": "perfscope.analyzers.readers.nsys",
     "nsys_jax": "perfscope.analyzers.readers.nsys_jax",
     "run": "perfscope.analyzers.readers.run",
+    "torch_memory": "perfscope.analyzers.readers.torch_memory",
     "torch_trace": "perfscope.analyzers.readers.torch_trace",
     "xplane": "perfscope.analyzers.readers.xplane",
     # op_graph is read as a part of a run, never on its own

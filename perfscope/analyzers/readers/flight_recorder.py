@@ -13,26 +13,24 @@ keys; or a tar of such files.
    "frames": [{"name": "forward", "filename": "model.py", "line": 7}]}]}
 ```
 
-A pickle runs whatever it names when it is loaded by Python's own means. This reader names nothing: every global,
-extension and persistent id is refused, so only numbers, strings, lists, tuples and dictionaries can come out.
-The pure-Python unpickler is used, because the other one allocates as much memory as a forged file asks for.
+A pickle runs whatever it names when it is loaded by Python's own means. This reader names nothing (``_pickle.py``).
 """
 
 from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from perfscope.analyzers.facts.frames import Owner, owner_of
 from perfscope.analyzers.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
 from perfscope.analyzers.ranks.operation import operation_of
 from perfscope.analyzers.readers._bytes import open_bytes
+from perfscope.analyzers.readers._pickle import load_plain
 from perfscope.analyzers.trace import Source, Trace
 from perfscope.profiler.errors import DataError
 
@@ -101,24 +99,11 @@ def _of_tar(path: Path, stream: Any) -> list[Trace]:
     return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
 
 
-class _Plain(pickle._Unpickler):
-    """Unpickles numbers, strings and containers; whatever else is asked for is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for a persistent object")
-
-    def get_extension(self, code: int) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for an extension")
-
-
 def _parsed(data: bytes, shown: str) -> dict[str, Any]:
     if len(data) > LARGEST:
         raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
     try:
-        found = _Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+        found = load_plain(data) if data[:1] == b"\x80" else json.loads(data)
     except Exception as error:  # a forged pickle can raise anything, and nothing but this can come of it
         raise DataError(f"{shown}: not a dump of a flight recorder: {type(error).__name__}: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):

@@ -1,0 +1,184 @@
+"""CUDA memory snapshots: what ``torch.cuda.memory._dump_snapshot`` writes, gzip or not, of every schema since 2.0.
+
+```
+{"segments": [{"device": 0, "address": N, "total_size": B, "allocated_size": B, "active_size": B, "stream": N,
+   "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [...],
+   "blocks": [{"address": N, "size": B, "requested_size": B, "state": "active_allocated", "frames": [...]}]}],
+ "device_traces": [[{"action": "alloc", "addr": N, "size": B, "stream": N, "time_us": T, "frames": [
+   {"filename": "model.py", "line": 7, "name": "forward"}]}]],
+ "external_annotations": [{"stage": "START", "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": T}]}
+```
+
+torch 2.0 has blocks with a ``history`` in place of ``frames``, and no times. A snapshot that
+``torch.cuda._memory_viz._profile_to_snapshot`` made of a profile has a ``category`` for each allocation, no times, and
+the host's memory as the device behind the last.
+
+Sizes of the history are as they were asked for: torch does not write there what it handed out. That is what torch's own
+viewer sums, and so are the totals of allocated bytes here; what rounding adds is in ``held`` and ``segments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.readers._bytes import open_bytes
+from perfscope.analyzers.readers.torch_memory_pickle.annotations import annotations_of
+from perfscope.analyzers.readers.torch_memory_pickle.entries import Entries
+from perfscope.analyzers.readers.torch_memory_pickle.history import History, history_of
+from perfscope.analyzers.readers.torch_memory_pickle.machine import Machine
+from perfscope.analyzers.readers.torch_memory_pickle.stacks import Stacks, Strings
+from perfscope.analyzers.readers.torch_memory_pickle.state import pool_of, state_of
+from perfscope.analyzers.trace import Rows, Source, Trace
+from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.analyzers.trace.memory_tables import MEMORY, MemoryAction
+from perfscope.profiler.errors import DataError
+
+FORMAT = "torch_memory"
+
+_KEYS = (b"segments", b"device_traces", b"segment_type", b"total_size", b"free_completed")
+_OTHERS = (b"pg_config", b"collective_seq_id")
+"""Keys of the flight recorder."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a pickle that begins with the segments, or the history, of an allocator."""
+    return head[:1] == b"\x80" and any(key in head for key in _KEYS[:2]) and _tells_apart(head)
+
+
+def _tells_apart(head: bytes) -> bool:
+    return not any(key in head for key in _OTHERS) and sum(key in head for key in _KEYS) >= 2
+
+
+def read(path: Path) -> Trace:
+    """The snapshot at ``path``. ``DataError``, one line, if it is damaged, hostile or of another kind.
+
+    Memory: about a third of the file. The file is read once, and nothing in it can be run.
+    """
+    strings = Strings()
+    stacks = Stacks(strings)
+    try:
+        with open_bytes(path) as data:
+            found = Machine(data, stacks).load()
+        del data
+        return _trace(path, found, stacks, strings)
+    except DataError as error:
+        text = str(error)
+        raise DataError(text if text.startswith(f"{path}: ") else f"{path}: not a memory snapshot: {text}") from error
+
+
+def _trace(path: Path, found: Any, stacks: Stacks, strings: Strings) -> Trace:
+    if type(found) is not dict or type(found.get("segments")) is not list:
+        raise DataError("no dictionary with segments")
+    histories = [one for one in found.get("device_traces") or () if type(one) is Entries]
+    read = sum(one.count for one in histories)
+    host = len(histories) - 1 if _of_profile(found["segments"], histories) else None
+    state = state_of(found["segments"], stacks, strings, host=host)
+    annotations = annotations_of(found.get("external_annotations"), strings)
+
+    parts: list[History] = []
+    for ordinal, entries in enumerate(histories):
+        if entries.count:
+            _pools(entries, strings)
+            place = MISSING if ordinal == host else ordinal
+            held = state.held.take(
+                np.flatnonzero((state.held["ordinal"] == place) & (state.held["on_device"] != (ordinal == host)))
+            )
+            part = history_of(entries, held, None if host is not None else state.reserved.get(ordinal, 0))
+            part.columns |= _constant(len(part.columns["action"]), on_device=ordinal != host, ordinal=place)
+            if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
+                part.columns, part.before = {}, 0
+            parts.append(part)
+    timed = all(part.timed for part in parts)
+    memory = _memory([part for part in parts if part.columns], timed=timed)
+    if timed and (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
+        memory["op"] = around
+    unplaced = _summed([state.unplaced, annotations.unplaced, *(part.unplaced for part in parts)])
+    source = Source(
+        path=str(path), format=FORMAT, rank=None, events_read=read, events_unplaced=sum(unplaced.values()),
+        unplaced=unplaced, repairs=_summed(part.repairs for part in parts),
+        notes=tuple(_notes(parts, len(memory.get("action", ())))), events_only=bool(memory) and not timed,
+    )  # fmt: skip
+    recorded = {"memory_state"} | ({"memory"} if memory else set())
+    if timed and len(annotations.rows["steps"]):
+        recorded.add("steps")
+    rows = {"memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held}
+    if timed:
+        rows |= annotations.rows
+    return Trace(source=source, strings=strings.texts, rows=rows, recorded=frozenset(recorded))
+
+
+def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
+    """It was made of a profile: allocations have categories, or segments nothing that an allocator knows of its own."""
+    if any(entries.words["category"] for entries in histories):
+        return True
+    plain = [type(one) is dict and "allocated_size" not in one and "segment_type" not in one for one in segments]
+    return bool(plain) and all(plain)
+
+
+def _pools(entries: Entries, strings: Strings) -> None:
+    """Give the words for pools as codes of the trace's strings."""
+    words = entries.words["pool_id"]
+    if words:
+        codes = [MISSING if (pool := pool_of(word)) is None else strings.code(pool) for word in words]
+        entries.recode("pool_id", np.array([*codes, MISSING], np.int32))
+
+
+def _constant(size: int, **values: int | bool) -> dict[str, Array]:
+    """Columns of one value each; they take no room."""
+    return {
+        name: np.broadcast_to(np.array(value, MEMORY.column(name).dtype), (size,)) for name, value in values.items()
+    }
+
+
+def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
+    """The rows of all devices in the order they happened, blocks held before in front; numbered if there is no time."""
+    if not parts:
+        return {}
+    if len(parts) == 1:
+        columns = parts[0].columns
+    else:
+        names = {name for part in parts for name in part.columns}
+        columns = {
+            name: np.concatenate([
+                part.columns[name] if name in part.columns
+                else np.full(len(part.columns["action"]), MISSING if name != "category" else 0)
+                for part in parts
+            ])
+            for name in names
+        }  # fmt: skip
+        held = columns["action"] != MemoryAction.HELD_BEFORE
+        order = np.lexsort((columns["time_ns"], held)) if timed else np.argsort(held, kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+        if timed:
+            columns["time_ns"] = np.maximum(columns["time_ns"], 0)
+    size, before = len(columns["action"]), sum(part.before for part in parts)
+    if not timed:
+        columns["time_ns"] = np.maximum(np.arange(size, dtype=np.int64) - before, 0)
+    elif before and len(parts) > 1:
+        columns["time_ns"][:before] = columns["time_ns"].min()
+    columns["address"] = (
+        columns["address"].view(np.uint64) if columns["address"].dtype == np.int64 else columns["address"]
+    )
+    moves = (columns["action"] == MemoryAction.RESERVE) | (columns["action"] == MemoryAction.RELEASE)
+    columns["requested_bytes"] = np.where(moves, MISSING, np.abs(columns["bytes"]))
+    return columns | _constant(size, thread=MISSING, op=MISSING)
+
+
+def _notes(parts: list[History], rows: int) -> Iterable[str]:
+    yield from (note for part in parts for note in part.notes)
+    if rows:
+        yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
+    if before := sum(part.before for part in parts):
+        yield f"{before:,} blocks were held before the first entry of the history: reckoned back from the snapshot"
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in counts:
+        for reason, count in one.items():
+            found[reason] = found.get(reason, 0) + count
+    return found
