@@ -8,10 +8,12 @@ this was within 15% (it cannot know where XLA reuses a buffer for a value of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.hlo.schedule import Schedule
 
 _Buffer = tuple[str, int]
 """Instruction and part of its tuple."""
@@ -22,45 +24,89 @@ _ALIASES = frozenset({"bitcast", "while", "optimization-barrier", "opt-barrier",
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveValue:
+    """A buffer from the instruction that makes it to its last reader, in positions of ``Schedule``, half open."""
+
+    instruction: str
+    part: int
+    """Part of the instruction's tuple; 0 of an array."""
+    start: int
+    end: int
+    bytes: int
+    outputs: tuple[int, ...] = ()
+    """Places among the program's results that it is returned at."""
+
+
 def peak_bytes(module: HloModule) -> int:
     """Bytes alive at the worst moment of one run, arguments and results included."""
     if module.buffer_assignment is not None:
         return sum(one.size for one in module.buffer_assignment.allocations if not one.is_thread_local)
-    peaks: dict[str, int] = {}
-    for name in callees_first(module, lambda one: one.opcode in _RUNS):
-        peaks[name] = _peak(module, module.computations[name], peaks, whole=name == module.entry)
-    return peaks[module.entry]
+    return live_peak_bytes(live_values(module, Schedule(module)))
 
 
-def _peak(module: HloModule, computation: Computation, peaks: Mapping[str, int], *, whole: bool) -> int:
-    """``whole``: parameters count, all the time; inside a loop's body they are the caller's."""
+def live_peak_bytes(values: Iterable[LiveValue]) -> int:
+    """Most bytes of the values that are alive at one position."""
+    change: dict[int, int] = {}
+    for one in values:
+        change[one.start] = change.get(one.start, 0) + one.bytes
+        change[one.end] = change.get(one.end, 0) - one.bytes
+    return max(accumulate(change[position] for position in sorted(change)), default=0)
+
+
+def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
+    """Every buffer of one run that is not a view of another; arguments are alive throughout, constants are not listed.
+
+    A result that took a donated argument's memory is not listed beside it. Inside a loop arguments and results are
+    the caller's. Linear in the module's instructions and tuple parts.
+    """
+    found: list[LiveValue] = []
+    for name, computation in schedule.computations.items():
+        found += _values(module, computation, schedule, whole=name == module.entry)
+    return tuple(found)
+
+
+def _values(module: HloModule, computation: Computation, schedule: Schedule, *, whole: bool) -> Iterator[LiveValue]:
+    """``whole``: the entry, whose parameters count."""
     held: dict[str, _Held] = {}
-    sizes: dict[_Buffer, int] = {}
-    born: list[list[_Buffer]] = []
-    always = 0
+    born: dict[_Buffer, tuple[int, int]] = {}
+    """Start and bytes."""
+    last: dict[_Buffer, int] = {}
     for one in computation.instructions:
         own: list[_Buffer] = []
         held[one.name] = _buffers(module, computation, one, held) or _new(one, own)
-        if one.opcode in ("parameter", "constant"):
-            always += one.shape.bytes if whole and one.opcode == "parameter" else 0
-            own = []
-        sizes.update({buffer: _part_bytes(one, buffer) for buffer in own})
-        born.append(own)
-    last: dict[_Buffer, int] = {buffer: index for index, own in enumerate(born) for buffer in own}
-    for index, one in enumerate(computation.instructions):
+        position = schedule.positions[one.name]
+        if one.opcode == "parameter" and whole:
+            yield LiveValue(instruction=one.name, part=0, start=0, end=len(schedule), bytes=one.shape.bytes)
+        if one.opcode not in ("parameter", "constant"):
+            born.update({buffer: (schedule.begins[one.name], _part_bytes(one, buffer)) for buffer in own})
+        last.update(dict.fromkeys(own, position))
         if one.opcode not in ("tuple", "get-tuple-element", "bitcast"):
-            last.update({buffer: index for operand in one.operands for part in held[operand] for buffer in part})
-    last.update({buffer: len(born) for part in held[computation.root.name] for buffer in part})
-    ends: dict[int, int] = {}
-    for buffer, index in last.items():
-        ends[index] = ends.get(index, 0) + sizes.get(buffer, 0)
-    alive = peak = always
-    for index, one in enumerate(computation.instructions):
-        alive += sum(sizes[buffer] for buffer in born[index])
-        inner = max((peaks.get(called, 0) for called in one.called), default=0) if one.opcode in _RUNS else 0
-        peak = max(peak, alive + inner)
-        alive -= ends.get(index, 0)
-    return peak
+            last.update({buffer: position for operand in one.operands for part in held[operand] for buffer in part})
+    returned: dict[_Buffer, tuple[int, ...]] = {}
+    for place, part in enumerate(held[computation.root.name]):
+        for buffer in part:
+            returned[buffer] = (*returned.get(buffer, ()), place)
+    end = schedule.positions[computation.instructions[-1].name]
+    last.update(dict.fromkeys(returned, len(schedule) - 1 if whole else end))
+    donated = _donated(module, held[computation.root.name]) if whole else frozenset()
+    for buffer, (start, size) in born.items():
+        if buffer in donated:
+            continue
+        yield LiveValue(
+            instruction=buffer[0],
+            part=buffer[1],
+            start=start,
+            end=last[buffer] + 1,
+            bytes=size,
+            outputs=returned.get(buffer, ()) if whole else (),
+        )
+
+
+def _donated(module: HloModule, results: _Held) -> frozenset[_Buffer]:
+    """Buffers of results that lie in the memory of arguments."""
+    places = (one.output[0] if one.output else 0 for one in module.aliases if len(one.output) < 2)
+    return frozenset(buffer for place in places if place < len(results) for buffer in results[place])
 
 
 def _new(one: Instruction, own: list[_Buffer]) -> _Held:
@@ -71,9 +117,6 @@ def _new(one: Instruction, own: list[_Buffer]) -> _Held:
 
 def _part_bytes(one: Instruction, buffer: _Buffer) -> int:
     return one.shape.parts[buffer[1]].bytes if one.shape.parts else one.shape.bytes
-
-
-_RUNS = frozenset({"while", "conditional", "call"})
 
 
 def _buffers(module: HloModule, computation: Computation, one: Instruction, held: Mapping[str, _Held]) -> _Held | None:

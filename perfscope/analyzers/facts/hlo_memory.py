@@ -52,6 +52,15 @@ class MemoryTimeline:
         return self.arena_bytes - self.peak_arena_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """The heap trace that counts, and the allocations that its buffers lie in."""
+
+    events: tuple[HeapEvent, ...]
+    allocations: frozenset[int]
+    """Their indices; empty where a program has no temporaries."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Replay:
     """A heap trace played from its first event to its last."""
@@ -75,19 +84,14 @@ def memory_timeline(module: HloModule) -> MemoryTimeline | None:
 
     HLO text carries no buffer assignment, and some protos carry one without a heap trace.
     """
-    assignment = module.buffer_assignment
-    if assignment is None or not assignment.allocations:
+    arena = arena_of(module)
+    if arena is None:
         return None
-    traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
-    traces = [(events, arenas) for events, arenas in traces if arenas]
-    if not traces:
-        if any(_is_temporary(one) for one in assignment.allocations):
-            return None
-        traces = [((), frozenset())]
-    # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
-    played = [(_replayed(assignment, events), events, arenas) for events, arenas in traces]
-    replay, events, arenas = max(played, key=lambda one: one[0].peak)
-    whole_run = sum(one.size for one in assignment.allocations if _in_device_memory(one) and one.index not in arenas)
+    assignment = module.buffer_assignment
+    assert assignment is not None
+    events, arenas = arena.events, arena.allocations
+    replay = _replayed(assignment, events)
+    whole_run = sum(one.size for one in assignment.allocations if in_device_memory(one) and one.index not in arenas)
     at_peak = _replayed(assignment, events[: replay.peak_event + 1]).owners
     live = [assignment.buffers[block] for block, count in at_peak.items() if count]
     return MemoryTimeline(
@@ -102,18 +106,35 @@ def memory_timeline(module: HloModule) -> MemoryTimeline | None:
     )
 
 
-def _in_device_memory(allocation: BufferAllocation) -> bool:
+def arena_of(module: HloModule) -> Arena | None:
+    """The heap trace of a module's device memory; ``None`` where its temporaries cannot be replayed."""
+    assignment = module.buffer_assignment
+    if assignment is None or not assignment.allocations:
+        return None
+    traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
+    traces = [(events, arenas) for events, arenas in traces if arenas]
+    if not traces:
+        if any(_is_temporary(one) for one in assignment.allocations):
+            return None
+        return Arena(events=(), allocations=frozenset())
+    # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
+    events, arenas = max(traces, key=lambda one: _replayed(assignment, one[0]).peak)
+    return Arena(events=events, allocations=arenas)
+
+
+def in_device_memory(allocation: BufferAllocation) -> bool:
+    """Whether an allocation counts: not a kernel's stack, not another memory space."""
     return not allocation.is_thread_local and not allocation.memory_space
 
 
 def _is_temporary(allocation: BufferAllocation) -> bool:
     lasting = allocation.is_parameter or allocation.is_constant or allocation.maybe_live_out
-    return _in_device_memory(allocation) and not lasting
+    return in_device_memory(allocation) and not lasting
 
 
 def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozenset[int]:
     """Allocations in device memory that a trace's buffers are assigned to."""
-    in_memory = {one.index for one in assignment.allocations if _in_device_memory(one)}
+    in_memory = {one.index for one in assignment.allocations if in_device_memory(one)}
     buffers = (assignment.buffers.get(event.buffer) for event in events)
     return frozenset(
         one.allocation

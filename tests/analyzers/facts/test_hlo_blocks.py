@@ -1,0 +1,208 @@
+"""Timelines of compiled programs: peaks against XLA's own figures, owners by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.facts.hlo_blocks import ASSIGNED, MODELLED, program_timelines
+from perfscope.analyzers.facts.hlo_liveness import peak_bytes
+from perfscope.analyzers.facts.hlo_memory import hlo_memory
+from perfscope.analyzers.hlo.module import Alias, BufferAllocation, BufferAssignment, HeapEvent, LogicalBuffer
+from perfscope.analyzers.load import load_one
+from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase, MemoryTimeline
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryCategory as Category
+from tests.analyzers.facts.test_hlo_memory import XPROF, embedded
+from tests.analyzers.facts.test_hlo_memory import module as heap_module
+from tests.hlo_build import hlo_module, hlo_trace
+
+STEP = """\
+ENTRY %main (w: f32[1024], m: f32[1024], x: f32[1024]) -> (f32[1024], f32[1024], f32[]) {
+  %w = f32[1024]{0} parameter(0), metadata={op_name="state.params['up']"}
+  %m = f32[1024]{0} parameter(1), metadata={op_name="state.momentum['up']"}
+  %x = f32[1024]{0} parameter(2), metadata={op_name="batch"}
+  %h = f32[1024]{0} multiply(%w, %x), metadata={op_name="jit(step)/jvp(mlp)/mul" source_file="train.py" source_line=7}
+  %s = f32[1024]{0} sine(%h), metadata={op_name="jit(step)/jvp(mlp)/sin"}
+  %loss = f32[] constant(0)
+  %d = f32[1024]{0} cosine(%h), metadata={op_name="jit(step)/transpose(jvp(mlp))/cos"}
+  %g = f32[1024]{0} multiply(%d, %x), metadata={op_name="jit(step)/transpose(jvp(mlp))/mul"}
+  %m2 = f32[1024]{0} add(%m, %g), metadata={op_name="jit(step)/add"}
+  %w2 = f32[1024]{0} subtract(%w, %m2), metadata={op_name="jit(step)/sub"}
+  ROOT %out = (f32[1024]{0}, f32[1024]{0}, f32[]) tuple(%w2, %m2, %loss)
+}
+"""
+
+
+def only(trace: Trace) -> MemoryTimeline:
+    (found,) = trace.fact(program_timelines)
+    return found
+
+
+def owners(trace: Trace, timeline: MemoryTimeline) -> dict[str, Category]:
+    names = [trace.text(code) for code in timeline.blocks["name"].tolist()]
+    return dict(zip(names, map(Category, timeline.blocks["category"].tolist()), strict=True))
+
+
+def test_blocks_of_a_step_know_what_they_are_for() -> None:
+    trace = hlo_trace(hlo_module(STEP))
+    found = only(trace)
+    assert (found.space, found.axis, found.basis, found.known_from) == ("program", "instruction", "modelled", MODELLED)
+    assert "approximate" in found.notes[0]
+    assert owners(trace, found) == {
+        "state.params['up']": Category.PARAMETER,
+        "state.momentum['up']": Category.OPTIMIZER_STATE,
+        "batch": Category.INPUT,
+        "h": Category.ACTIVATION,
+        "s": Category.TEMPORARY,
+        "d": Category.TEMPORARY,
+        "g": Category.GRADIENT,
+        "m2": Category.OUTPUT,
+        "w2": Category.OUTPUT,
+    }
+
+
+def test_blocks_carry_place_scope_and_phase() -> None:
+    trace = hlo_trace(hlo_module(STEP))
+    found = only(trace)
+    rows = {trace.text(code): row for row, code in enumerate(found.blocks["name"].tolist())}
+    h, g, m2, w = (rows[name] for name in ("h", "g", "m2", "state.params['up']"))
+    line = found.lines[int(found.blocks["line"][h])]
+    assert (line.file, line.line) == ("train.py", 7)
+    assert trace.text(int(found.blocks["module"][h])) == "mlp"
+    assert trace.text(int(found.blocks["module"][w])) == "state.params"
+    phases = [MemoryPhase(int(found.blocks["phase"][row])) for row in (h, g, m2, w)]
+    assert phases == [MemoryPhase.FORWARD, MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER, MemoryPhase.UNKNOWN]
+    assert found.blocks["before"][w]
+    assert found.blocks["after"][w]
+    assert int(found.blocks["line"][w]) == MISSING
+    assert int(found.blocks["known_by"][h]) == KnownBy.SCHEDULE
+    # h is made by the fourth instruction and last read by the seventh
+    assert (int(found.blocks["start"][h]), int(found.blocks["end"][h])) == (3, 7)
+
+
+def test_the_curve_is_the_sum_of_what_lives() -> None:
+    found = only(hlo_trace(hlo_module(STEP)))
+    curve = found.live()
+    for position, size in zip(curve.positions.tolist(), curve.bytes.tolist(), strict=True):
+        if position <= found.last:
+            assert int(found.blocks["bytes"][found.alive_at(position)].sum()) == size
+
+
+def test_a_donated_argument_is_not_counted_twice() -> None:
+    text = """\
+    ENTRY %main (w: f32[1024], x: f32[1024]) -> f32[1024] {
+      %w = f32[1024]{0} parameter(0)
+      %x = f32[1024]{0} parameter(1)
+      ROOT %w2 = f32[1024]{0} subtract(%w, %x)
+    }
+    """
+    kept = hlo_module(text)
+    donated = replace(kept, aliases=(Alias(output=(), parameter=0),))
+    assert (peak_bytes(kept), peak_bytes(donated)) == (12288, 8192)
+    assert only(hlo_trace(donated)).peak()[1] == 8192
+
+
+def test_a_program_before_optimization_has_no_timeline() -> None:
+    assert hlo_trace(hlo_module(STEP, scheduled=False)).fact(program_timelines) == ()
+
+
+def test_memory_that_is_freed_and_shared_at_once_is_one_block() -> None:
+    events = [("alloc", 3), ("free", 3), ("share_with", 1, 3), ("alloc", 2), ("free", 1)]
+    built = heap_module(events)
+    assert built.buffer_assignment is not None
+    program = hlo_module(
+        """\
+        ENTRY %e (p: f32[1]) -> f32[1] {
+          %b3 = f32[1]{0} parameter(0)
+          %b1 = f32[1]{0} negate(%b3)
+          ROOT %b2 = f32[1]{0} negate(%b1)
+        }
+        """
+    )
+    found = only(hlo_trace(replace(program, buffer_assignment=built.buffer_assignment)))
+    arena = found.blocks["bytes"] < 1000
+    assert sorted(found.blocks["bytes"][arena].tolist()) == [200, 300]
+    assert found.peak()[1] == 1500
+
+
+def test_allocations_that_no_event_names_are_there_all_the_time() -> None:
+    allocations = (
+        BufferAllocation(index=0, size=64, is_parameter=True, buffers=(1,)),
+        BufferAllocation(index=1, size=8, is_constant=True),
+        BufferAllocation(index=2, size=32, maybe_live_out=True),
+        BufferAllocation(index=3, size=5, is_thread_local=True),
+        BufferAllocation(index=4, size=100, buffers=(2,)),
+    )
+    buffers = {
+        1: LogicalBuffer(id=1, instruction="w", size=64, allocation=0, offset=0),
+        2: LogicalBuffer(id=2, instruction="h", size=100, allocation=4, offset=0),
+    }
+    heap = tuple(HeapEvent(kind=kind, buffer=2, instruction="h") for kind in ("alloc", "free"))  # type: ignore[arg-type]
+    assignment = BufferAssignment(buffers=buffers, allocations=allocations, heap_traces=(heap,))
+    trace = hlo_trace(replace(hlo_module(STEP), buffer_assignment=assignment))
+    found = only(trace)
+    assert found.known_from == ASSIGNED
+    assert found.peak() == (3, 204)
+    assert found.reserved is not None
+    assert found.reserved.bytes.tolist() == [204]
+    assert sorted(found.blocks["bytes"].tolist()) == [8, 32, 64, 100]
+    kinds = dict(zip(found.blocks["bytes"].tolist(), found.blocks["category"].tolist(), strict=True))
+    assert kinds == {64: Category.PARAMETER, 8: Category.CONSTANT, 32: Category.OUTPUT, 100: Category.ACTIVATION}
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(("file", "name"), XPROF)
+def test_the_peak_is_that_of_xprof(corpus: Path, file: str, name: str) -> None:
+    found = only(hlo_trace(embedded(corpus / "aot" / f"{file}.xplane.pb.gz", name)))
+    assert found.peak()[1] / 2**20 == XPROF[file, name]
+
+
+PROGRAMS = (
+    "aot/attn_blocked.hlo.pb.gz", "aot/attn_naive.hlo.pb.gz", "aot/fsdp8.hlo.pb.gz", "aot/moe_einsum.hlo.pb.gz",
+    "aot/moe_ragged.hlo.pb.gz", "aot/ssm_assoc.hlo.pb.gz", "aot/ssm_seq.hlo.pb.gz",
+    "hlo_pb/JAX-Toolbox__module_0016.jit_train_step.sm_9.0_gpu_after_optimizations.hlo.pb.xz",
+    "hlo_pb/TraceLens__jit_forward_3d_conv_15.hlo_proto.pb",
+)  # fmt: skip
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("file", PROGRAMS)
+def test_the_peak_of_real_programs_is_that_of_the_replay(corpus: Path, file: str) -> None:
+    trace = load_one(corpus / file)
+    (replayed,) = trace.fact(hlo_memory)
+    found = only(trace)
+    at, peak = found.peak()
+    assert peak == replayed.peak_bytes == max((*replayed.live_bytes, replayed.whole_run_bytes))
+    assert int(found.blocks["bytes"][found.alive_at(at)].sum()) == peak
+    assert found.reserved is not None
+    assert int(found.reserved.bytes[0]) >= peak
+    assert (found.blocks["end"] > found.blocks["start"]).all()
+    assert (np.diff(found.blocks["start"]) >= 0).all()
+
+
+@pytest.mark.corpus
+def test_text_is_modelled_and_says_so(corpus: Path) -> None:
+    trace = load_one(corpus / "aot" / "gpu_ckpt_none_scan.hlo.txt.gz")
+    found = only(trace)
+    assert (found.known_from, found.peak()[1]) == (MODELLED, peak_bytes(trace.hlo[0]))
+    at_peak = found.alive_at(found.peak()[0])
+    activations = at_peak[found.blocks["category"][at_peak] == Category.ACTIVATION]
+    # without a checkpoint most of what a scan of layers holds is what its backward needs
+    assert int(found.blocks["bytes"][activations].sum()) > 0.6 * found.peak()[1]
+
+
+@pytest.mark.corpus
+def test_a_real_train_step_has_one_master_copy_and_two_moments(corpus: Path) -> None:
+    trace = load_one(corpus / PROGRAMS[7])
+    found = only(trace)
+    held = found.blocks["before"]
+    size = {
+        kind: int(found.blocks["bytes"][held & (found.blocks["category"] == kind)].sum())
+        for kind in (Category.PARAMETER, Category.OPTIMIZER_STATE)
+    }
+    # Adam: two moments of the weights' shape, and a counter
+    assert size[Category.OPTIMIZER_STATE] == 2 * size[Category.PARAMETER] + 12
