@@ -22,10 +22,15 @@ How it is found:
     The cost is measured and an upper bound: the rank's lateness, and no more than the longest time that another rank
     waited for it while its device computed nothing. Of collectives on the host (gloo) what they hide is not known.
 
+    Processes of one JAX program (`jax.distributed`), each with several devices, are ranks: executions of a program
+    have the same number on all of them, and a process is as late as its device that comes last. Which devices a
+    profile is of must be in it (so on the CPU from jax 0.7 on), and which process in it or in the run directory;
+    otherwise the rule abstains.
+
     XLA's CPU backend records the meeting of its devices' threads at each collective in one trace: the same is
     said of its devices. Those threads share the cores of one machine: they say who is late to what, not what it would
-    cost on accelerators, so no saving is named. One rank alone, or an XLA profile of accelerators, shows its own
-    kernels and not who arrived when: there the rule abstains.
+    cost on accelerators, so no saving is named. One rank or process alone, or one XLA profile of accelerators, shows
+    its own kernels and not who arrived when: there the rule abstains.
 
 Fix:
     If one rank causes most of it, compare what it does before that collective: shard sizes that do

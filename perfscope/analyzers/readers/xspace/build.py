@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.xspace.placement import Placement
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.pool import Pool
 from perfscope.analyzers.readers.xspace.programs import Programs
-from perfscope.analyzers.trace import MISSING, TABLES, CallKind, Rows, SliceKind, Source, Trace
+from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
 from perfscope.profiler.errors import DataError
 
 FORMAT = "xplane"
@@ -28,7 +28,7 @@ def build(data: Data, shown: str) -> Trace:
     """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
     framed = space(data, shown)
     pool = Pool()
-    host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement(pool)
+    host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement()
     planes: list[str] = []
     epoch_ns = 0
     latest_ns = 0
@@ -43,8 +43,8 @@ def build(data: Data, shown: str) -> Trace:
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
     programs.name_starts(rows["hlo_ops"], pool.strings, pool.code)
-    placement.place(rows["hlo_ops"])
-    process = placement.process(on_host=bool((rows["hlo_ops"]["slice"] != MISSING).any()))
+    assignments = {(pool.code(name), number): devices for (name, number), devices in programs.devices.items()}
+    process = placement.place(rows["hlo_ops"], assignments)
     ran = any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory"))
     if not ran and not programs.modules:
         raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")

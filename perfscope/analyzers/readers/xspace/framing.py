@@ -86,6 +86,14 @@ def parts(data: Data, start: int, end: int, shown: str) -> Iterator[Part]:
         yield Part(number=number, begin=begin, start=content, end=place)
 
 
+def numbers(data: Data, part: Part, shown: str) -> Iterator[int]:
+    """The numbers of one field of a repeated number, which may be packed."""
+    place = part.start
+    while place < part.end:
+        number, place = _varint(data, place, part.end, shown)
+        yield number
+
+
 def _varint(data: Data, place: int, end: int, shown: str) -> tuple[int, int]:
     value = shift = 0
     for position in range(place, min(end, place + _LONGEST_VARINT)):

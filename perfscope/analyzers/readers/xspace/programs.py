@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.xspace.assignment import device_assignment
 from perfscope.analyzers.readers.xspace.planes import Plane, signed
 from perfscope.analyzers.trace import MISSING, Rows
 from perfscope.profiler.errors import DataError
@@ -26,6 +27,8 @@ class Programs:
     modules: list[HloModule] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bytes_read: int = 0
+    devices: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    """(Name, number) -> the program's devices by place, where it says them."""
 
     def add(self, plane: Plane, shown: str) -> None:
         """Every module of the plane. One that is damaged, or more than is bearable, is left out and said."""
@@ -48,10 +51,13 @@ class Programs:
         self.bytes_read += len(proto)
         try:
             module = module_of_proto(proto, f"{shown}: {name}")
+            devices = device_assignment(proto, f"{shown}: {name}")
         except DataError as error:
             self.problems.append(f"the program {name} was not read: {str(error).rpartition(': ')[2]}")
             return
         self.modules.append(replace(module, program_id=None if program is None else signed(program)))
+        if devices and program is not None:
+            self.devices[module.name, signed(program)] = devices
 
     def name_starts(self, ops: Rows, strings: Sequence[str], code: Callable[[str], int]) -> None:
         """On a GPU the kernel of a wrapped collective names the operation inside: give it the name of the start.
