@@ -27,6 +27,8 @@ class Side:
     """What the single trace of a member says of one kind of collective, and its parts by group."""
 
     finding: Finding
+    advice: str
+    """How its transfer is hidden or made smaller."""
     shares: tuple[Share, ...]
     span_ns: int
     """Of the device."""
@@ -34,6 +36,11 @@ class Side:
     """What severities are a share of."""
     steps: int
     """0 where none is known."""
+
+    @property
+    def matched(self) -> bool:
+        """Whether any of it is told apart."""
+        return self.total.unmatched_ns < self.total.exposed_ns
 
     @property
     def total(self) -> Share:
@@ -73,7 +80,7 @@ def exposed_finding(sides: Sequence[Side], *, member: str, elsewhere: bool, uncl
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
         ranks=tuple(sorted(side.total.member for side in sides)) if member == "rank" else worst.finding.ranks,
         evidence=tuple(_row(side, share, member) for side in sides for share in side.shares)[:ROWS],
-        advice=_advice(whole, worst.finding.advice, member, elsewhere=elsewhere),
+        advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
     )
 
 

@@ -18,6 +18,8 @@ from perfscope.analyzers.trace import Trace
 APART_NS = 60 * 10**9
 """A minute. Ranks record the same steps, and clocks of hosts differ by seconds even where nobody sets them."""
 
+MIXED = "process groups of one name have different members on different ranks: these are not one job"
+
 MOST_NAMED = 8
 """Ranks or files a note names one by one."""
 
@@ -139,7 +141,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
         )
     agree = _groups_agree(members)
     if not agree:
-        notes.append("process groups of one name have different members on different ranks: these are not one job")
+        notes.append(MIXED)
     return Job(members=members, world_size=world, missing=missing, notes=tuple(notes), groups_agree=agree)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.ranks.clocks import Clocks, align
 from perfscope.analyzers.ranks.groups import RankGroup, groups_of
-from perfscope.analyzers.ranks.job import Job, has_ranks, jobs_of
+from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of
 from perfscope.analyzers.ranks.matching import Matching, match
 from perfscope.analyzers.ranks.pairs import NO_PAIRS, Pairing, pair
 from perfscope.analyzers.ranks.shared import over
@@ -69,8 +69,16 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
         )
     usable = [one for one in several if one.job.groups_agree and one.matching.matched]
     if not usable:
-        raise AbstainError(next(iter(several[0].notes), "no collective of one rank is one of another's"))
+        raise AbstainError(_why_not(several[0]))
     return tuple(usable)
+
+
+def _why_not(ranks: RankSet) -> str:
+    """Why its ranks cannot be held against each other."""
+    if not ranks.job.groups_agree:
+        return MIXED
+    nothing = "no collective of one rank is one of another's"
+    return f"{nothing}: {ranks.matching.notes[0]}" if ranks.matching.notes else nothing
 
 
 def _of_clocks(clocks: Clocks) -> tuple[str, ...]:

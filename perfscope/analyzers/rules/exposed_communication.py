@@ -105,8 +105,12 @@ def check(trace: Trace) -> Iterable[Finding]:
         return _findings(trace, device)
     waits = waits_of(found.collectives, align(found.collectives, found.devices), all_here=True)
     sides = _sides(trace, device, device.ordinal, waits.get(device.ordinal, {}))
+    here = found.world_size is None or len(found.devices) >= found.world_size
+    unclear = "no longer than their ends differ" if here else "not all devices are here"
     return [
-        exposed_finding([side], member="device", elsewhere=False, unclear="no longer than their ends differ")
+        exposed_finding([side], member="device", elsewhere=False, unclear=unclear)
+        if side.matched  # of a group that reaches into other processes, this recording shows its own devices only
+        else side.finding
         for side in sides
     ]
 
@@ -155,7 +159,8 @@ def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wa
     for finding in _findings(trace, device):
         kind = finding.subject
         yield Side(
-            finding=replace(finding, advice=finding.advice.removesuffix(ALONE_ADVICE)),
+            finding=finding,
+            advice=finding.advice.removesuffix(ALONE_ADVICE),
             shares=shares_of(trace, member, device.device, members[kind], waits),
             span_ns=device.span_ns,
             whole_ns=whole_ns(trace),

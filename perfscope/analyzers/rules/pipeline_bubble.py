@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.job import MIXED, has_ranks
 from perfscope.analyzers.ranks.local import locals_of
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
@@ -86,7 +86,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 def _cannot_tell(pipeline: Pipeline, ranks: RankSet) -> str | None:
     """Why a pipeline cannot be judged; None if it can."""
     if not ranks.job.groups_agree:
-        return "process groups of one name have different members on different ranks: these are not one job"
+        return MIXED
     if len(pipeline.stages) == 1:
         return "one rank alone does not show a pipeline: record all its stages"
     if not pipeline.complete:

@@ -118,3 +118,24 @@ def test_devices_of_one_recording_are_held_against_each_other():
     # `straggler` does not look at devices of an accelerator, so the waiting is in this cost
     assert "compare what it does before with the other devices" in finding.advice
     assert "One rank cannot tell" not in finding.advice
+
+
+def test_devices_that_show_no_collective_of_another_keep_what_one_says():
+    """Two devices that run different all-reduces: nothing is held against anything."""
+    trace = devices_of([("all-reduce-start", 0, 1, 0.0, 50.0), ("gathered", 1, 1, 0.0, 50.0)])
+    (finding,) = _judge(trace).findings
+    assert finding.cost_ns == 50_000
+    assert "One rank cannot tell" in finding.advice
+
+
+def test_devices_that_are_not_in_the_recording_may_have_come_later():
+    """The program runs on four devices, two are here; a permute (named by its kernel) is never matched."""
+    spans = [(name, device, 1, start, start + 50.0) for device in (0, 1)
+             for name, start in (("all-reduce-start", 0.0), ("moved", 60.0))]  # fmt: skip
+    (finding,) = _judge(devices_of(spans)).findings
+    assert finding.title.endswith(
+        "50.0 us waiting or transfer (not all devices are here), 50.0 us of collectives that no other device shows"
+    )
+    assert [(row["unclear_ns"], row["unmatched_ns"], row["transfer_ns"]) for row in finding.evidence] == [
+        (50_000, 0, 0), (0, 50_000, 0),
+    ]  # fmt: skip
