@@ -23,10 +23,10 @@ from perfscope.analyzers.trace import Trace
 
 _IN_ORDER = frozenset(
     {
-        "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "convert", "copy",
-        "copy-done", "copy-start", "cosine", "divide", "erf", "exponential", "exponential-minus-one", "floor", "log",
-        "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "reduce-precision",
-        "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh", "xor",
+        "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "convert",
+        "copy", "copy-done", "copy-start", "cosine", "divide", "erf", "exponential", "exponential-minus-one", "floor",
+        "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power",
+        "reduce-precision", "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh", "xor",
     }
 )  # fmt: skip
 """Every element of the result is computed from those at the same place."""

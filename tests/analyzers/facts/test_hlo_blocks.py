@@ -141,7 +141,7 @@ def test_allocations_that_no_event_names_are_there_all_the_time() -> None:
         1: LogicalBuffer(id=1, instruction="w", size=64, allocation=0, offset=0),
         2: LogicalBuffer(id=2, instruction="h", size=100, allocation=4, offset=0),
     }
-    heap = tuple(HeapEvent(kind=kind, buffer=2, instruction="h") for kind in ("alloc", "free"))  # type: ignore[arg-type]
+    heap = tuple(HeapEvent(kind=kind, buffer=2, instruction="h") for kind in ("alloc", "free"))
     assignment = BufferAssignment(buffers=buffers, allocations=allocations, heap_traces=(heap,))
     trace = hlo_trace(replace(hlo_module(STEP), buffer_assignment=assignment))
     found = only(trace)
