@@ -233,7 +233,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     notes = list(timeline.notes)
     if held > timeline.unseen_bytes:
         notes.append(
-            f"the allocator's own total leaves out {format_bytes(held - timeline.unseen_bytes)} of the program's tensors"
+            f"the allocator's total leaves out {format_bytes(held - timeline.unseen_bytes)} of the program's tensors"
         )
     return replace(
         timeline,

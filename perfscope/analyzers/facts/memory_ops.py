@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.host_spans import input_slices
-from perfscope.analyzers.facts.nesting import nearest_ancestor
+from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
+from perfscope.analyzers.facts.recompute import EVALUATE
 from perfscope.analyzers.memory.pairing import Int64
 from perfscope.analyzers.trace import MISSING, CopyKind, SliceKind, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
@@ -32,6 +33,25 @@ _BLAS_SCRATCH = (4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 1024 * 8)
 (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``)."""
 
 _MOVES = ("aten::to", "aten::_to_copy", "aten::pin_memory", "aten::copy_")
+
+_HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|_strided|_quantized)?|aten::resize_")
+"""Ops that hand out memory on behalf of the op around them."""
+
+
+def asking_op(trace: Trace, row: int) -> str | None:
+    """Name of the op that asked for a block: of a row of ``slices``, or the op around one that only hands out."""
+    slices = trace.rows["slices"]
+    found = None
+    for outer in lineage(trace, row):
+        if slices["kind"][outer] != SliceKind.OP:
+            break
+        name = trace.text(int(slices["name"][outer]))
+        if name.startswith(EVALUATE):
+            break
+        found = name
+        if not _HANDS_OUT.fullmatch(name):
+            break
+    return found or (None if row == MISSING else trace.text(int(slices["name"][row])))
 
 
 def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.facts.hlo_blocks import program_timelines
 from perfscope.analyzers.facts.memory_blocks import event_timelines
 from perfscope.analyzers.facts.memory_categories import categorized
 from perfscope.analyzers.memory.timeline import MemoryTimeline
@@ -9,5 +10,6 @@ from perfscope.analyzers.trace import Trace
 
 
 def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """Devices by number, then the host; no timeline for what nobody recorded."""
-    return tuple(categorized(trace, timeline) for timeline in trace.fact(event_timelines))
+    """Devices by number, the host, compiled programs; no timeline for what nobody recorded."""
+    told = tuple(categorized(trace, timeline) for timeline in trace.fact(event_timelines))
+    return (*told, *trace.fact(program_timelines))

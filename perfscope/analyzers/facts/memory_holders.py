@@ -1,0 +1,280 @@
+"""The peak of each memory: when it is, and who holds it, by category, module, line and op. Every sum is exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.facts.memory_categories import memory_phases
+from perfscope.analyzers.facts.memory_ops import asking_op
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.pairing import Int64
+from perfscope.analyzers.memory.timeline import KnownBy, Line, MemoryPhase, MemoryTimeline
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
+
+LARGEST = 20
+"""Single blocks that are named: as many as a finding has rows of evidence."""
+
+_NUMBER = re.compile(r"(?<![^._/\[])\d+(?![^._/\]])")
+"""A number that is a part of a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What some owner holds at the peak. ``name`` is None for blocks whose owner is not known."""
+
+    name: str | None
+    bytes: int
+    share: float
+    """Of all bytes at the peak."""
+    blocks: int
+    """0 for what is known as a sum only."""
+    members: int = 1
+    """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
+    line: Line | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeBlock:
+    """One block that is held at the peak, with all that is known of it."""
+
+    row: int
+    """Of the timeline's ``blocks``."""
+    bytes: int
+    category: MemoryCategory
+    known_by: KnownBy
+    phase: MemoryPhase
+    name: str | None
+    module: str | None
+    op: str | None
+    line: Line | None
+    made: int
+    """Position at which it was handed out."""
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakHolders:
+    """The peak of one timeline. Each grouping sums to ``bytes``, with ``unseen_bytes`` as a holder of its own."""
+
+    timeline: MemoryTimeline
+    position: int
+    bytes: int
+    unseen_bytes: int
+    phase: MemoryPhase
+    """Of training, at the peak."""
+    step: int | None
+    op: str | None
+    """Op that asked for the block that made the peak; None where that was not recorded."""
+    line: Line | None
+    by_category: tuple[Holder, ...]
+    """``name``: the category's, in small letters; None for blocks of no known category. Largest first, as in all."""
+    by_module: tuple[Holder, ...]
+    """Numbered layers are one row: ``blocks.*.mlp``, with ``members`` of them."""
+    by_prefix: tuple[Holder, ...]
+    """By every prefix of a module's name, with all that is below it: rows hold each other and do not sum up."""
+    by_line: tuple[Holder, ...]
+    by_op: tuple[Holder, ...]
+    largest: tuple[LargeBlock, ...]
+
+
+UNSEEN = "held before the recording began"
+"""Name of the holder that stands for ``unseen_bytes``."""
+
+
+def memory_holders(trace: Trace) -> tuple[PeakHolders, ...]:
+    """The peak of each of the trace's memories, in the order of `memory_timelines`."""
+    return tuple(peak_holders(trace, timeline) for timeline in trace.fact(memory_timelines))
+
+
+def peak_holders(trace: Trace, timeline: MemoryTimeline) -> PeakHolders:
+    """Who holds the peak of ``timeline``, which was derived from ``trace``."""
+    position, total = timeline.peak()
+    return holders_at(trace, timeline, position, total)
+
+
+def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int) -> PeakHolders:
+    """Who holds the ``total`` bytes in use at ``position``."""
+    rows = timeline.alive_at(position)
+    blocks, recorded = timeline.blocks, timeline.of(trace)
+    size = blocks["bytes"][rows]
+    unseen = timeline.unseen_bytes
+    modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
+    grouped = [None if name is None else _NUMBER.sub("*", name) for name in modules]
+    categories = [_category_name(int(code)) for code in blocks["category"][rows]]
+    ops = [asking_op(recorded, int(row)) for row in blocks["op"][rows]]
+    lines = [_line(timeline, int(row)) for row in blocks["line"][rows]]
+    making = np.flatnonzero((blocks["start"] == position) & ~blocks["before"])
+    made = int(making[-1]) if len(making) else MISSING
+    step = int(blocks["step"][made]) if made != MISSING else MISSING
+    return PeakHolders(
+        timeline=timeline,
+        position=position,
+        bytes=total,
+        unseen_bytes=unseen,
+        phase=_phase_at(trace, timeline, position, made),
+        step=None if step == MISSING else step,
+        op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
+        line=None if made == MISSING else _line(timeline, int(blocks["line"][made])),
+        by_category=_holders(categories, size, total, unseen),
+        by_module=_holders(grouped, size, total, unseen, members=modules),
+        by_prefix=_prefixes(modules, size, total),
+        by_line=_line_holders(lines, size, total, unseen),
+        by_op=_holders(ops, size, total, unseen),
+        largest=tuple(
+            LargeBlock(
+                row=int(row),
+                bytes=int(blocks["bytes"][row]),
+                category=MemoryCategory(int(blocks["category"][row])),
+                known_by=KnownBy(int(blocks["known_by"][row])),
+                phase=MemoryPhase(int(blocks["phase"][row])),
+                name=recorded.text(int(blocks["name"][row])) or None,
+                module=modules[index],
+                op=ops[index],
+                line=lines[index],
+                made=int(blocks["start"][row]),
+                step=None if blocks["step"][row] == MISSING else int(blocks["step"][row]),
+            )
+            for index, row in enumerate(rows[:LARGEST].tolist())
+        ),
+    )
+
+
+def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) -> MemoryPhase:
+    if made != MISSING and timeline.blocks["phase"][made]:
+        return MemoryPhase(int(timeline.blocks["phase"][made]))
+    if timeline.space == "program":
+        return MemoryPhase.UNKNOWN
+    at = memory_phases(trace, timeline).phase_at(np.array([position], np.int64))
+    return MemoryPhase(int(at[0]))
+
+
+def _holders(
+    names: Sequence[str | None],
+    size: Int64,
+    total: int,
+    unseen: int,
+    *,
+    members: Sequence[str | None] | None = None,
+) -> tuple[Holder, ...]:
+    """One holder a name, largest first, and ``unseen`` among them."""
+    held: dict[str | None, tuple[int, int]] = {}
+    within: dict[str | None, set[str | None]] = {}
+    for index, (name, bytes_) in enumerate(zip(names, size.tolist(), strict=True)):
+        before, count = held.get(name, (0, 0))
+        held[name] = (before + bytes_, count + 1)
+        if members is not None:
+            within.setdefault(name, set()).add(members[index])
+    found = [
+        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(within.get(name, "1")))
+        for name, (sum_, count) in held.items()
+    ]
+    return _ordered(found, total, unseen)
+
+
+def _line_holders(lines: Sequence[Line | None], size: Int64, total: int, unseen: int) -> tuple[Holder, ...]:
+    held: dict[Line | None, tuple[int, int]] = {}
+    for line, bytes_ in zip(lines, size.tolist(), strict=True):
+        before, count = held.get(line, (0, 0))
+        held[line] = (before + bytes_, count + 1)
+    found = [
+        Holder(name=_line_name(line), bytes=sum_, share=_share(sum_, total), blocks=count, line=line)
+        for line, (sum_, count) in held.items()
+    ]
+    return _ordered(found, total, unseen)
+
+
+def _ordered(found: list[Holder], total: int, unseen: int) -> tuple[Holder, ...]:
+    if unseen:
+        found = [*found, Holder(name=UNSEEN, bytes=unseen, share=_share(unseen, total), blocks=0)]
+    return tuple(sorted(found, key=lambda holder: -holder.bytes))
+
+
+def _prefixes(modules: Sequence[str | None], size: Int64, total: int) -> tuple[Holder, ...]:
+    held: dict[str, tuple[int, int, set[str]]] = {}
+    for module, bytes_ in zip(modules, size.tolist(), strict=True):
+        ends = [] if module is None else [found.start() for found in re.finditer(r"[./]", module)] + [len(module)]
+        for end in ends:
+            prefix = str(module)[:end]
+            name = _NUMBER.sub("*", prefix)
+            before, count, members = held.get(name, (0, 0, set()))
+            held[name] = (before + bytes_, count + 1, members | {prefix})
+    found = [
+        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(members))
+        for name, (sum_, count, members) in held.items()
+    ]
+    return tuple(sorted(found, key=lambda holder: (-holder.bytes, holder.name)))
+
+
+def _share(bytes_: int, total: int) -> float:
+    return bytes_ / total if total else 0.0
+
+
+def _category_name(code: int) -> str | None:
+    return None if code == MemoryCategory.UNKNOWN else MemoryCategory(code).name.lower()
+
+
+def _line(timeline: MemoryTimeline, index: int) -> Line | None:
+    return None if index == MISSING else timeline.lines[index]
+
+
+def _line_name(line: Line | None) -> str | None:
+    if line is None:
+        return None
+    return line.file if line.line is None else f"{line.file}:{line.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryCurve:
+    """Bytes in use over time by category, at a bounded number of positions. All sums are exact at these.
+
+    ``positions``: shape (n,), sorted. ``bytes``: shape (categories, n), in the order of ``categories``.
+    """
+
+    positions: Int64
+    categories: tuple[MemoryCategory, ...]
+    bytes: Int64
+    unseen_bytes: int
+    """To be added to the sum of the categories."""
+
+
+def category_curve(timeline: MemoryTimeline, points: int = 500) -> CategoryCurve:
+    """The curve of ``timeline`` for a picture: of each of ``points`` equal parts of its axis, the highest moment.
+
+    So the peak is among them, and nothing between two points is higher than the part it is in.
+    """
+    curve = timeline.live()
+    part = _parts(curve.positions, timeline.first, timeline.last, points)
+    begins = np.flatnonzero(np.concatenate(([True], part[1:] != part[:-1])))
+    order = np.lexsort((-curve.bytes, part))  # stable: the first of the highest of each part
+    chosen = curve.positions[order[begins]]
+    categories = sorted({int(code) for code in np.unique(timeline.blocks["category"])})
+    found = [_bytes_at(timeline, timeline.blocks["category"] == code, chosen) for code in categories]
+    return CategoryCurve(
+        positions=chosen,
+        categories=tuple(MemoryCategory(code) for code in categories),
+        bytes=np.array(found, np.int64).reshape(len(categories), len(chosen)),
+        unseen_bytes=timeline.unseen_bytes,
+    )
+
+
+def _parts(positions: Int64, first: int, last: int, points: int) -> Int64:
+    span = max(1, last - first + 1)
+    # by floats: positions are up to 2**63, and times ``points`` they would not fit
+    return np.asarray(np.minimum((positions - first) / span * points, points - 1), np.int64)
+
+
+def _bytes_at(timeline: MemoryTimeline, chosen: npt.NDArray[np.bool_], positions: Int64) -> Int64:
+    """Bytes of the chosen blocks that are held at each of ``positions``."""
+    blocks = timeline.blocks
+    start, end, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
+    made, gone = np.argsort(start, kind="stable"), np.argsort(end, kind="stable")
+    grown = np.concatenate(([0], np.cumsum(size[made])))
+    shrunk = np.concatenate(([0], np.cumsum(size[gone])))
+    at: Int64 = grown[np.searchsorted(start[made], positions, side="right")]
+    return at - shrunk[np.searchsorted(end[gone], positions, side="right")]
