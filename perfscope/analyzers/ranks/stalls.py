@@ -7,7 +7,7 @@ carried nothing is taken off: waiting for others, launching and protocol leave l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.exposure import exposed_communication
@@ -16,7 +16,7 @@ from perfscope.analyzers.hardware.topology import Topology
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.ideal import Ideal, Placement, across, placement, within
 from perfscope.analyzers.ranks.job import Member
-from perfscope.analyzers.ranks.link_use import IDLE, LinkUse, network_use, nvlink_use
+from perfscope.analyzers.ranks.link_use import IDLE, LinkUse, has_counters, network_use, nvlink_use
 from perfscope.analyzers.ranks.local import Local, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet
@@ -95,6 +95,7 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
     trace = ranks.job.members[0].trace
     if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):
         return None, UNKNOWN
+    sampled = tuple(rank for rank, member in members.items() if has_counters(member.trace))
     why = SIZELESS
     calls: list[Call] = []
     for one in ranks.matching.matched:
@@ -126,7 +127,7 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
                 trace=members[one.last].trace,
                 side=side,
                 ideal=ideal,
-                use=_use_in(one, members, ideal),
+                use=_use_in(one, members, sampled, ideal),
             )
         )
     return (calls, "") if calls else (None, why)
@@ -179,6 +180,7 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
     ``limit_ll``: with protocol LL. What runs beside computing is left out. Within nodes and between them is held
     apart: the latency is another.
     """
+    others: dict[tuple[int, int], Intervals] = {}
     for network in (False, True):
         held = [one for one in calls if one.ideal.network == network]
         if not held:
@@ -193,15 +195,20 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
             if (
                 one.judged
                 and one.took_ns > (limit_ll if one.protocol == "LL" else limit) * one.ideal_ns
-                and not _beside(one)
+                and not _beside(one, others)
             ):
                 yield one
 
 
-def _beside(one: Call) -> bool:
-    """Whether what computes, or communicates on another stream, beside it may explain it."""
-    side = one.side
-    beside = merge(one.trace.fact(compute_intervals), _others(one))
+def _beside(one: Call, others: dict[tuple[int, int], Intervals]) -> bool:
+    """Whether what computes, or communicates on another stream, beside it may explain it.
+
+    ``others``: what runs beside each stream of a trace, filled as it is asked for.
+    """
+    side, key = one.side, (id(one.trace), one.side.lane)
+    if key not in others:
+        others[key] = merge(one.trace.fact(compute_intervals), _others(one))
+    beside = others[key]
     return int(covered(beside, [side.start_ns], [side.end_ns])[0]) >= BESIDE * side.duration_ns
 
 
@@ -240,9 +247,9 @@ def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
     return next(iter(algorithms), None), "LL" if "LL" in protocols else next(iter(protocols), None)
 
 
-def _use_in(one: Matched, members: dict[int, Member], ideal: Ideal) -> LinkUse | None:
-    """By the counters of the rank that came last, else of the first that has some: the last ``core_ns`` of each."""
-    for rank in (one.last, *sorted(one.sides)):
+def _use_in(one: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
+    """By the counters of the rank that came last, else of the first of ``sampled``: the last ``core_ns`` of each."""
+    for rank in sorted(set(sampled).intersection(one.sides), key=lambda rank: (rank != one.last, rank)):
         side = one.sides[rank]
         use = _use(members[rank].trace, side.kernel, side.end_ns - one.core_ns, side.end_ns, ideal)
         if use is not None:

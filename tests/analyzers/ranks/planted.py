@@ -33,16 +33,16 @@ def _recording(path: Path) -> Recording:
     return found
 
 
-def planted(files: Sequence[Path], folder: Path, plant: Plant, *, world: int | None = None) -> list[Trace]:
-    """Traces of the ranks of ``files`` with what ``plant`` changes; ``world``: keep as many ranks of them only."""
+def planted(files: Sequence[Path], folder: Path, plant: Plant) -> list[Trace]:
+    """Traces of the ranks of ``files``, in their order, with what ``plant`` changes."""
     traces = []
     folder.mkdir(exist_ok=True)
-    for rank, path in enumerate(files if world is None else files[:world]):
+    for rank, path in enumerate(files):
         recording = dict(_recording(path))
-        if world is not None:
-            recording["distributedInfo"] = {**recording["distributedInfo"], "world_size": world}
+        told = {"rank": rank, "world_size": len(files)}
+        recording["distributedInfo"] = {**recording["distributedInfo"], **told}
         recording["traceEvents"] = plant(copy.deepcopy(recording["traceEvents"]), rank)
-        written = folder / path.name.removesuffix(".gz")
+        written = folder / f"rank{rank}_{path.name.removesuffix('.gz')}"
         written.write_text(json.dumps(recording))
         traces += load(written)
     return traces

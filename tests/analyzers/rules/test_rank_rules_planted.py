@@ -126,3 +126,41 @@ def test_all_to_alls_of_uneven_size_are_an_imbalance(
     outcome = analyze(traces, ["expert_imbalance"])["expert_imbalance"]
     assert outcome.status == ("flagged" if found else "clean")
     assert [finding.ranks for finding in outcome.findings] == ([(2,)] if found else [])
+
+
+STAGES, MICROBATCHES = 4, 8
+
+
+@pytest.mark.parametrize(("fill", "found"), [(70_000.0, True), (0.0, False)])
+def test_stages_that_wait_while_the_pipeline_fills_and_drains_are_a_bubble(
+    megatron: list[Path], tmp_path: Path, fill: float, found: bool
+) -> None:
+    """Four stages that compute what rank 0 did, its shortest all-reduces sends and receives of 1F1B's counts."""
+    shortest = min(event["dur"] for event in communication(recorded_events(megatron[0]), LARGE))
+
+    def stage(events: list[Event], rank: int) -> list[Event]:
+        quick = [event for event in communication(events, LARGE) if event["dur"] < 1.2 * shortest]
+        assert len(quick) >= 4 * MICROBATCHES
+        forward = [("recv", rank > 0), ("send", rank < STAGES - 1)]
+        backward = [("recv", rank < STAGES - 1), ("send", rank > 0)]
+        order = [name for name, there in forward * MICROBATCHES + backward * MICROBATCHES if there]
+        exchanged = quick[: len(order)]
+        for event in communication(events, "AllReduce"):
+            event["name"] = "cutlass_gemm"
+        for event, name in zip(exchanged, order, strict=True):
+            event["name"] = "ncclDevKernel_SendRecv(ncclDevComm*)"
+            event["args"] |= {
+                "Collective name": name, "In msg nelems": 1 << 24, "Out msg nelems": 1 << 24, "dtype": "Half",
+                "Group size": STAGES, "Process Group Name": "pp", "Process Group Ranks": str(list(range(STAGES))),
+                "Process Group Description": "PIPELINE_MODEL_PARALLEL_GROUP",
+            }  # fmt: skip
+        first, turn = exchanged[0], exchanged[MICROBATCHES * sum(there for _, there in forward)]
+        return slowed(events, [first, turn], [rank * fill, (STAGES - 1 - rank) * fill])
+
+    traces = planted([megatron[0]] * STAGES, tmp_path / "stages", stage)
+    assert subjects(traces, RULES) == ({("pipeline_bubble", "bubble of the schedule")} if found else set())
+    outcome = analyze(traces, ["pipeline_bubble"])["pipeline_bubble"]
+    assert outcome.status == ("flagged" if found else "clean")
+    for finding in outcome.findings:
+        assert "8 microbatches" in finding.title
+        assert finding.cost_ns == pytest.approx((STAGES - 1) * fill * 1000, rel=0.05)
