@@ -30,8 +30,9 @@ class Value:
     kind: ValueKind
     region: int | None
     """The region whose forward made it; ``None`` outside of all regions, and for what the backward makes."""
-    saved: bool
-    """Made in the forward pass and read in the backward: what a checkpoint drops."""
+    needed_by: frozenset[int | None]
+    """Regions whose backward reads it, ``None``: the backward outside of all. Empty: not kept for the backward. A
+    checkpointed region drops what it made itself and nobody else needs; its inputs stay."""
     cost_ns: int
     """What the op that made it takes, alone: the price of making it again."""
 
