@@ -107,6 +107,10 @@ def _advice(whole: Share, transfer: str, member: str, *, elsewhere: bool) -> str
         if elsewhere
         else f"compare what it does before with the other {member}s (shard sizes, padding, uneven experts or layers)."
     )
+    if elsewhere and whole.core_ns:
+        transfer += (
+            " Whether another algorithm or protocol of NCCL, or other links, would make it shorter: `nvlink_stall`."
+        )
     if not waited:
         return transfer
     if 2 * waited > whole.exposed_ns:

@@ -127,7 +127,7 @@ def kineto_set(corpus: Path, pattern: str) -> list[Trace]:
 @pytest.mark.corpus
 def test_megatron_waits_and_transfers(corpus: Path) -> None:
     found = parts(kineto_set(corpus, "astra-sim__megatron_kineto_*"))
-    # 84 all-reduces of 64 MiB and less on 8 V100s: nothing hides them, so the transfer is the same for all
+    # 84 all-reduces of 64 MiB and less on 8 A100s: nothing hides them, so the transfer is the same for all
     assert {share.core_ns for share in found.values()} == {50_099_000}
     assert {share.collectives for share in found.values()} == {84}
     assert found[4].exposed_ns == 495_240_000
