@@ -60,8 +60,8 @@ def history_of(entries: Entries, held: Rows, reserved: int | None) -> History:
     columns = _placed(entries, found)
     times = columns.pop("time_us")
     columns["time_ns"] = _times(times, found)
-    size = np.abs(columns["bytes"])
-    before, agree = _before(columns, size, held)
+    del times
+    before, agree = _before(columns, held)
     found.before = len(before["address"])
     if agree:
         columns["allocated_bytes"] = _allocated(columns, held)
@@ -134,23 +134,22 @@ def _times(times: Int64, found: History) -> Int64:
     return sorted_times
 
 
-def _before(
-    columns: Mapping[str, npt.NDArray[Any]], size: Int64, held: Rows
-) -> tuple[dict[str, npt.NDArray[Any]], bool]:
+def _before(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> tuple[dict[str, npt.NDArray[Any]], bool]:
     """Blocks held before the first entry, and whether entries and state agree."""
-    events = np.flatnonzero((columns["action"] == MemoryAction.ALLOCATE) | (columns["action"] == MemoryAction.FREE))
+    chosen = (columns["action"] == MemoryAction.ALLOCATE) | (columns["action"] == MemoryAction.FREE)
+    events = np.flatnonzero(chosen).astype(np.int32)  # of a history of millions, every array counts
     address = columns["address"][events]
-    order = np.argsort(address, kind="stable")
+    order = np.argsort(address, kind="stable").astype(np.int32)
     events, address = events[order], address[order]
+    del chosen, order
     frees = columns["action"][events] == MemoryAction.FREE
     first = np.ones(len(events), bool)
     first[1:] = address[1:] != address[:-1]
     last = np.ones(len(events), bool)
     last[:-1] = first[1:]
-    follows = np.flatnonzero(~first)
-    agree = not (frees[follows] == frees[follows - 1]).any()
-    ended = follows[frees[follows]]
-    agree = agree and bool((size[events[ended]] == size[events[ended - 1]]).all())
+    size = columns["bytes"][events]
+    agree = not (~first[1:] & (frees[1:] == frees[:-1])).any()
+    agree = agree and not (~first[1:] & frees[1:] & (size[1:] != -size[:-1])).any()  # frees are negative
 
     in_use = np.flatnonzero((held["state"] != HeldState.FREE) & (held["address"] != 0))
     at_end = held["address"][in_use].astype(np.int64)
@@ -159,18 +158,18 @@ def _before(
     heard = np.zeros(len(at_end), bool)
     inside = place < int(last.sum())
     heard[inside] = address[last][place[inside]] == at_end[inside]
-    still = events[last & ~frees]
-    agree = agree and len(still) == int(heard.sum()) and len(np.unique(at_end)) == len(at_end)
-    if agree and len(still):
+    still = last & ~frees
+    agree = agree and int(still.sum()) == int(heard.sum()) and len(np.unique(at_end)) == len(at_end)
+    if agree and len(at_end):
         by_address = np.argsort(at_end[heard], kind="stable")
         agree = bool(
-            (columns["address"][still] == at_end[heard][by_address]).all()
-            and (size[still] == asked[heard][by_address]).all()
+            (address[still] == at_end[heard][by_address]).all() and (size[still] == asked[heard][by_address]).all()
         )
     early, unheard = events[first & frees], in_use[~heard]
+    freed = -columns["bytes"][early]
     return {
         "address": np.concatenate((columns["address"][early], at_end[~heard])),
-        "bytes": np.concatenate((size[early], asked[~heard])),
+        "bytes": np.concatenate((freed, asked[~heard])),
         "stream": np.concatenate((columns["stream"][early], np.full(len(unheard), MISSING))),
         "frame": np.concatenate((np.full(len(early), MISSING), held["frame"][unheard])),
     }, agree
