@@ -81,14 +81,12 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
     """The phases of training on the axis of a timeline of events; none where nothing tells."""
     recorded = timeline.of(trace)
-    if timeline.axis == "ns":
-        phases = recorded.fact(span_phases)
-        if len(phases.starts):
-            return phases
+    spans = recorded.fact(span_phases) if timeline.axis == "ns" else NO_PHASES
     events = memory_rows(recorded, "memory", memory_of(timeline))
     if not len(events) or not len(recorded.rows["frames"]):
-        return NO_PHASES
-    return event_phases(recorded, events, strictly_increasing(recorded.rows["memory"]["time_ns"][events]))
+        return spans
+    at = strictly_increasing(recorded.rows["memory"]["time_ns"][events])
+    return event_phases(recorded, events, at, spans=spans)
 
 
 def _set(blocks: Columns, found: Codes, how: KnownBy) -> None:
@@ -115,11 +113,18 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
         found[chosen & (gone | ((comes[later] != NEVER) & (end <= comes[later])))] = MemoryCategory.TEMPORARY
         found[chosen & ~gone & (comes[later] != NEVER) & (end > comes[later])] = category
     # the last step of the recording: what the optimizer left behind when it was done
-    over = (segment != MISSING) & (until < blocks["end"]) & (segment < len(phases.starts) - 1)
+    over = (segment != MISSING) & (phases.whole[segment] | (segment < len(phases.starts) - 1))
     found[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
+    # an optimizer that makes its state anew each step lets the old one go; gradients go in zero_grad, outside of it
+    replaced = ~made & ~blocks["after"] & (phases.phase_at(blocks["end"] - 1) == MemoryPhase.OPTIMIZER)
+    found[replaced] = MemoryCategory.OPTIMIZER_STATE
     again = made & (phase == MemoryPhase.RECOMPUTE)
     found[again] = np.where(end > again_until, MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY)[again]
     found[gone & (phase == MemoryPhase.UNKNOWN)] = MemoryCategory.TEMPORARY
+    # the model is no module: what the backward pass lets go was saved for it
+    saved = made & (phase == MemoryPhase.UNKNOWN) & (comes[MemoryPhase.BACKWARD] == until)
+    let_go = phases.segment_at(np.where(blocks["after"], NEVER, blocks["end"]) - 1)
+    found[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
     found[made & _is_input(start, end, phase, phases)] = MemoryCategory.INPUT
     return found
 

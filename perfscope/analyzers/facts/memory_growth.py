@@ -15,6 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_ops import asking_op
+from perfscope.analyzers.facts.memory_stacks import stack_phases
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.memory.pairing import Int64
@@ -111,7 +112,7 @@ def step_ends(trace: Trace, timeline: MemoryTimeline) -> tuple[How, Int64] | Non
     ends = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
     if len(ends) >= 2:
         return "optimizer", ends
-    ends = _periodic(timeline)
+    ends = _periodic(recorded, timeline)
     return None if len(ends) < 2 else ("periodic", ends)
 
 
@@ -196,23 +197,25 @@ def _asking_ops(trace: Trace, ops: Int64) -> tuple[Int64, list[str | None]]:
     return np.array(codes, np.int64)[inverse], list(numbers)
 
 
-def _periodic(timeline: MemoryTimeline) -> Int64:
+def _periodic(trace: Trace, timeline: MemoryTimeline) -> Int64:
     """Where equal allocations come round again at equal numbers of events: once a step, in a loop that repeats itself.
 
     The rarest allocation (by size and stack) that comes at least ``WARM_UP + LEAST_STEPS`` times, with the same number
-    of allocations between most of its neighbours. Layers of a model repeat as well, but more often.
+    of allocations between most of its neighbours, and in no module's call: the layers of a model repeat as well.
+    Without stacks, or where they show no module, nothing tells a layer from a step.
     """
-    blocks = timeline.blocks
-    made = np.flatnonzero(~blocks["before"])
-    if not len(made):
+    blocks, phases = timeline.blocks, trace.fact(stack_phases)
+    if not (phases == MemoryPhase.FORWARD).any():
         return np.empty(0, np.int64)
-    key = np.stack((blocks["bytes"][made], blocks["frame"][made].astype(np.int64)), axis=1)
-    _, kind, counts = np.unique(key, axis=0, return_inverse=True, return_counts=True)
-    kind = kind.ravel()
-    order = np.argsort(kind, kind="stable")
+    made = np.flatnonzero(~blocks["before"])
+    frames = blocks["frame"][made].astype(np.int64)
+    key = np.stack((blocks["bytes"][made], frames), axis=1)
+    _, first, kind, counts = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(kind.ravel(), kind="stable")
     ends = np.cumsum(counts)
+    outside = (frames[first] != MISSING) & (phases[frames[first]] == MemoryPhase.UNKNOWN)
     for one in np.argsort(counts, kind="stable").tolist():
-        if counts[one] < WARM_UP + LEAST_STEPS:
+        if counts[one] < WARM_UP + LEAST_STEPS or not outside[one]:
             continue
         places = order[ends[one] - counts[one] : ends[one]]
         gaps = np.diff(places)

@@ -42,6 +42,8 @@ class Phases:
     phase: npt.NDArray[np.uint8]
     modules: Int64
     """Sorted: when an outermost call of a module began; empty where calls of modules were not recorded."""
+    whole: npt.NDArray[np.bool_]
+    """A span says when it was over; of stacks only the last allocation is known."""
     again_ends: Int64
     """Sorted: when a run of recomputed work was over, where only stacks tell of it."""
 
@@ -94,6 +96,7 @@ NO_PHASES = Phases(
     ends=np.empty(0, np.int64),
     phase=np.empty(0, np.uint8),
     modules=np.empty(0, np.int64),
+    whole=np.empty(0, bool),
     again_ends=np.empty(0, np.int64),
 )
 
@@ -130,12 +133,19 @@ def span_phases(trace: Trace) -> Phases:
     phase = np.repeat(list(outermost), [len(found) for found in outermost.values()])
     found = modules & ~taken & ~inner
     return _merged(
-        slices["start_ns"][rows], slices["end_ns"][rows], phase.astype(np.uint8), np.sort(slices["start_ns"][found])
+        slices["start_ns"][rows],
+        slices["end_ns"][rows],
+        phase.astype(np.uint8),
+        np.ones(len(rows), bool),
+        np.sort(slices["start_ns"][found]),
     )
 
 
-def event_phases(trace: Trace, events: Int64, positions: Int64) -> Phases:
-    """Phases from the stacks of allocator events: rows of ``memory`` and where they are on the axis."""
+def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases | None = None) -> Phases:
+    """Phases from the stacks of allocator events: rows of ``memory`` and where they are on the axis.
+
+    ``spans``: phases that are known from spans on the same axis; stacks tell of the rest.
+    """
     frames = trace.rows["memory"]["frame"][events]
     phase = np.zeros(len(events), np.uint8)
     known = frames != MISSING
@@ -145,24 +155,42 @@ def event_phases(trace: Trace, events: Int64, positions: Int64) -> Phases:
     ending = again.copy()
     ending[:-1] &= ~again[1:]
     # forward work inside the backward pass does not end it
-    within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked])
+    within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked]).astype(np.uint8)
     at = positions[marked]
-    return replace(_merged(at, at + 1, within, NO_PHASES.modules), again_ends=at[ending] + 1)
+    # a snapshot may have ranges beside its stacks, such as those of the optimizer
+    free = at if spans is None else at[spans.segment_at(at) == MISSING]
+    told = within if spans is None else within[spans.segment_at(at) == MISSING]
+    spans = spans or NO_PHASES
+    merged = _merged(
+        np.concatenate((spans.starts, free)),
+        np.concatenate((spans.ends, free + 1)),
+        np.concatenate((spans.phase, told)),
+        np.concatenate((spans.whole, np.zeros(len(free), bool))),
+        spans.modules,
+    )
+    return replace(merged, again_ends=at[ending] + 1)
 
 
-def _merged(starts: Int64, ends: Int64, phase: npt.NDArray[np.uint8], modules: Int64) -> Phases:
+def _merged(
+    starts: Int64, ends: Int64, phase: npt.NDArray[np.uint8], whole: npt.NDArray[np.bool_], modules: Int64
+) -> Phases:
     """Marks as segments: neighbours of one phase are one, and a segment ends where the next begins at the latest."""
     if not len(starts):
         return NO_PHASES
     order = np.argsort(starts, kind="stable")
-    starts, ends, phase = starts[order], ends[order], phase[order]
+    starts, ends, phase, whole = starts[order], ends[order], phase[order], whole[order]
     new = np.ones(len(starts), bool)
     new[1:] = phase[1:] != phase[:-1]
     first = np.flatnonzero(new)
     until = np.maximum.reduceat(ends, first)
     until[:-1] = np.minimum(until[:-1], starts[first][1:])
-    return Phases(
-        starts=starts[first], ends=until, phase=phase[first], modules=modules, again_ends=NO_PHASES.again_ends
+    return replace(
+        NO_PHASES,
+        starts=starts[first],
+        ends=until,
+        phase=phase[first],
+        modules=modules,
+        whole=np.logical_or.reduceat(whole, first),
     )
 
 

@@ -7,7 +7,9 @@ the corpus and in torch's sources:
 * ``torch::autograd::Engine::evaluate_function`` (C++), ``torch/autograd/graph.py: _engine_run_backward`` and
   ``torch/_tensor.py: backward`` (Python, when it runs in the caller's thread) are the backward pass.
 * ``torch/utils/checkpoint.py: recompute_fn``, ``unpack_hook`` and ``backward`` run forward work again.
-* ``torch/nn/modules/module.py: _call_impl`` is a module being called, ``convert`` or ``_apply`` one being moved.
+* ``torch/nn/modules/module.py: _call_impl`` is a module being called, and so is the user's function ``forward``;
+  ``convert`` or ``_apply`` is one being moved.
+* ``torch::autograd::AccumulateGrad`` makes a gradient.
 * ``c10d::`` and ``torch/distributed`` as the innermost Python frame are communication: further out they are only a
   wrapper around the whole forward pass (DDP, FSDP).
 * ``getNewWorkspace``, ``CUDABlasLtWorkspace`` and ``cudnn``'s plans are scratch of a library.
@@ -43,6 +45,7 @@ _MOVES = ("convert", "_apply", "to_empty")
 _ENGINE = "torch::autograd::Engine::evaluate_function"
 _COLLECTIVE = re.compile(r"^c10d::")
 _SCRATCH = re.compile(r"getNewWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorkspace|run_conv_plan|cudnnSetDropout")
+_ACCUMULATES = re.compile(r"torch::autograd::AccumulateGrad::")
 _PARAMETER_INIT = re.compile(r"(^|/)torch/nn/(modules/(?!module\.py)|parameter\.py)")
 
 
@@ -107,7 +110,11 @@ def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
         found[nearest_frame(trace, rows, masks[name])[0] != MISSING] = category
     innermost = (python != MISSING) & masks["distributed"][python]
     found[innermost] = MemoryCategory.COMMUNICATION
-    for name, category in (("collective", MemoryCategory.COMMUNICATION), ("scratch", MemoryCategory.WORKSPACE)):
+    for name, category in (
+        ("accumulates", MemoryCategory.GRADIENT),
+        ("collective", MemoryCategory.COMMUNICATION),
+        ("scratch", MemoryCategory.WORKSPACE),
+    ):
         row, steps = nearest_frame(trace, rows, masks[name])
         found[(row != MISSING) & ((python == MISSING) | (steps < outside))] = category
     return found
@@ -132,20 +139,22 @@ def _masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
 
 _ALL = (
     "python", "user", "library", "module", "optimizer", "states", "backward", "again", "moves", "initial", "loader",
-    "distributed", "collective", "scratch",
+    "distributed", "collective", "scratch", "accumulates",
 )  # fmt: skip
 
 
 def _kinds(file: str, name: str) -> frozenset[str]:
     if not _is_python(file):
         engine = {"backward"} if name.startswith(_ENGINE) else set()
-        collective = {"collective"} if _COLLECTIVE.search(name) else set()
-        return frozenset(engine | collective | ({"scratch"} if _SCRATCH.search(name) else set()))
+        native = {"collective": _COLLECTIVE, "scratch": _SCRATCH, "accumulates": _ACCUMULATES}
+        return frozenset(engine | {kind for kind, pattern in native.items() if pattern.search(name)})
     kinds = {"python"}
     owner = owner_of(file)
-    if owner is not Owner.FRAMEWORK:
-        return frozenset(kinds | {"user" if owner is Owner.USER else "library"})
     called = name.rpartition(".")[2]
+    if owner is not Owner.FRAMEWORK:
+        # stacks of C++ and Python together lack the frames of torch's own module call
+        module = {"module"} if called == "forward" else set()
+        return frozenset(kinds | module | {"user" if owner is Owner.USER else "library"})
     tests = {
         "module": bool(_MODULE.search(file)) and called in ("_call_impl", "_wrapped_call_impl", "__call__"),
         "moves": bool(_MODULE.search(file)) and called in _MOVES,

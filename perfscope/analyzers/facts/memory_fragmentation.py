@@ -1,0 +1,242 @@
+"""What an allocator holds from the driver and no tensor lies in: cached, split beyond use, or lost to rounding.
+
+The words are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is what the allocator holds, ``allocated`` what is handed out of it, ``requested`` what the program asked
+for before rounding, ``active`` what is in use or awaits the free of another stream, ``inactive split`` free space of a
+segment in which other blocks are active, so that it cannot go back to the driver; whole free segments can
+(``torch.cuda.empty_cache``, or the allocator itself before it gives up). ``fragmentation`` is the share of reserved
+memory that is not active.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.pairing import Int64
+from perfscope.analyzers.memory.timeline import Curve, MemoryTimeline
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction
+
+When = Literal["peak of reserved memory", "end", "out of memory", "snapshot"]
+
+REQUESTED_FORMATS = ("torch_memory",)
+"""Formats whose events carry the bytes asked for, and not what was handed out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedMoment:
+    """Reserved against allocated memory at one moment. Bytes."""
+
+    when: When
+    position: int
+    reserved_bytes: int
+    allocated_bytes: int
+    """Handed out; what was asked for, where the source tells of nothing else (`Fragmentation.as_requested`)."""
+    requested_bytes: int | None
+    """Asked for, of the blocks in use; None where that is not recorded for all of them."""
+    failed_bytes: int | None = None
+    """What was asked for in vain, at an out-of-memory where the source says so."""
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not handed out."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def rounding_bytes(self) -> int | None:
+        """Handed out beyond what was asked for."""
+        return None if self.requested_bytes is None else self.allocated_bytes - self.requested_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of reserved memory that is not handed out; 0 if none is reserved."""
+        return self.unused_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """The segments of one pool and stream at the moment of a snapshot: no other can use their blocks. Bytes."""
+
+    pool: str | None
+    """None: the default pool."""
+    stream: int | None
+    kind: str | None
+    """``small`` or ``large``: which sizes its segments serve."""
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    inactive_split_bytes: int
+    releasable_bytes: int
+    """In segments that are free as a whole."""
+    largest_free_bytes: int
+    free_blocks: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Not active."""
+        return self.inactive_split_bytes + self.releasable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """Reserved memory of one device."""
+
+    timeline: MemoryTimeline
+    moments: tuple[ReservedMoment, ...]
+    peak_allocated_bytes: int
+    """Most that was in use at any moment: an allocator that packs perfectly reserves no less."""
+    peak_reserved_bytes: int
+    as_requested: bool
+    """``allocated_bytes`` of the moments on the history are as asked for: the source records no rounding there."""
+    pools: tuple[PoolState, ...]
+    """At the moment of the snapshot, most reserved bytes first; empty without one."""
+    rounding_bytes: int | None
+    """At the snapshot: handed out beyond what was asked for. None where that is not recorded."""
+
+    @property
+    def excess_bytes(self) -> int:
+        """Upper bound of what better packing saves: the peak of reserved memory less the peak of used memory."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """Largest free piece at the snapshot, in any pool."""
+        return max((pool.largest_free_bytes for pool in self.pools), default=0)
+
+    @property
+    def inactive_split_bytes(self) -> int:
+        """Free at the snapshot and not to be given back, since other blocks of their segments are active."""
+        return sum(pool.inactive_split_bytes for pool in self.pools)
+
+
+def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
+    """Fragmentation of each memory whose allocator says what it holds from the driver."""
+    return tuple(
+        _fragmentation(timeline.of(trace), timeline, timeline.reserved)
+        for timeline in trace.fact(memory_timelines)
+        if timeline.reserved is not None and timeline.space != "program" and not timeline.of_driver
+    )
+
+
+def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> Fragmentation:
+    live = timeline.live()
+    moments = [_moment(timeline, live, reserved, "peak of reserved memory", _fullest(live, reserved))]
+    if timeline.first != timeline.last:
+        moments.append(_moment(timeline, live, reserved, "end", timeline.last))
+    failed = _failed(trace, timeline)
+    moments += [
+        _moment(timeline, live, reserved, "out of memory", position, size)
+        for position, size in zip(timeline.out_of_memory, failed, strict=True)
+    ]
+    as_requested = trace.source.format in REQUESTED_FORMATS and timeline.first != timeline.last
+    pools = _pools(trace, timeline)
+    rounding = None
+    if pools:
+        snapshot, rounding = _snapshot_moment(trace, timeline)
+        moments.append(snapshot)
+    return Fragmentation(
+        timeline=timeline,
+        moments=tuple(moments),
+        peak_allocated_bytes=int(live.bytes.max()),
+        peak_reserved_bytes=int(reserved.bytes.max()),
+        as_requested=as_requested,
+        pools=pools,
+        rounding_bytes=rounding,
+    )
+
+
+def _moment(
+    timeline: MemoryTimeline, live: Curve, reserved: Curve, when: When, position: int, failed: int | None = None
+) -> ReservedMoment:
+    rows = timeline.alive_at(position)
+    asked = timeline.blocks["requested_bytes"][rows]
+    known = timeline.unseen_bytes == 0 and bool((asked != MISSING).all())
+    return ReservedMoment(
+        when=when,
+        position=position,
+        reserved_bytes=_at(reserved, position),
+        allocated_bytes=_at(live, position),
+        requested_bytes=int(asked.sum()) if known else None,
+        failed_bytes=failed,
+    )
+
+
+def _snapshot_moment(trace: Trace, timeline: MemoryTimeline) -> tuple[ReservedMoment, int | None]:
+    segments, held = trace.rows["segments"], trace.rows["held"]
+    chosen = memory_rows(trace, "segments", memory_of(timeline))
+    rows = memory_rows(trace, "held", memory_of(timeline))
+    in_use = rows[held["state"][rows] == HeldState.IN_USE]
+    asked = held["requested_bytes"][in_use]
+    known = bool((asked != MISSING).all())
+    moment = ReservedMoment(
+        when="snapshot",
+        position=timeline.last,
+        reserved_bytes=int(segments["bytes"][chosen].sum()),
+        allocated_bytes=int(segments["allocated_bytes"][chosen].sum()),
+        requested_bytes=int(asked.sum()) if known else None,
+    )
+    return moment, int((held["bytes"][in_use] - asked).sum()) if known else None
+
+
+def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
+    segments, held = trace.rows["segments"], trace.rows["held"]
+    chosen = memory_rows(trace, "segments", memory_of(timeline))
+    if not len(chosen):
+        return ()
+    key = np.stack([segments[name][chosen].astype(np.int64) for name in ("pool", "stream", "kind")], axis=1)
+    kinds, group = np.unique(key, axis=0, return_inverse=True)
+    free = memory_rows(trace, "held", memory_of(timeline))
+    free = free[(held["state"][free] == HeldState.FREE) & (held["segment"][free] != MISSING)]
+    place = np.full(len(segments), MISSING, np.int64)
+    place[chosen] = group.ravel()
+    found = []
+    for number, (pool, stream, kind) in enumerate(kinds.tolist()):
+        of_pool = chosen[group.ravel() == number]
+        pieces = free[place[held["segment"][free]] == number]
+        whole = segments["active_bytes"][of_pool] == 0
+        unused = segments["bytes"][of_pool] - segments["active_bytes"][of_pool]
+        found.append(
+            PoolState(
+                pool=trace.text(pool) or None,
+                stream=None if stream == MISSING else stream,
+                kind=trace.text(kind) or None,
+                segments=len(of_pool),
+                reserved_bytes=int(segments["bytes"][of_pool].sum()),
+                allocated_bytes=int(segments["allocated_bytes"][of_pool].sum()),
+                active_bytes=int(segments["active_bytes"][of_pool].sum()),
+                inactive_split_bytes=int(unused[~whole].sum()),
+                releasable_bytes=int(unused[whole].sum()),
+                largest_free_bytes=int(held["bytes"][pieces].max()) if len(pieces) else 0,
+                free_blocks=len(pieces),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.reserved_bytes))
+
+
+def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
+    """Bytes that were asked for in vain, in the order of ``timeline.out_of_memory``."""
+    rows = trace.rows["memory"]
+    events: Int64 = memory_rows(trace, "memory", memory_of(timeline))
+    events = events[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
+    sizes = [int(size) or None for size in np.abs(rows["bytes"][events])]
+    return sizes[: len(timeline.out_of_memory)]
+
+
+def _fullest(live: Curve, reserved: Curve) -> int:
+    """Where most is reserved; of all such moments the first one at which most is handed out."""
+    most = reserved.bytes.max()
+    held = reserved.bytes[np.maximum(np.searchsorted(reserved.positions, live.positions, side="right") - 1, 0)]
+    at_peak = np.flatnonzero(held == most)
+    if not len(at_peak):
+        return int(reserved.positions[int(np.argmax(reserved.bytes))])
+    return int(live.positions[at_peak[np.argmax(live.bytes[at_peak])]])
+
+
+def _at(curve: Curve, position: int) -> int:
+    """Bytes of a step function at a position; its first value before it begins."""
+    return int(curve.bytes[max(0, int(np.searchsorted(curve.positions, position, side="right")) - 1)])
