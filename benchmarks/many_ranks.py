@@ -1,6 +1,9 @@
 """Makes a job of many ranks out of the real ranks of a small one, and measures what analyzing it takes.
 
     python benchmarks/many_ranks.py RANK0.json.gz RANK1.json.gz ... --ranks 64 256 1024
+    python benchmarks/many_ranks.py RANK0.json.gz RANK1.json.gz ... --ranks 64 256 1024 --run
+
+With ``--run`` they lie in one run directory, as ``perfscope run`` leaves it, each rank with its manifest.
 
 The files must be one job's Kineto traces, by rank. Made rank r is real rank r mod N with its rank and the world's size
 rewritten; every N ranks are a host, whose clock is shifted by up to 111 ms against the others. Each size runs in a
@@ -53,6 +56,25 @@ def make(sources: Sequence[Path], folder: Path, ranks: int) -> int:
     return size // len(sources)
 
 
+def as_run(folder: Path, ranks: int) -> Path:
+    """Put the files that ``make`` wrote into a run directory below ``folder``."""
+    from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, Capture, Process, Run, dump
+
+    home = folder / "made"
+    home.mkdir()
+    run = Run(id="made", name="made", created_utc="2026-01-01T00:00:00+00:00", command=("train.py",), state="finished")
+    (home / RUN_FILE).write_bytes(dump(run))
+    for rank in range(ranks):
+        directory = f"rank{rank:05d}"
+        artifact = f"{directory}/timing.pt.trace.json.gz"
+        (home / directory).mkdir()
+        (folder / f"rank{rank:05}.pt.trace.json.gz").rename(home / artifact)
+        capture = Capture(pass_name="timing", tool="torch_profiler", state="recorded", artifact=artifact)
+        process = Process(rank=rank, directory=directory, world_size=ranks, captures=(capture,))
+        (home / directory / PROCESS_FILE).write_bytes(dump(process))
+    return home
+
+
 def measure(folder: Path, jobs: int) -> dict[str, float]:
     """Analyze ``folder`` in this process, which does nothing else."""
     start = time.perf_counter()
@@ -79,6 +101,7 @@ def main() -> None:
     parser.add_argument("sources", nargs="*", type=Path)
     parser.add_argument("--ranks", nargs="+", type=int, default=[64, 256, 1024])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--run", action="store_true", help="make a run directory of them")
     parser.add_argument("--measure", type=Path, help="a folder that is made already; prints JSON")
     asked = parser.parse_args()
     if asked.measure is not None:
@@ -92,7 +115,8 @@ def main() -> None:
     for ranks in asked.ranks:
         with tempfile.TemporaryDirectory() as folder:
             size = make(asked.sources, Path(folder), ranks)
-            line = [sys.executable, __file__, "--measure", folder, "--jobs", str(asked.jobs)]
+            place = as_run(Path(folder), ranks) if asked.run else Path(folder)
+            line = [sys.executable, __file__, "--measure", str(place), "--jobs", str(asked.jobs)]
             done = subprocess.run(
                 line, check=True, capture_output=True, text=True, env={**os.environ, "PERFSCOPE_CACHE": "off"}
             )

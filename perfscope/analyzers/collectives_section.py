@@ -89,7 +89,7 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
             jobs += [_job(one) for one in rank_sets(traces) if _shown(one)]
         processes = process_sets(traces)
         joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
-        several = [one for trace in traces if id(trace) not in joined and (one := device_set(trace)) is not None]
+        several = [one for trace in traces if id(trace) not in joined and (one := trace.fact(device_set)) is not None]
         jobs += [_of_devices(one) for one in (*(one.devices for one in processes), *several)]
     except Exception as error:  # as with a rule: what breaks here must not cost the findings
         _log.warning("collectives of %s", traces[0].source.path, exc_info=True)

@@ -21,15 +21,15 @@ from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.frames import Owner, parse_frame
 from perfscope.analyzers.facts.host_spans import input_slices
-from perfscope.analyzers.facts.hot_instructions import hot_instructions
 from perfscope.analyzers.facts.intervals import Int64, union
 from perfscope.analyzers.facts.link_counters import link_counters
-from perfscope.analyzers.facts.programs import programs
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.ranks.before import OWN_NAMES, compute_intervals
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.local import Local, locals_of
+from perfscope.analyzers.scale.cut_rows import moved_to, places, with_columns
+from perfscope.analyzers.scale.slim_xla import xla_cut
 from perfscope.analyzers.trace import MISSING, TABLES, Rows, SliceKind, Trace
 from perfscope.analyzers.trace.trace import span
 
@@ -38,23 +38,19 @@ MOST_FRAMES = 20_000
 
 _DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work)
 _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
-_OF_PROGRAMS: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
 
 def slim(trace: Trace) -> Trace:
     """The trace with the rows and facts that comparing reads. ``trace`` itself stays as it is.
 
-    Compiled programs, recordings of what they ran (devices are compared there), the log of torch.compile and the flight
-    recorder are kept whole. A fact that cannot be derived
-    raises what it raises.
+    The log of torch.compile and the flight recorder are kept whole; compiled programs and what they ran as
+    ``xla_cut`` says. A fact that cannot be derived raises what it raises.
     """
     derived = [*_DERIVED, compile_summary]
     ranked = has_ranks(trace)
     if ranked:
         derived += _OF_COLLECTIVES
-    if trace.hlo or len(trace.rows["hlo_ops"]):
-        derived += _OF_PROGRAMS
     if trace.compile_log is not None:
         derived += _OF_COMPILING
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
@@ -64,9 +60,9 @@ def slim(trace: Trace) -> Trace:
         strings = [*strings, "ops"]
         cut, facts[locals_of], facts[exposed_communication] = _cut(trace)
         rows |= cut
-    held, pool = _own_strings(rows, strings)
-    if len(trace.rows["hlo_ops"]):
-        held, pool = trace.rows, trace.strings
+    xla = xla_cut(trace)
+    facts |= xla.facts
+    held, pool = (trace.rows, trace.strings) if xla.whole else _own_strings({**rows, **xla.rows}, strings)
     kept = Trace(
         source=trace.source,
         strings=pool,
@@ -75,9 +71,7 @@ def slim(trace: Trace) -> Trace:
         step_times_ns=trace.step_times_ns,
         window_ns=trace.window_ns,
         window_steps=trace.window_steps,
-        hlo=trace.hlo,
-        compile_events=trace.compile_events,
-        host_reads=trace.host_reads,
+        hlo=xla.hlo,
         compile_log=trace.compile_log,
         flight_record=trace.flight_record,
     )
@@ -92,16 +86,16 @@ def _cut(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
     kernels, calls, collectives = (trace.rows[name] for name in ("kernels", "calls", "collectives"))
     found = trace.fact(locals_of)
     chosen = np.unique([one.kernel for one in found if one.kernel != MISSING]).astype(np.int64)
-    kernel_at = _places(len(kernels), chosen)
+    kernel_at = places(len(kernels), chosen)
     launched = kernels["call"][chosen]
     call_rows = np.unique(launched[launched != MISSING])
     slices, slice_at = _slices(trace, found)
     moved: dict[str, dict[str, Any]] = {
-        "kernels": {"call": _moved(launched, _places(len(calls), call_rows)), "op": MISSING},
+        "kernels": {"call": moved_to(launched, places(len(calls), call_rows)), "op": MISSING},
         "calls": {"parent": MISSING},
         "collectives": {
-            "kernel": _moved(collectives["kernel"], kernel_at),
-            "slice": _moved(collectives["slice"], slice_at),
+            "kernel": moved_to(collectives["kernel"], kernel_at),
+            "slice": moved_to(collectives["slice"], slice_at),
             "group": MISSING,
             "ranks": MISSING,
             "dtype": MISSING,
@@ -118,7 +112,7 @@ def _cut(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
         )
         for one in found
     )
-    rows = {name: _with(taken[name], columns) for name, columns in moved.items()}
+    rows = {name: with_columns(taken[name], columns) for name, columns in moved.items()}
     return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
 
 
@@ -172,35 +166,15 @@ def _frames(trace: Trace) -> Int64:
     return chosen
 
 
-def _places(size: int, chosen: Int64) -> Int64:
-    """Per row of a table of ``size``: its place among the chosen ones, ``MISSING`` for the others."""
-    at = np.full(size, MISSING, np.int64)
-    at[chosen] = np.arange(len(chosen))
-    return at
-
-
-def _moved(references: np.ndarray, at: Int64) -> np.ndarray:
-    moved = np.full(len(references), MISSING, np.int64)
-    known = references != MISSING
-    moved[known] = at[references[known]]
-    return moved
-
-
-def _with(rows: Rows, columns: dict[str, Any]) -> Rows:
-    """The rows with other values in some columns; a scalar is for all of them."""
-    changed = {name: np.broadcast_to(values, len(rows)) for name, values in columns.items()}
-    return Rows(rows.table, {**rows, **changed})
-
-
 def _own_strings(rows: dict[str, Rows], strings: list[str]) -> tuple[dict[str, Rows], list[str]]:
     """The rows with codes into a pool that holds nothing but their texts, and the pool."""
     texts = [rows[name][column.name] for name in rows for column in rows[name].table.columns if column.text]
     used = np.unique(np.concatenate(texts)).astype(np.int64)
     used = used[used != MISSING]
-    at = _places(len(strings), used)
+    at = places(len(strings), used)
     held = {
-        name: _with(
-            table, {column.name: _moved(table[column.name], at) for column in table.table.columns if column.text}
+        name: with_columns(
+            table, {column.name: moved_to(table[column.name], at) for column in table.table.columns if column.text}
         )
         for name, table in rows.items()
     }

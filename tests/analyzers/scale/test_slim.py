@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.engine import Analysis, chosen_rules, conclude, examine
+from perfscope.analyzers.engine import Analysis, analyze, chosen_rules, conclude, examine
 from perfscope.analyzers.load import load, load_one
 from perfscope.analyzers.scale import slim as cutting
+from perfscope.analyzers.scale.judge import judge_paths
 from perfscope.analyzers.scale.slim import slim
 from perfscope.analyzers.trace import SliceKind, Trace
 from perfscope.dashboards.reports import render
 from tests.analyzers.ranks.build import STEP, Extra, collective, named, rank_set
 from tests.analyzers.ranks.test_before import compute, loader, nothing, ops, python
 from tests.build import TraceBuilder
+from tests.profiler.programs import captured, environment, write
+
+SHARDED = """
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(jax.devices(), ("x",))
+put = lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec))
+weights, batch = put(jnp.ones((256, 256)), P()), put(jnp.ones((64, 256)), P("x"))
+
+@jax.jit
+def step(weights, batch):
+    loss = lambda held: (jnp.tanh(batch @ held) ** 2).mean()
+    return weights - 0.1 * jax.grad(loss)(weights)
+
+import perfscope
+for _ in range(20):
+    with perfscope.step():
+        weights = step(weights, batch)
+        weights.block_until_ready()
+"""
+"""Data-parallel over eight devices: an all-reduce in each step."""
 
 LATE = [[0.0, 4_000.0, 100.0]] * 6
 
@@ -134,7 +158,68 @@ def test_real_sets(corpus: Path, folder: str, pattern: str, looked: Callable[[An
     assert looked(say_the_same([load_one(file) for file in files]))
 
 
+PROFILES = ("*mi300_jax08_gemm*", "*mi300_jax_conv_08*", "xprof__tpu_inference_2.xplane.pb.gz")
+
+
 @pytest.mark.corpus
-def test_a_real_profile_of_jax(corpus: Path) -> None:
-    (file,) = (corpus / "xplane").glob("*mi300_jax08_gemm*")
+@pytest.mark.parametrize("pattern", PROFILES)
+def test_real_profiles_of_jax(corpus: Path, pattern: str) -> None:
+    (file,) = (corpus / "xplane").glob(pattern)
     assert say_the_same(load(file) + load(file)).programs.programs
+
+
+@pytest.mark.corpus
+def test_different_profiles_beside_ranks_of_torch(corpus: Path) -> None:
+    files = [*(corpus / "xplane").glob("*mi300*"), *sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_*"))]
+    said = say_the_same([load_one(file) for file in files])
+    assert said.programs.programs
+    assert said.collectives.jobs
+
+
+@pytest.mark.corpus
+def test_a_recording_of_devices_with_its_programs(corpus: Path, tmp_path: Path) -> None:
+    (packed,) = (corpus / "nsys_jax").glob("*.zip")
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    trace = load_one(tmp_path)
+    said = say_the_same([trace, *[load_one(file) for file in (corpus / "xplane").glob("*mi300*")]])
+    assert [job.members for job in said.collectives.jobs] == ["device"]
+    cut = slim(trace)
+    assert len(pickle.dumps(cut)) < len(pickle.dumps(load_one(tmp_path))) / 10
+    assert not any(module.computations for module in cut.hlo)
+    cut.check()
+
+
+@pytest.mark.corpus
+def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
+    """Two runs of a function, one of which recomputes more: what XLA compiled stands in for the recordings."""
+    files = sorted((corpus / "hlo_text").glob("xla__hlo_llama3_8b_*"))[:2]
+    (one, other) = (load_one(file) for file in files)
+    traces = []
+    for number, module in enumerate((*one.hlo, *other.hlo)):
+        source = replace(one.source, path=f"r{number}", format="xplane", programs=None)
+        alike = replace(module, name="jit_step", source=f"r{number}")
+        traces.append(Trace(source=source, strings=[], rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
+    say_the_same(traces)
+
+
+@pytest.mark.jax
+def test_a_real_job_on_virtual_devices(tmp_path: Path) -> None:
+    """Two processes of eight devices each, in one set."""
+    pytest.importorskip("jax")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for number in range(2):
+        env = environment(XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
+        done = captured(write(tmp_path, SHARDED), cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        (file,) = (tmp_path / "perfscope-runs" / "latest").resolve().glob("rank00000/timing*.xplane.pb*")
+        shutil.copy(file, folder / f"{number}.xplane.pb")
+    traces = load(folder)
+    assert len(traces) == 2
+    said = say_the_same(traces)
+    assert said.programs.programs
+    fresh = load(folder)
+    assert sum(len(pickle.dumps(slim(one))) for one in traces) < sum(len(pickle.dumps(one)) for one in fresh) / 2
+    whole = render(analyze(load(folder)), "json")
+    assert render(judge_paths([folder], jobs=2).analysis, "json") == whole
