@@ -26,10 +26,16 @@ _IN_ORDER = frozenset(
         "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "convert",
         "copy", "copy-done", "copy-start", "cosine", "divide", "erf", "exponential", "exponential-minus-one", "floor",
         "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power",
-        "reduce-precision", "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh", "xor",
+        "reduce-precision", "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract",
+        "tanh", "xor",
     }
 )  # fmt: skip
 """Every element of the result is computed from those at the same place."""
+
+_COPIES = frozenset(
+    {"bitcast", "bitcast-convert", "convert", "copy", "copy-done", "copy-start", "reshape", "reduce-precision"}
+)
+"""Those of them that compute nothing: a result that is a copy of its argument is no new state."""
 
 _UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 """Opcodes that change some elements of their first operand."""
@@ -55,6 +61,9 @@ class Update:
     donated: bool
     free: bool
     """Nobody reads the argument after the instruction that writes the result."""
+    is_state: bool
+    """It is kept from call to call, as far as the program shows: a leaf of a tree, written into in place, or updated
+    by a program that differentiates. ``jnp.exp(x)`` alone is a program, too, and ``x`` is no state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ def donation_of(module: HloModule) -> Donation | None:
     """What one program could still be given; ``None`` for nothing."""
     schedule = Schedule(module)
     found = updates(module, schedule)
-    missed = sorted((one for one in found if not one.donated and one.free), key=lambda one: -one.bytes)
+    missed = sorted((one for one in found if not one.donated and one.free and one.is_state), key=lambda one: -one.bytes)
     if not missed:
         return None
     before, after, assigned = _peaks(module, schedule, frozenset(one.output for one in missed))
@@ -111,15 +120,18 @@ def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
     flow = Flow(module)
     taken = {one.parameter: one.output[0] if one.output else 0 for one in module.aliases if not one.part}
     reach: dict[int, dict[int, int]] = {}
+    written: set[int] = set()
     for output, maker in enumerate(_outputs(entry.root)):
         if output in taken.values():
             continue
         shape = entry.by_name[maker].shape
-        found = _arguments(flow, flow.numbers[entry.name, maker], shape, entry.name)
+        found, in_place = _arguments(flow, flow.numbers[entry.name, maker], shape, entry.name)
+        written.update(found if in_place else ())
         free = {number: steps for number, steps in found.items() if number not in taken}
         if free:
             reach[output] = free
     outputs = _outputs(entry.root)
+    differentiates = any("transpose(" in one.op_name for one in entry.instructions)
     parameters = {one.parameter_number: one for one in entry.instructions if one.opcode == "parameter"}
     paired = {output: number for number, output in taken.items() if number in parameters and output < len(outputs)}
     for output in sorted(reach, key=lambda one: (len(reach[one]), one)):
@@ -134,6 +146,7 @@ def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
             written_by=_maker(module, outputs[output]),
             bytes=parameters[number].shape.bytes,
             donated=number in taken,
+            is_state=differentiates or number in written or any(mark in parameters[number].op_name for mark in ".["),
             free=last.get(parameters[number].name, 0) <= schedule.positions[_maker(module, outputs[output])],
         )
         for output, number in sorted(paired.items())
@@ -145,9 +158,13 @@ def _outputs(root: Instruction) -> tuple[str, ...]:
     return root.operands if root.opcode == "tuple" else (root.name,)
 
 
-def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> dict[int, int]:
-    """Arguments of a shape from which a value is computed in place: parameter number -> steps between them."""
+def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[int, int], bool]:
+    """Arguments of a shape from which a value is computed in place: parameter number -> steps between them.
+
+    And whether, somewhere between, some elements are written and the others stay.
+    """
     found: dict[int, int] = {}
+    in_place = computes = False
     seen = {start}
     layer, steps = [start], 0
     while layer and len(seen) < _MOST_VALUES:
@@ -158,19 +175,20 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> dict[int, in
             if one.opcode == "parameter" and value.computation.name == entry:
                 if (one.shape.dtype, one.shape.dims, one.shape.layout) == (shape.dtype, shape.dims, shape.layout):
                     found.setdefault(one.parameter_number or 0, steps)
-                continue
-            if value.names:
+            elif value.names:
                 following += value.names
             elif any(mark in one.op_name for mark in _DIFFERENTIATED):
                 continue
             elif one.opcode in _UPDATES:
                 following += value.operands[:1]
+                in_place = True
             elif one.opcode in _IN_ORDER:
                 following += [each for each in value.operands if flow.values[each].size == shape.elements]
+                computes |= one.opcode not in _COPIES
         layer = [number for number in dict.fromkeys(following) if number not in seen]
         seen.update(layer)
         steps += 1
-    return found
+    return found if computes or in_place else {}, in_place
 
 
 def _maker(module: HloModule, name: str) -> str:

@@ -17,6 +17,7 @@ RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.rules.blocking_collective",
     "compile_time": "perfscope.analyzers.rules.compile_time",
     "dense_expert_compute": "perfscope.analyzers.rules.dense_expert_compute",
+    "donation_missed": "perfscope.analyzers.rules.donation_missed",
     "dynamic_shape_churn": "perfscope.analyzers.rules.dynamic_shape_churn",
     "eager_fallback": "perfscope.analyzers.rules.eager_fallback",
     "excess_remat": "perfscope.analyzers.rules.excess_remat",

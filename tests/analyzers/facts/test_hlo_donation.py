@@ -19,7 +19,7 @@ from tests.hlo_build import hlo_module
 
 def program(body: str) -> HloModule:
     """Arguments ``w``, ``m``, ``x`` of 4,096 bytes."""
-    head = "\n".join(f'  %{name} = f32[1024]{{0}} parameter({n}), metadata={{op_name="{name}"}}' for n, name in
+    head = "\n".join(f'  %{name} = f32[1024]{{0}} parameter({n}), metadata={{op_name="state.{name}"}}' for n, name in
                      enumerate("wmx"))  # fmt: skip
     return hlo_module(f"ENTRY %main (w: f32[1024], m: f32[1024], x: f32[1024]) -> f32[] {{\n{head}\n{body}\n}}\n")
 
@@ -65,6 +65,20 @@ def test_each_argument_serves_one_result() -> None:
   ROOT %out = (f32[1024]{0}, f32[1024]{0}) tuple(%w2, %w3)"""
     )
     assert pairs(module) == {"x": 0, "w": 1}
+
+
+def test_a_function_of_an_array_is_no_state() -> None:
+    module = hlo_module(
+        """\
+        ENTRY %main (x: f32[1024]) -> f32[1024] {
+          %x = f32[1024]{0} parameter(0), metadata={op_name="x"}
+          ROOT %y = f32[1024]{0} exponential(%x), metadata={op_name="jit(exp)/exp"}
+        }
+        """
+    )
+    (found,) = updates(module, Schedule(module))
+    assert (found.free, found.is_state) == (True, False)
+    assert donation_of(module) is None
 
 
 def test_a_gradient_is_no_update_though_its_shape_is_that_of_its_weights() -> None:
