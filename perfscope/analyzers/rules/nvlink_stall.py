@@ -153,6 +153,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> F
     for one in stalls:
         by_verdict[one.use.verdict if one.use is not None else None] += one.cost_ns
     verdict = by_verdict.most_common(1)[0][0]
+    counted = any(one.use is not None for one in stalls)
     ranks = worst.group if worst.group else () if worst.rank is None else (worst.rank,)
     after = "without the time its links were idle" if alone else "after the last rank came"
     advice = NETWORK_ADVICE if ideal.network else NVLINK_ADVICE
@@ -169,7 +170,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> F
         cost_ns_per_step=per_step(trace, cost),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(ranks)),
-        evidence=tuple(_row(one) for one in stalls[:ROWS]),
+        evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),
         advice=" ".join(filter(None, (ADVICE[verdict], advice))),
     )
 
@@ -188,12 +189,11 @@ def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
     return f"; its {what} are at {mean:.0%} of their peak meanwhile"
 
 
-def _row(one: Call) -> dict[str, Cell]:
+def _row(one: Call, *, counted: bool) -> dict[str, Cell]:
+    """``counted``: counters were recorded of the links of any of the finding's collectives."""
     use = one.use
-    return {
-        "operation": one.operation,
+    found: dict[str, Cell] = {
         "number": one.number,
-        "group_ranks": one.size,
         "message_bytes": one.message_bytes,
         "core_ns": one.took_ns,
         "ideal_ns": round(one.ideal_ns),
@@ -201,10 +201,11 @@ def _row(one: Call) -> dict[str, Cell]:
         "longest_wait_ns": one.waited_ns,
         "exposed_ns": one.exposed_ns,
         "saves_ns": one.cost_ns,
-        "algorithm": one.algorithm,
-        "protocol": one.protocol,
+        "algorithm": " ".join(filter(None, (one.algorithm, one.protocol))) or None,
         "links": "not recorded" if use is None else use.verdict,
-        "links_mean_share": None if use is None else round(use.mean, 3),
-        "links_peak_share": None if use is None else round(use.peak, 3),
-        "links_idle_share": None if use is None else round(use.idle, 3),
     }
+    if counted:
+        found["links_mean_share"] = None if use is None else round(use.mean, 3)
+        found["links_peak_share"] = None if use is None else round(use.peak, 3)
+        found["links_idle_share"] = None if use is None else round(use.idle, 3)
+    return found
