@@ -197,8 +197,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     if not len(rows):
         return timeline
     tensors = source.rows["tensors"]
-    _, first = np.unique(tensors["address"][rows], return_index=True)  # tied weights share a storage
-    rows = rows[np.sort(first)]
+    rows = _once(tensors, rows)
     addresses = tensors["address"][rows]
     blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
     texts = {
@@ -209,7 +208,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
     order = np.argsort(addresses)
     place = np.minimum(np.searchsorted(addresses[order], blocks["address"]), len(rows) - 1)
-    same = blocks["before"] & (addresses[order][place] == blocks["address"])
+    same = blocks["before"] & (addresses[order][place] == blocks["address"]) & (blocks["address"] != 0)
     tensor = order[place[same]]
     for name, values in texts.items():
         blocks[name][same] = values[tensor]
@@ -217,15 +216,18 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     blocks["category"][unknown] = category[order[place[unknown]]]
     blocks["known_by"][unknown] = KnownBy.ADDRESS
 
-    new = np.flatnonzero(~np.isin(addresses, blocks["address"][blocks["before"]]))
+    freed = tensors["freed_ns"][rows]
+    freed = np.where((freed == MISSING) | (timeline.axis != "ns") | (freed > timeline.last), timeline.last + 1, freed)
+    # what another event tells of is a block already, and what went before the recording is none
+    new = np.flatnonzero(~np.isin(addresses, blocks["address"][blocks["before"]]) & (freed > timeline.first))
     size = tensors["bytes"][rows[new]]
     if timeline.space == "device":
         size = -(-size // ROUNDED_TO) * ROUNDED_TO
     further: Columns = {
         "start": np.full(len(new), timeline.first, np.int64),
-        "end": np.full(len(new), timeline.last + 1, np.int64),
+        "end": freed[new],
         "before": np.ones(len(new), bool),
-        "after": np.ones(len(new), bool),
+        "after": freed[new] > timeline.last,
         "bytes": size,
         "requested_bytes": tensors["bytes"][rows[new]],
         "address": addresses[new],
@@ -246,6 +248,13 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         unseen_bytes=max(0, timeline.unseen_bytes - held),
         notes=tuple(notes),
     )
+
+
+def _once(tensors: Rows, rows: Int64) -> Int64:
+    """One row a storage: tied weights share theirs. Address 0 is that of many together, each row others."""
+    named = rows[tensors["address"][rows] != 0]
+    _, first = np.unique(tensors["address"][named], return_index=True)
+    return np.concatenate((named[np.sort(first)], rows[tensors["address"][rows] == 0]))
 
 
 def _tensor_rows(trace: Trace, recorded: Trace, memory: Memory) -> tuple[Trace, Int64]:

@@ -1,10 +1,10 @@
 """What an allocator holds from the driver and no tensor lies in: cached, split beyond use, or lost to rounding.
 
-The words are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is what the allocator holds, ``allocated`` what is handed out of it, ``requested`` what the program asked
-for before rounding, ``active`` what is in use or awaits the free of another stream, ``inactive split`` free space of a
-segment in which other blocks are active, so that it cannot go back to the driver; whole free segments can
-(``torch.cuda.empty_cache``, or the allocator itself before it gives up). ``fragmentation`` is the share of reserved
-memory that is not active.
+The words are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is what the allocator holds,
+``allocated`` what is handed out of it, ``requested`` what the program asked for before rounding, ``active`` what is in
+use or awaits the free of another stream, ``inactive split`` free space of a segment in which other blocks are active,
+so that it cannot go back to the driver; whole free segments can (``torch.cuda.empty_cache``, or the allocator itself
+before it gives up). ``fragmentation`` is the share of reserved memory that is not handed out.
 """
 
 from __future__ import annotations

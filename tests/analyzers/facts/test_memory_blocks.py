@@ -1,0 +1,205 @@
+"""Timelines from events: what the allocator counted is what the blocks say, at every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.facts.memory_blocks import event_timelines
+from perfscope.analyzers.readers import kineto, torch_memory
+from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction
+from tests.analyzers.facts.memory_build import MemoryBuilder, conserved
+
+WITH_EVENTS = ("TraceLens__h100_bert-small", "TraceLens__h100_qwen1.5-0.5b", "TraceLens__mi300_qwen1.5-0.5b")
+
+
+def test_blocks_unseen_bytes_and_the_curve():
+    b = MemoryBuilder()
+    b.starts_with(1000)
+    b.make(10, 100, 1)
+    b.make(20, 50, 2)
+    b.free(10, 3)
+    b.free(99, 4, size=300)  # held before the recording, and known now
+    trace = b.build()
+    (timeline,) = event_timelines(trace)
+    assert (timeline.label, timeline.axis, timeline.basis) == ("cuda:0", "ns", "measured")
+    assert timeline.unseen_bytes == 700
+    blocks = timeline.blocks
+    assert blocks["address"].tolist() == [99, 10, 20]
+    assert blocks["before"].tolist() == [True, False, False]
+    assert blocks["after"].tolist() == [False, False, True]
+    assert blocks["bytes"].tolist() == [300, 100, 50]
+    assert timeline.peak() == (2000, 1150)
+    assert (timeline.unmatched, timeline.notes) == (0, ())
+    conserved(trace, timeline)
+
+
+def test_events_of_one_instant_do_not_cancel_out():
+    b = MemoryBuilder()
+    b.make(10, 100, 1)
+    b.make(20, 100, 2)
+    b.free(10, 2)
+    (timeline,) = event_timelines(b.build())
+    assert timeline.peak()[1] == 200
+    assert timeline.last == 2001
+
+
+def test_each_device_and_the_host_have_their_own():
+    b = MemoryBuilder()
+    b.make(10, 1, 1, device=1)
+    b.make(10, 2, 2, device=0)
+    b.make(10, 4, 3, device=-1)
+    found = event_timelines(b.build())
+    assert [(one.label, one.peak()[1]) for one in found] == [("cuda:0", 2), ("cuda:1", 1), ("host", 4)]
+
+
+def test_a_total_that_leaves_out_what_was_held_is_told():
+    """The CPU's total begins at 0 when the profiler does, and counts the free of an older block all the same."""
+    b = MemoryBuilder()
+    b.make(10, 100, 1)
+    b.free(99, 2, size=40)
+    (timeline,) = event_timelines(b.build())
+    assert timeline.unseen_bytes == 0
+    assert timeline.peak()[1] == 140
+    assert any("leaves out 40 B" in note for note in timeline.notes)
+
+
+def test_totals_that_contradict_their_events_are_told():
+    b = MemoryBuilder()
+    b.make(10, 100, 1)
+    b.make(20, 100, 2, allocated_bytes=777)
+    (timeline,) = event_timelines(b.build())
+    assert any(note.startswith("at 1 of 2 events the allocator's own total differs") for note in timeline.notes)
+
+
+def test_events_without_an_address_are_told_and_are_no_block():
+    b = MemoryBuilder()
+    b.make(0, 100, 1)
+    b.make(10, 5, 2)
+    (timeline,) = event_timelines(b.build())
+    assert len(timeline.blocks) == 1
+    assert "1 events have no address and are in no block" in timeline.notes
+
+
+def test_what_was_held_before_lasts_from_the_first_position():
+    b = MemoryBuilder()
+    b.event(MemoryAction.HELD_BEFORE, 5, 64, 1, allocated_bytes=64)
+    b.starts_with(64)
+    b.make(10, 100, 2)
+    b.free(5, 3, size=64)
+    trace = b.build()
+    (timeline,) = event_timelines(trace)
+    assert timeline.blocks["before"].tolist() == [True, False]
+    assert timeline.blocks["end"].tolist() == [3000, 3001]
+    assert timeline.unseen_bytes == 0
+    conserved(trace, timeline)
+
+
+def test_the_driver_alone_gives_segments_as_blocks():
+    b = MemoryBuilder()
+    b.event(MemoryAction.RESERVE, 10, 2048, 1, allocated_bytes=-1)
+    b.event(MemoryAction.RESERVE, 20, 512, 2, allocated_bytes=-1)
+    b.event(MemoryAction.RELEASE, 10, -2048, 3, allocated_bytes=-1)
+    (timeline,) = event_timelines(b.build())
+    assert timeline.of_driver
+    assert timeline.peak() == (2000, 2560)
+    assert timeline.reserved is None
+
+
+def test_reserved_from_the_allocator_and_out_of_memory():
+    b = MemoryBuilder()
+    b.make(10, 100, 1, reserved_bytes=1000)
+    b.make(20, 900, 2, reserved_bytes=1000)
+    b.event(MemoryAction.OUT_OF_MEMORY, 0, 500, 3, reserved_bytes=2000)
+    (timeline,) = event_timelines(b.build())
+    assert timeline.reserved is not None
+    assert timeline.reserved.bytes.tolist() == [1000, 2000]
+    assert timeline.reserved.positions.tolist() == [1000, 3000]
+    assert timeline.out_of_memory == (3000,)
+
+
+def test_a_detail_recording_tells_of_memory_and_says_so():
+    b = MemoryBuilder()
+    b.make(10, 100, 1)
+    outer = MemoryBuilder(detail=b.build())
+    outer.op("aten::mm", 0, 1)
+    trace = outer.build()
+    (timeline,) = event_timelines(trace)
+    assert timeline.detail
+    assert timeline.known_from == "allocator events of torch.profiler, in the detail pass"
+    assert timeline.of(trace) is trace.detail
+
+
+def test_one_moment_of_a_snapshot():
+    b = MemoryBuilder(recorded=frozenset({"memory_state"}))
+    b.row("segments", on_device=True, ordinal=0, address=1, bytes=4096, allocated_bytes=1024, active_bytes=1536,
+          stream=3, expandable=False)  # fmt: skip
+    for address, size, state in (
+        (1, 1024, HeldState.IN_USE),
+        (2, 512, HeldState.AWAITING_FREE),
+        (3, 9, HeldState.FREE),
+    ):
+        b.row("held", on_device=True, ordinal=0, address=address, bytes=size, count=1, state=int(state), segment=0)
+    (timeline,) = event_timelines(b.build())
+    assert (timeline.first, timeline.last, timeline.axis) == (0, 0, "event")
+    assert timeline.peak() == (0, 1536)
+    assert timeline.reserved is not None
+    assert timeline.reserved.bytes.tolist() == [4096]
+    assert timeline.blocks["stream"].tolist() == [3, 3]
+
+
+def test_nothing_recorded_is_no_timeline():
+    b = MemoryBuilder()
+    b.op("aten::mm", 0, 1)
+    assert event_timelines(b.build()) == ()
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", WITH_EVENTS)
+def test_the_totals_of_recorded_allocators(corpus: Path, name: str):
+    """Kineto's own ``Total Allocated`` on an H100 and an MI300X: equal at each of thousands of events."""
+    trace = kineto.read(corpus / "kineto" / f"{name}.json.gz")
+    timelines = event_timelines(trace)
+    assert [one.space for one in timelines] == ["device", "host"]
+    for timeline in timelines:
+        assert (timeline.unmatched, timeline.notes) == (0, ())
+        conserved(trace, timeline)
+    assert timelines[0].reserved is not None
+    assert timelines[0].unseen_bytes > 0
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    ("name", "reserved", "requested"),
+    [
+        ("medium512_train", 12_660_506_624, 6_829_260_804),
+        ("medium512_infer", 1_981_808_640, 1_701_482_496),
+        ("fragmented", 14_180_941_824, 1_373_919_236),
+        ("tiny", 3_781_165_056, 31_719_428),
+    ],
+)
+def test_histories_end_where_their_snapshots_are(corpus: Path, name: str, reserved: int, requested: int):
+    """The blocks that history leaves alive are those of the segments: 11.8 GiB reserved in the catalogue's sample."""
+    trace = torch_memory.read(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    (timeline,) = event_timelines(trace)
+    held = trace.rows["held"]
+    in_use = held["state"] != HeldState.FREE
+    alive = timeline.blocks.take(timeline.blocks["after"])
+    assert sorted(alive["address"].tolist()) == sorted(held["address"][in_use].tolist())
+    assert int(alive["bytes"].sum()) == int(held["requested_bytes"][in_use].sum()) == requested
+    assert timeline.live().bytes[-1] == requested
+    assert timeline.reserved is not None
+    assert timeline.reserved.bytes[-1] == reserved == trace.rows["segments"]["bytes"].sum()
+    assert (timeline.unseen_bytes, timeline.unmatched) == (0, 0)
+
+
+@pytest.mark.corpus
+def test_out_of_memory_without_history_is_one_moment(corpus: Path):
+    trace = torch_memory.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
+    (timeline,) = event_timelines(trace)
+    assert timeline.peak() == (0, 11_840_159_744)
+    assert timeline.reserved is not None
+    assert timeline.reserved.bytes.tolist() == [11_844_714_496]
+    assert np.all(timeline.blocks["before"] & timeline.blocks["after"])
