@@ -42,12 +42,12 @@ MOST_NAMED = 3
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Read at most N files of a set at once, each in a process of its own. [cores]",
+    help="Read at most N files of a set, or ranks of a run, at once, each in its own process. [cores]",
 )
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Read the files of a set on the workers of this Dask scheduler, which see the same paths.",
+    help="Read them on the workers of this Dask scheduler, which see the same paths.",
 )
 @click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink-stall.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
