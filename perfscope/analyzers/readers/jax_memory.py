@@ -1,0 +1,165 @@
+"""JAX's device memory profile (``jax.profiler.save_device_memory_profile``): what was held, and who asked for it.
+
+The file is a pprof profile, as a rule gzipped: a sample is a stack with how many buffers (or compiled programs) of it
+are alive and their bytes. Bytes are those that the client counts for its buffers, without the allocator's rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.hlo.source_frames import is_library
+from perfscope.analyzers.protos import decode
+from perfscope.analyzers.readers._bytes import open_bytes
+from perfscope.analyzers.trace import MISSING, TABLES, Rows, Source, Trace
+from perfscope.analyzers.trace.memory_tables import HeldState, MemoryCategory
+from perfscope.profiler.errors import DataError
+
+FORMAT = "jax_memory"
+
+MAX_BYTES = 64 << 20
+"""Of the profile, unpacked: one of a large program with thousands of stacks has 100 kB."""
+MAX_FRAMES = 4_000_000
+"""Frames of all stacks together: 10,000 stacks, 400 deep."""
+
+_HEAD = b"\x0a\x04\x08\x01\x10\x02\x0a\x04\x08\x03\x10\x04"
+"""Two sample types, named by the strings 1 to 4: how XLA writes them. Which they are stands at the end of the file."""
+_TYPES = ("allocations", "count", "space", "bytes")
+_ORDINAL = re.compile(r"[:_](\d+)")
+_HOST = re.compile(r"(^|[^a-z])cpu", re.IGNORECASE)
+_JAX = re.compile(r"(?:^|/)(?:jax|jaxlib)/")
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a pprof profile with two sample types as XLA writes them (``head``: first bytes, decompressed)."""
+    return head.startswith(_HEAD)
+
+
+def read(path: Path) -> Trace:
+    """A trace with ``held`` and ``frames``: one row a stack, kind and device; ``frame`` is the user's innermost one.
+
+    ``DataError``, one line, for a file that is cut off, corrupt, no memory profile of JAX, or too large.
+    """
+    shown = str(path)
+    with open_bytes(path, MAX_BYTES) as data:
+        profile = decode("pprof.Profile", bytes(data), shown)
+    try:
+        strings, held, frames = _Profile(profile).tables()
+    except ValueError as error:
+        raise DataError(f"{shown}: no memory profile of JAX, or corrupt: {error}") from error
+    source = Source(
+        path=shown,
+        format=FORMAT,
+        rank=None,
+        events_read=len(profile.sample),
+        events_unplaced=0,
+        notes=("one moment: what arrays and programs held then, and from which call; no history",),
+        events_only=True,
+    )
+    return Trace(
+        source=source, strings=strings, rows={"held": held, "frames": frames}, recorded=frozenset({"memory_state"})
+    )
+
+
+class _Profile:
+    """One profile on its way to the tables. ``ValueError`` for numbers that point at nothing."""
+
+    def __init__(self, profile: Any) -> None:
+        self._profile = profile
+        self._strings = list(profile.string_table)
+        types = [self._text(one) for kind in profile.sample_type for one in (kind.type, kind.unit)]
+        if tuple(types) != _TYPES:
+            raise ValueError(f"its samples count {', '.join(types[::2])[:80] or 'nothing'}")
+        self._functions = {one.id: (self._text(one.name), self._text(one.filename)) for one in profile.function}
+        self._locations = {one.id: tuple((line.function_id, line.line) for line in one.line) for one in
+                           profile.location}  # fmt: skip
+        self._codes: dict[str, int] = {}
+        self._rows: dict[tuple[int, int, int], int] = {}
+        """Function, line and row of the caller -> row of ``frames``."""
+        self._frames: list[tuple[int, int, int, int]] = []
+        self._files: list[str] = []
+        """File of each row."""
+
+    def tables(self) -> tuple[list[str], Rows, Rows]:
+        """Strings, ``held`` and ``frames``."""
+        samples = self._profile.sample
+        if sum(len(one.location_id) for one in samples) > MAX_FRAMES:
+            raise ValueError(f"stacks of more than {MAX_FRAMES:,} frames")
+        labels = [{self._text(label.key): self._text(label.str) for label in one.label} for one in samples]
+        devices = {one["device"] for one in labels if one.get("device")}
+        only = devices.pop() if len(devices) == 1 else ""
+        columns: dict[str, list[Any]] = {key: [] for key in ("on_device", "ordinal", "bytes", "count", "kind",
+                                                             "category", "frame")}  # fmt: skip
+        for sample, label in zip(samples, labels, strict=True):
+            if len(sample.value) != 2 or min(sample.value) < 0:
+                raise ValueError("a sample without a number and a size")
+            # a compiled program has no device of its own: it is where the profile's only one is
+            device = label.get("device", "") or only
+            kind = label.get("kind", "")
+            ordinal = _ORDINAL.search(device)
+            on_device = bool(device) and _HOST.search(device) is None
+            columns["on_device"].append(on_device)
+            columns["ordinal"].append(int(ordinal[1][:9]) if on_device and ordinal is not None else MISSING)
+            columns["count"].append(sample.value[0])
+            columns["bytes"].append(sample.value[1])
+            columns["kind"].append(self._code(kind) if kind else MISSING)
+            columns["category"].append(MemoryCategory.CODE if kind == "executable" else MemoryCategory.UNKNOWN)
+            columns["frame"].append(self._users(self._stack(sample.location_id)))
+        size = len(samples)
+        held = Rows(
+            TABLES["held"],
+            {
+                **{key: np.array(values, TABLES["held"].column(key).dtype) for key, values in columns.items()},
+                "address": np.zeros(size, np.uint64),
+                "state": np.full(size, HeldState.IN_USE, np.uint8),
+            },
+        )
+        frames = [np.array(values, np.int32) for values in zip(*self._frames, strict=True)] or [
+            np.empty(0, np.int32)
+        ] * 4
+        named = dict(zip(("name", "file", "line", "parent"), frames, strict=True))
+        return list(self._codes), held, Rows(TABLES["frames"], named)
+
+    def _stack(self, locations: Any) -> list[int]:
+        """Rows of ``frames``, innermost first. Callers come first into the table, and stacks share them."""
+        parent = MISSING
+        found = []
+        for location in reversed(locations):
+            lines = self._locations.get(location)
+            if lines is None:
+                raise ValueError(f"a stack goes through place {location}, which is not in it")
+            for function, line in reversed(lines):
+                if function not in self._functions:
+                    raise ValueError(f"place {location} is in function {function}, which is not in it")
+                key = (function, line, parent)
+                if key not in self._rows:
+                    name, file = self._functions[function]
+                    number = line if 0 < line < 2**31 else MISSING
+                    self._rows[key] = len(self._frames)
+                    self._files.append(file)
+                    self._frames.append((self._code(name), self._code(file) if file else MISSING, number, parent))
+                parent = self._rows[key]
+                found.append(parent)
+        return found[::-1]
+
+    def _users(self, stack: list[int]) -> int:
+        """The innermost frame of the user's own code, else of a package that is not JAX, else the innermost."""
+        files = [self._files[row] for row in stack]
+        own = next((row for row, file in zip(stack, files, strict=True) if file and not is_library(file)), None)
+        if own is not None:
+            return own
+        other = next((row for row, file in zip(stack, files, strict=True) if file and not _JAX.search(file)), None)
+        return other if other is not None else stack[0] if stack else MISSING
+
+    def _text(self, index: int) -> str:
+        if not 0 <= index < len(self._strings):
+            raise ValueError(f"string {index} of {len(self._strings):,}")
+        found: str = self._strings[index]
+        return found
+
+    def _code(self, text: str) -> int:
+        return self._codes.setdefault(text, len(self._codes))
