@@ -12,6 +12,8 @@ DEFECTS = {
     "float": "read the loss with float() in every step",
     "retrace": "pass the number of the step as a static Python int: every step traces and compiles anew",
     "checkpoint": "recompute every block in the backward although its memory is not needed",
+    "leak": "keep the logits of every step on the device in a list that nobody reads",
+    "no-donation": "keep the old weights and optimizer state beside the new ones",
     "fp32": "float32 logits at full precision on a device that has TF32 and bfloat16",
 }
 

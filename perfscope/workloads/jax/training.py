@@ -85,9 +85,14 @@ class LanguageModel:
 
 def loss_of(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> jax.Array:
     """Cross-entropy of the next token in nats, a float32 scalar."""
+    return loss_and_logits(model, weights, tokens_BM)[0]
+
+
+def loss_and_logits(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The loss, and the logits_BLV in float32 that it was computed from."""
     logits_BLV = model(weights, tokens_BM[:, :-1]).astype(jnp.float32)
     log_BLV = jax.nn.log_softmax(logits_BLV)
-    return -jnp.take_along_axis(log_BLV, tokens_BM[:, 1:, None], axis=-1).mean()
+    return -jnp.take_along_axis(log_BLV, tokens_BM[:, 1:, None], axis=-1).mean(), logits_BLV
 
 
 def adamw(weight: jax.Array, gradient: jax.Array, mean: jax.Array, square: jax.Array, count: Any) -> tuple[Any, ...]:
@@ -110,12 +115,14 @@ def start(model: LanguageModel) -> State:
     return State(weights, zeros, zeros, np.zeros((), np.int32))
 
 
-def step_of(model: LanguageModel) -> Callable[..., tuple[State, jax.Array]]:
-    """One step of training, to be compiled: (state, tokens_BM) -> (state, loss)."""
+def step_of(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
+    """One step of training, to be compiled: (state, tokens_BM) -> (state, loss), or (state, (loss, logits)) to leak."""
+    leaks = "leak" in model.defects
+    of = loss_and_logits if leaks else loss_of
 
-    def step(state: State, tokens_BM: jax.Array, count: int | None = None) -> tuple[State, jax.Array]:
+    def step(state: State, tokens_BM: jax.Array, count: int | None = None) -> tuple[State, Any]:
         taken = state.count + 1 if count is None else count
-        loss, gradients = jax.value_and_grad(loss_of, argnums=1)(model, state.weights, tokens_BM)
+        loss, gradients = jax.value_and_grad(of, argnums=1, has_aux=leaks)(model, state.weights, tokens_BM)
         tree = jax.tree.structure(state.weights)
         leaves, slopes, means, squares = map(jax.tree.leaves, (state.weights, gradients, state.mean, state.square))
         new = [adamw(*leaf, taken) for leaf in zip(leaves, slopes, means, squares, strict=True)]
@@ -128,13 +135,14 @@ def step_of(model: LanguageModel) -> Callable[..., tuple[State, jax.Array]]:
 def train(block: Callable[[Size, str], Block], options: Options) -> list[float]:
     """Trains ``options.steps`` steps, prints the loss of each and returns them."""
     model, device = LanguageModel(block, options), device_of(options)
-    update = jax.jit(step_of(model), static_argnums=2, donate_argnums=0)
+    donated = () if "no-donation" in options.defects else 0  # defect: old and new state at once
+    update = jax.jit(step_of(model), static_argnums=2, donate_argnums=donated)
     return loop(update, jax.device_put(start(model), device), options, device)
 
 
-def loop(update: Callable[..., tuple[State, jax.Array]], state: State, options: Options, place: Any) -> list[float]:
+def loop(update: Callable[..., tuple[State, Any]], state: State, options: Options, place: Any) -> list[float]:
     """Runs a compiled step over all batches, which go to ``place`` (a device or a sharding); prints the losses."""
-    losses, total = [], 0.0
+    losses, kept, total = [], [], 0.0
     for number, tokens_BM in enumerate(batches(options)):
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
             batch_BM = jax.device_put(tokens_BM, place)
@@ -142,6 +150,9 @@ def loop(update: Callable[..., tuple[State, jax.Array]], state: State, options: 
                 state, loss = update(state, batch_BM, number + 1)  # defect: a static int, so a new program a step
             else:
                 state, loss = update(state, batch_BM)
+            if "leak" in options.defects:
+                loss, logits_BLV = loss
+                kept.append(logits_BLV)  # defect: grows by a step's logits with every step
             if "float" in options.defects:
                 total += float(loss)  # defect: the host waits for the step it has just queued
         losses.append(loss)

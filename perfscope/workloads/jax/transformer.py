@@ -129,7 +129,7 @@ def sharded_step(options: Options, mesh: Mesh) -> tuple[Any, State, NamedShardin
         in_shardings=(shardings, batch),
         out_shardings=(shardings, one),
         static_argnums=2,
-        donate_argnums=0,
+        donate_argnums=() if "no-donation" in options.defects else 0,  # defect: old and new state at once
     )
     return update, jax.device_put(state, shardings), batch
 
