@@ -41,6 +41,19 @@ class Seen:
     devices: tuple[Mapping[str, str | int], ...]
     packages: Mapping[str, str]
     memory: Mapping[str, int]
+    memory_after: Mapping[str, int]
+
+    def manifest(self) -> dict[str, Any]:
+        """These fields of the process' manifest."""
+        return {
+            "rank": self.rank,
+            "directory": self.path.name,
+            "world_size": self.world_size,
+            "devices": self.devices,
+            "packages": self.packages,
+            "memory": self.memory,
+            "memory_after": self.memory_after,
+        }
 
 
 def mark_attached(run: Path) -> None:
@@ -66,6 +79,7 @@ def look(run: Path) -> Seen:
         devices=tuple(_devices(torch)) or tuple(jax_side.devices()),
         packages={**({} if torch is None else {"torch": str(torch.__version__)}), **jax_side.packages()},
         memory={},
+        memory_after={},
     )
 
 
@@ -86,17 +100,26 @@ def look_again(seen: Seen, run: Path) -> Seen:
     return replace(seen, rank=rank, path=path)
 
 
-def with_memory(seen: Seen, optimizers: Iterable[Any]) -> Seen:
-    """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before."""
+def with_memory(seen: Seen, purposes: Mapping[str, int]) -> Seen:
+    """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before.
+
+    ``purposes``: bytes of parameters, gradients ... (`captures/torch_tensors.py`).
+    """
+    return replace(seen, memory={**jax_side.memory(), **purposes, **allocator_counters()})
+
+
+def with_memory_after(seen: Seen) -> Seen:
+    """The same with the allocator's counters of now, behind the last pass."""
+    return replace(seen, memory_after=allocator_counters())
+
+
+def allocator_counters() -> dict[str, int]:
+    """The counters of the CUDA allocator that are kept; none where CUDA is not in use. Peaks are since the start."""
     torch: Any = sys.modules.get("torch")
-    memory = jax_side.memory()
-    if torch is None:
-        return replace(seen, memory=memory)
-    memory |= _model_bytes(torch, list(optimizers))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        counters = torch.cuda.memory_stats()
-        memory |= {key: int(counters[key]) for key in ALLOCATOR_COUNTERS if key in counters}
-    return replace(seen, memory=memory)
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    counters = torch.cuda.memory_stats()
+    return {key: int(counters[key]) for key in ALLOCATOR_COUNTERS if key in counters}
 
 
 def wait_for_cuda() -> bool:
@@ -200,31 +223,3 @@ def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
         "capability": f"{properties.major}.{properties.minor}",
         "platform": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
     }
-
-
-def _model_bytes(torch: Any, optimizers: list[Any]) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state of this rank, each tensor once."""
-    if not optimizers:
-        return {}
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = {id(one): one for group in groups for one in group["params"]}
-    gradients = [one.grad for one in parameters.values() if one.grad is not None]
-    state = {
-        id(tensor): tensor
-        for optimizer in optimizers
-        for held in optimizer.state.values()
-        if isinstance(held, Mapping)
-        for tensor in held.values()
-        if isinstance(tensor, torch.Tensor)
-    }
-    return {
-        "parameters_bytes": sum(map(_local_bytes, parameters.values())),
-        "gradients_bytes": sum(map(_local_bytes, gradients)),
-        "optimizer_state_bytes": sum(map(_local_bytes, state.values())),
-    }
-
-
-def _local_bytes(tensor: Any) -> int:
-    """Bytes of the part of a tensor that this rank holds (a sharded one knows its local part)."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    return int(local.numel() * local.element_size())

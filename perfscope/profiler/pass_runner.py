@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from perfscope.profiler import jax_compat, observe
@@ -16,8 +17,9 @@ from perfscope.profiler.run import Capture
 class PassRunner:
     """Starts and ends passes at step boundaries, on the thread of the loop. ``run``: the run directory."""
 
-    def __init__(self, options: CaptureOptions, run: Path) -> None:
-        """Plan the passes; none runs."""
+    def __init__(self, options: CaptureOptions, run: Path, before: Callable[[Pass], None] = lambda due: None) -> None:
+        """Plan the passes; none runs. ``before(due)`` is called right before each starts."""
+        self._before = before
         self._options = options
         self._run = run
         self._queue = deque(passes(options))
@@ -61,6 +63,7 @@ class PassRunner:
             if self._held_up(number, program_profiles=program_profiles, compiles=compiles):
                 return
             due = self._queue.popleft()
+            self._before(due)
             self.starting = True
             try:
                 started = start_pass(due, number, directory, jax)

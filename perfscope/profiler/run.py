@@ -75,6 +75,8 @@ class Process:
     """Frames that torch.compile began to compile in the whole program; ``None``: nobody could look."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
+    memory_after: Mapping[str, int] = field(default_factory=dict)
+    """The allocator counters when the last pass had ended."""
     devices: tuple[Mapping[str, str | int], ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions as this process saw them."""

@@ -13,12 +13,13 @@ from time import monotonic, perf_counter_ns
 
 from perfscope.profiler import annotate, observe
 from perfscope.profiler.captures.torch_compile import TorchCompileCapture
+from perfscope.profiler.held_memory import HeldMemory
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.jax_side import JaxSide
 from perfscope.profiler.nsys_marks import NsysMarks
 from perfscope.profiler.options import Message
 from perfscope.profiler.pass_runner import PassRunner
-from perfscope.profiler.plan import SETTLING_STEPS, Framework, first_step
+from perfscope.profiler.plan import SETTLING_STEPS, Framework, Pass, first_step
 from perfscope.profiler.run import PROCESS_FILE, Process, dump
 from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
@@ -50,12 +51,13 @@ class Session:
         self.options = message.options
         self._run = Path(message.directory)
         self._pid = os.getpid()
-        self._passes = PassRunner(self.options, self._run)
+        self._passes = PassRunner(self.options, self._run, self._before)
         self._first = first_step(self.options)
         self._hooks = Hooks()
         self._frameworks: list[Framework] = []
         self._jax: JaxSide | None = None
         self._compile: TorchCompileCapture | None = None
+        self._held = HeldMemory()
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._finder = StepFinder(self.options, self, self._forget)
         self._seen: observe.Seen | None = None
@@ -92,6 +94,7 @@ class Session:
                     self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
                 )
                 self._compile.start()
+                self._held.listen()
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -273,6 +276,7 @@ class Session:
             self._hooks.remove()
             if self._compile is not None:
                 self._compile.abandon_in_fork()
+            self._held.stop()
             if self._jax is not None:
                 self._jax.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
@@ -281,22 +285,26 @@ class Session:
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        if self._compile is not None:
-            self._compile.stop()
-        if self._jax is not None:
-            self._jax.stop()
+        for side in (self._held, self._compile, self._jax):
+            if side is not None:
+                side.stop()
 
     def _start(self) -> None:
         assert self._seen is not None
-        if not self._seen.memory:
-            self._seen = observe.with_memory(self._seen, self._hooks.optimizers)
         self._windows.drop()
         profiles = bool(self._hooks.program_profilers)
         self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles, compiles=self._compiles)
         if self._passes.active is not None:
             self._write()
 
+    def _before(self, due: Pass) -> None:
+        """A pass begins: what the program holds now, its recording cannot see."""
+        assert self._seen is not None
+        self._seen = self._held.before(self._seen, due, self._number, self._hooks.optimizers)
+
     def _pass_ended(self) -> None:
+        assert self._seen is not None
+        self._seen = self._held.after(self._seen, self._number, last=not self._passes.to_come)
         if not self._passes.to_come:
             self._settling = SETTLING_STEPS
         self._write()
@@ -322,10 +330,9 @@ class Session:
         if self._compile is not None:
             source = self._finder.source if self._finder.source is not None else self._finder.best()
             captures += self._compile.save(self._seen.path, self._run, source, last=last)
+        captures += self._held.save(self._seen.path, self._run)
         process = Process(
-            rank=self._seen.rank,
-            directory=self._seen.path.name,
-            world_size=self._seen.world_size,
+            **self._seen.manifest(),
             step_source=self._source,
             steps_seen=self._ended,
             warmup=self.options.warmup,
@@ -336,9 +343,6 @@ class Session:
             torch_compilations=self._compile.compilations
             if self._compile is not None and self._compile.looks
             else None,
-            memory=self._seen.memory,
-            devices=self._seen.devices,
-            packages=self._seen.packages,
             captures=tuple(captures),
         )
         # The program waits for this, and a slow disk must not be felt between its steps.

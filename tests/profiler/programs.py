@@ -83,5 +83,5 @@ def only(folder: Path) -> Process:
 
 
 def passes(process: Process) -> dict[str, Capture]:
-    """Its captures by pass."""
-    return {capture.pass_name: capture for capture in process.captures}
+    """Its captures by pass, without the list of tensors, which is kept beside them."""
+    return {capture.pass_name: capture for capture in process.captures if capture.tool != "torch_tensors"}

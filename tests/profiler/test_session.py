@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.load import load
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
 from tests.profiler.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
@@ -63,6 +64,19 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
     assert process.memory["optimizer_state_bytes"] == 2 * size + 4 * 4, "two moments and a step count each"
     for artifact in latest(tmp_path).artifacts(tmp_path / "perfscope-runs" / "latest"):
         assert artifact.path.stat().st_size > 0
+
+    (main,) = load(tmp_path / "perfscope-runs" / "latest")
+    assert main.detail is not None
+    for one in (main, main.detail):
+        held = one.rows["tensors"]
+        sums = {category: int(held["bytes"][held["category"] == category].sum()) for category in MemoryCategory}
+        assert sums[MemoryCategory.PARAMETER] == process.memory["parameters_bytes"] + process.memory["buffers_bytes"]
+        assert sums[MemoryCategory.GRADIENT] == process.memory["gradients_bytes"]
+        assert sums[MemoryCategory.OPTIMIZER_STATE] == process.memory["optimizer_state_bytes"]
+        assert "0.weight" in {one.text(code) for code in held["name"]}
+        freed, steps = held["freed_ns"][held["freed_ns"] > 0], one.rows["steps"]
+        assert len(freed) == 4, "the gradients of the step before"
+        assert steps["start_ns"][0] <= freed.min() <= freed.max() < steps["end_ns"][0], "on the clock of the trace"
 
 
 def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(tmp_path: Path) -> None:

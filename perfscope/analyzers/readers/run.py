@@ -12,6 +12,7 @@
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
+  rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
@@ -37,7 +38,8 @@ from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
-from perfscope.analyzers.trace import Source, Trace
+from perfscope.analyzers.readers.torch_tensors import Listings, read_tensors
+from perfscope.analyzers.trace import MISSING, Source, Trace
 from perfscope.analyzers.units import format_ns
 from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
@@ -162,6 +164,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     timed: dict[str, Trace] = {}
     op_graph: OpGraph | None = None
     programs: Path | None = None
+    held: Listings | None = None
     logs: dict[str, Any] = {}
     for capture in process.captures:
         if capture.artifact is None:
@@ -179,6 +182,8 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
                 logs["compile_events"] = read_events(path / capture.artifact)
             elif capture.tool == "jax_sync":
                 logs["host_reads"] = read_syncs(path / capture.artifact)
+            elif capture.tool == "torch_tensors":
+                held = read_tensors(path / capture.artifact)
             elif capture.tool == "jax_hlo":
                 programs = path / capture.artifact
             elif capture.pass_name in _TIMED:
@@ -192,6 +197,11 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
                 notes += said
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is damaged: {error}")
+    for name, trace in timed.items():
+        _device_memory(trace, process)
+        if held is not None:
+            held.attach(trace, name)
+    notes += [] if held is None else held.notes()
     main = next((timed[name] for name in _TIMED if name in timed), None)
     hlo = () if main is None else main.hlo
     if main is None and programs is not None:
@@ -249,6 +259,14 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         hlo=hlo,
         **logs,
     )
+
+
+def _device_memory(trace: Trace, process: Process) -> None:
+    """The memory of the device that the process used, where the recording does not say it."""
+    devices = trace.rows["devices"]
+    told = process.devices[0].get("memory_bytes") if len(process.devices) == 1 else None
+    if isinstance(told, int) and len(devices) == 1 and devices["memory_bytes"][0] == MISSING:
+        devices["memory_bytes"][0] = told
 
 
 def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:

@@ -157,7 +157,14 @@ TENSORS = Table(
         text_column("module", "qualified name of the module that owns it", nullable=True),
         _category("what it is for"),
         *_place(),
-        Column(name="address", dtype="uint64", unit="address", doc="address of its storage"),
+        Column(name="address", dtype="uint64", unit="address", doc="address of its storage; 0: several, summed up"),
         Column(name="bytes", dtype="int64", unit="B", doc="of its storage"),
+        Column(
+            name="freed_ns",
+            dtype="int64",
+            unit="ns",
+            doc="when it was freed, on the trace's clock; missing: not within the recording",
+            nullable=True,
+        ),
     ),
 )

@@ -13,7 +13,9 @@ CAPTURES: dict[str, str] = {
     "nsys": "perfscope.profiler.captures.nsys",
     "op_graph": "perfscope.profiler.captures.op_graph",
     "torch_compile": "perfscope.profiler.captures.torch_compile",
+    "torch_memory": "perfscope.profiler.captures.torch_memory",
     "torch_profiler": "perfscope.profiler.captures.torch_profiler",
+    "torch_tensors": "perfscope.profiler.captures.torch_tensors",
 }
 
 

@@ -1,0 +1,120 @@
+"""CUDA memory snapshots: over the pass with stacks, and where an allocation failed.
+
+The history is recorded only while the detail pass runs, which is never timed; each event costs some microseconds and
+holds a Python stack. What the allocator holds when memory runs out is written whenever that happens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from pathlib import Path
+
+from perfscope.profiler import torch_memory_compat
+from perfscope.profiler.run import Capture
+
+TOOL = "torch_memory"
+PASS = "memory"  # noqa: S105 (a pass of ours)
+FAILED_PASS = "out_of_memory"  # noqa: S105
+FILE = "memory.pickle.gz"
+FAILED_FILE = "out_of_memory.pickle.gz"
+
+MOST_ENTRIES = 100_000
+"""Events kept, the last ones: a step of a large model makes some ten thousand. About 100 bytes each in the file,
+whose stacks are shared."""
+MOST_FAILURES = 3
+"""Snapshots written of failed allocations, each over the one before: a program that looks for the largest batch it
+can have fails on purpose, and the last failure is the one that ended it, unless it goes on failing."""
+COMPRESSION = 1
+
+
+def available() -> str | None:
+    """Why no CUDA memory snapshot can be taken in this process, or None."""
+    try:
+        import torch
+    except ImportError:
+        return "PyTorch is not installed"
+    if not torch.cuda.is_available():
+        return "no CUDA device: the CPU's allocator keeps no history (its events are in the detail pass)"
+    return None
+
+
+class TorchMemoryCapture:
+    """The snapshots of one process. Nothing is done, and nothing said, where CUDA is not in use."""
+
+    def __init__(self) -> None:
+        """Nothing records yet."""
+        self._undo: torch_memory_compat.Undo | None = None
+        self._first = 0
+        self._watched = False
+        self._failures = 0
+        self._directory: Path | None = None
+        self._pid = os.getpid()
+        self._saved: dict[str, Capture] = {}
+
+    def watch(self, directory: Path) -> None:
+        """Keep a snapshot in ``directory`` should memory run out from now on."""
+        self._directory = directory
+        if not self._watched and torch_memory_compat.in_use():
+            self._watched = True
+            reason = torch_memory_compat.watch_out_of_memory(self._out_of_memory)
+            if reason is not None:
+                self._say(FAILED_PASS, reason=reason)
+
+    def begin(self, step: int) -> None:
+        """A pass begins with ``step`` whose times nobody uses: record."""
+        if self._undo is not None or not torch_memory_compat.in_use():
+            return
+        recording = torch_memory_compat.record_history(MOST_ENTRIES)
+        if isinstance(recording, str):
+            self._say(PASS, reason=recording)
+        else:
+            self._undo, self._first = recording, step
+
+    def end(self, directory: Path, step: int) -> None:
+        """The pass ended with ``step``: write what was recorded."""
+        if self._undo is None:
+            return
+        try:
+            self._dump(directory / FILE, PASS, (self._first, step + 1))
+        except Exception as error:  # the pass itself is whole
+            self._say(PASS, reason=f"no memory snapshot: {type(error).__name__}: {error}")
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Record no more."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def save(self) -> list[Capture]:
+        """What there is."""
+        return list(self._saved.values())
+
+    def _out_of_memory(self) -> None:
+        """On the thread whose allocation failed; the program must get its own error, whatever happens here."""
+        if self._failures >= MOST_FAILURES or self._directory is None or os.getpid() != self._pid:
+            return
+        self._failures += 1
+        try:
+            self._dump(self._directory / FAILED_FILE, FAILED_PASS, None)
+        except Exception as error:  # becomes the reason of what is missing
+            self._say(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
+
+    def _dump(self, path: Path, pass_name: str, steps: tuple[int, int] | None) -> None:
+        partial = path.with_name(f".{path.name}.part")
+        with gzip.open(partial, "wb", compresslevel=COMPRESSION) as stream:
+            pickle.dump(torch_memory_compat.snapshot(), stream, protocol=4)
+        partial.replace(path)
+        self._saved[pass_name] = Capture(
+            pass_name=pass_name,
+            tool=TOOL,
+            state="recorded",
+            steps=steps,
+            artifact=f"{path.parent.name}/{path.name}",
+        )
+
+    def _say(self, pass_name: str, *, reason: str) -> None:
+        self._saved.setdefault(pass_name, Capture(pass_name=pass_name, tool=TOOL, state="missing", reason=reason))
