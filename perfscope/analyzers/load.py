@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import lzma
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from perfscope.analyzers.looks import head_of, what_it_is
 from perfscope.analyzers.readers import READERS
-from perfscope.analyzers.readers._bytes import GZIP_MAGIC, XZ_MAGIC, XZ_MEMORY
 from perfscope.analyzers.readers._program import is_program_alone, join_programs
 from perfscope.analyzers.readers._run_parts import DividedRun, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.trace import Trace
@@ -27,30 +25,8 @@ from perfscope.profiler.tasks import left_nothing
 
 ENTRY_POINTS = "perfscope.readers"
 
-HEAD_BYTES = 65_536
-"""Bytes of (decompressed) content a reader may sniff: a Kineto header with device properties fits."""
-
 MOST_FILES = 20_000
 """Files a folder may hold: more than ranks of the largest jobs, fewer than a home directory."""
-
-_LOOKS = (
-    (b"SQLite format 3\x00", "an SQLite database"),
-    (b"PK\x03\x04", "a zip archive (unpack it first)"),
-    (b"\x1f\x8b", "gzip data that cannot be decompressed"),
-    (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
-    (b"BZh", "bzip2 data (decompress it first)"),
-    (b"\xfd7zXZ\x00", "xz data that cannot be decompressed"),
-    (b"\x7fELF", "a program"),
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x03", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\x80\x05", "a pickle"),
-    (b"version https://git-lfs", "a git-lfs pointer, not the file itself"),
-    (b"<", "HTML or XML"),
-    (b"{", "JSON, but of no trace format"),
-    (b"[", "JSON, but of no trace format"),
-)
-"""First bytes -> what a person would call the file; the first that fits is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +114,7 @@ def _load_path(path: str | Path) -> Loaded:
         return Loaded(traces=_read(reader, place))
     if place.is_dir():
         return _load_folder(place)
-    raise DataError(f"{path}: {_what_it_is(place)}; perfscope reads: {', '.join(known_formats())}")
+    raise DataError(f"{path}: {what_it_is(place)}; perfscope reads: {', '.join(known_formats())}")
 
 
 def resolve(path: str | Path) -> Path:
@@ -164,20 +140,6 @@ def reader_of(place: Path) -> ModuleType | None:
         if reader.sniff(place, head):
             return reader
     return None
-
-
-def head_of(file: Path) -> bytes:
-    """The first bytes of a file, decompressed if it is gzip or xz (as far as it is intact)."""
-    with file.open("rb") as stream:
-        raw = stream.read(HEAD_BYTES)
-    try:
-        if raw.startswith(GZIP_MAGIC):
-            return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)
-        if raw.startswith(XZ_MAGIC):
-            return lzma.LZMADecompressor(memlimit=XZ_MEMORY).decompress(raw, HEAD_BYTES)
-    except (zlib.error, lzma.LZMAError):
-        return raw
-    return raw
 
 
 def _readers() -> Iterator[ModuleType]:
@@ -309,7 +271,7 @@ def read_in_folder(place: Path) -> Read:
         reader = reader_of(place)
         if reader is not None:
             return _read(reader, place), None
-        return (), None if place.is_dir() else Skipped(path=str(place), reason=_what_it_is(place), broken=False)
+        return (), None if place.is_dir() else Skipped(path=str(place), reason=what_it_is(place), broken=False)
     except OSError as error:
         return (), Skipped(path=str(place), reason=_said(error), broken=True)
     except DataError as error:
@@ -379,26 +341,6 @@ def _why_nothing(skipped: list[Skipped]) -> str:
     if skipped:
         return f"no trace in it; {Path(skipped[0].path).name} is {skipped[0].reason}"
     return "an empty folder"
-
-
-def _what_it_is(file: Path) -> str:
-    """``'an SQLite database'``: what a file looks like that no reader knows."""
-    if not file.is_file():
-        return "not a file"
-    if file.stat().st_size == 0:
-        return "an empty file"
-    head = head_of(file)
-    if not head:
-        return "an empty gzip file"
-    for magic, name in _LOOKS:
-        if head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(magic):
-            return name
-    try:
-        head[:1024].decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < min(len(head), 1024) - 4:
-            return "binary data of an unknown format"
-    return "text" if b"\x00" not in head else "binary data of an unknown format"
 
 
 def _said(error: OSError | ValueError) -> str:

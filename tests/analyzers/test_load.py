@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers import load as loading
 from perfscope.analyzers.load import load, load_all, load_one, load_path
+from perfscope.analyzers.looks import head_of
 from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.readers._run_parts import RunPart
 from perfscope.analyzers.trace import Source, Trace
@@ -33,7 +34,7 @@ class FakeReader(ModuleType):
 
     @staticmethod
     def read(path: Path) -> Trace:
-        words = loading.head_of(path).split()
+        words = head_of(path).split()
         if words[1] == b"broken":
             raise DataError(f"{path}: cut off at byte 7")
         if words[1] == b"value":

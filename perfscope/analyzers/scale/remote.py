@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from perfscope.analyzers.load import HEAD_BYTES, MOST_FILES, reader_of
+from perfscope.analyzers.load import MOST_FILES, reader_of
+from perfscope.analyzers.looks import HEAD_BYTES
 from perfscope.analyzers.scale.urls import shown_url, without_secrets
 from perfscope.profiler.errors import AskedWronglyError, DataError
 

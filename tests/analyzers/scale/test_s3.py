@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfscope.__main__ import run as command
-from perfscope.analyzers.load import HEAD_BYTES
+from perfscope.analyzers.looks import HEAD_BYTES
 from perfscope.analyzers.scale import remote
 from perfscope.analyzers.scale.cluster import work_on_cluster
 from perfscope.analyzers.scale.judge import judge_paths
