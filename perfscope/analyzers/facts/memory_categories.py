@@ -106,7 +106,7 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     made = ~blocks["before"]
     segment = phases.segment_at(start)
     until = np.where(segment == MISSING, phases.next_any(start), phases.ends[segment])
-    gone = made & (end <= until)
+    gone = made & ~blocks["after"] & (end <= until)
     comes = {one: phases.next_start(start, one) for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)}
     for one, (later, category) in _OUTLIVES.items():
         chosen = made & (phase == one)

@@ -23,7 +23,7 @@ _FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
 """FSDP2's ranges around hooks, in which collectives have ranges of their own."""
 
 _PRODUCT = re.compile(
-    r"aten::(mm|addmm|bmm|baddbmm|_addmm_activation|linear|_scaled_mm|"
+    r"aten::(mm|addmm|bmm|baddbmm|_addmm_activation|_scaled_mm|"
     r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
 )
 """Ops that call a library which asks for scratch memory."""
@@ -71,7 +71,7 @@ def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDAr
     found[_uploaded(trace, ops) & (found == 0)] = MemoryCategory.INPUT
 
     direct = (ops != MISSING) & np.isin(slices["name"][ops], _codes(trace, _PRODUCT)) & ~blocks["before"]
-    brief = direct & (blocks["end"] <= slices["end_ns"][ops])
+    brief = direct & ~blocks["after"] & (blocks["end"] <= slices["end_ns"][ops])
     kept = direct & blocks["after"] & np.isin(blocks["bytes"], _BLAS_SCRATCH)
     found[(brief | kept) & (found == 0)] = MemoryCategory.WORKSPACE
     return found

@@ -1,0 +1,352 @@
+"""What blocks are for: each way of knowing on built traces, and PyTorch's own categories as the oracle."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.facts.memory_blocks import event_timelines
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase, MemoryTimeline
+from perfscope.analyzers.readers import kineto, torch_memory
+from perfscope.analyzers.trace import CopyKind, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryAction, MemoryCategory
+from tests.analyzers.facts.memory_build import MemoryBuilder, category_of
+
+EVALUATE = "autograd::engine::evaluate_function: AddmmBackward0"
+
+
+def _step(b: MemoryBuilder, at: float) -> None:
+    """Forward from 0 to 20, backward from 30 to 50, optimizer from 60 to 70."""
+    b.op("aten::linear", at, at + 20, sequence=1, forward_thread=0)
+    b.op(EVALUATE, at + 30, at + 50, sequence=1, forward_thread=1)
+    b.annotation("Optimizer.step#AdamW.step", at + 60, at + 70)
+
+
+def _known_by(timeline: MemoryTimeline, address: int) -> KnownBy:
+    return KnownBy(int(timeline.blocks["known_by"][timeline.blocks["address"] == address][0]))
+
+
+def test_by_the_phases_a_block_lives_through():
+    b = MemoryBuilder()
+    _step(b, 0)
+    _step(b, 100)
+    b.make(1, 8, 5)  # forward, let go in the backward pass
+    b.make(2, 8, 6)
+    b.free(2, 7)  # within the forward pass
+    b.make(3, 8, 35)
+    b.free(3, 40)  # within the backward pass
+    b.free(1, 45)
+    b.make(4, 8, 46)  # backward, until the next step
+    b.make(5, 8, 61)
+    b.free(5, 62)  # within the optimizer
+    b.make(6, 8, 63)  # optimizer, never freed
+    b.free(4, 80)
+    b.make(7, 8, 105)  # forward of a step after it: to be freed after its backward began
+    b.free(7, 160)
+    (timeline,) = memory_timelines(b.build())
+    wanted = {
+        1: MemoryCategory.ACTIVATION, 2: MemoryCategory.TEMPORARY, 3: MemoryCategory.TEMPORARY,
+        4: MemoryCategory.GRADIENT, 5: MemoryCategory.TEMPORARY, 6: MemoryCategory.OPTIMIZER_STATE,
+        7: MemoryCategory.ACTIVATION,
+    }  # fmt: skip
+    assert {address: category_of(timeline, address) for address in wanted} == wanted
+    assert {_known_by(timeline, address) for address in wanted} == {KnownBy.PHASE}
+
+
+def test_what_no_phase_tells_stays_unknown():
+    b = MemoryBuilder()
+    b.op("aten::linear", 0, 20, sequence=1, forward_thread=0)
+    b.op(EVALUATE, 30, 50, sequence=1, forward_thread=1)
+    b.make(1, 8, 35)  # no optimizer follows: a gradient, or something else
+    b.make(2, 8, 60)
+    (timeline,) = memory_timelines(b.build())
+    for address in (1, 2):
+        assert category_of(timeline, address) is MemoryCategory.UNKNOWN
+        assert _known_by(timeline, address) is KnownBy.NOTHING
+
+
+def test_recomputed_work_is_told_from_the_first_time():
+    b = MemoryBuilder(recorded=frozenset({"memory", "host_ops", "autograd"}))
+    b.op("aten::linear", 0, 20, sequence=1, forward_thread=0)
+    b.op(EVALUATE, 30, 90, sequence=1, forward_thread=1)
+    b.op("aten::linear", 35, 45, sequence=2, forward_thread=0)  # runs again inside the node
+    b.annotation("Optimizer.step#SGD.step", 100, 110)
+    b.make(1, 8, 5)
+    b.free(1, 10)
+    b.make(2, 8, 36)
+    b.make(3, 8, 37)
+    b.free(3, 40)
+    b.free(2, 80)
+    (timeline,) = memory_timelines(b.build())
+    assert category_of(timeline, 2) is MemoryCategory.ACTIVATION
+    assert category_of(timeline, 3) is MemoryCategory.TEMPORARY
+    phases = dict(zip(timeline.blocks["address"].tolist(), timeline.blocks["phase"].tolist(), strict=True))
+    assert phases == {1: MemoryPhase.FORWARD, 2: MemoryPhase.RECOMPUTE, 3: MemoryPhase.RECOMPUTE}
+
+
+def test_recorded_categories_and_addresses_go_first():
+    b = MemoryBuilder()
+    b.starts_with(5000)
+    _step(b, 0)
+    b.make(1, 8, 5, category=int(MemoryCategory.INPUT))
+    b.free(1, 40)
+    b.free(2, 65, size=512)  # held before
+    for address, name, size in ((2, "head.weight", 500), (3, "body.weight", 600), (3, "tied", 600)):
+        b.row("tensors", name=b.code(name), module=b.code(name.split(".")[0]), on_device=True, ordinal=0,
+              address=address, bytes=size, category=int(MemoryCategory.PARAMETER))  # fmt: skip
+    trace = b.build()
+    timeline = memory_timelines(trace)[0]
+    assert (category_of(timeline, 1), _known_by(timeline, 1)) == (MemoryCategory.INPUT, KnownBy.RECORDED)
+    assert (category_of(timeline, 2), _known_by(timeline, 2)) == (MemoryCategory.PARAMETER, KnownBy.ADDRESS)
+    assert (category_of(timeline, 3), _known_by(timeline, 3)) == (MemoryCategory.PARAMETER, KnownBy.ADDRESS)
+    row = int(np.flatnonzero(timeline.blocks["address"] == 3)[0])
+    assert trace.text(int(timeline.blocks["name"][row])) == "body.weight"
+    assert trace.text(int(timeline.blocks["module"][row])) == "body"
+    assert timeline.blocks["bytes"][row] == 1024  # as the allocator rounds
+    assert timeline.blocks["requested_bytes"][row] == 600
+    (before,) = event_timelines(trace)
+    np.testing.assert_array_equal(timeline.live().bytes, before.live().bytes)  # they were in the allocator's total
+
+
+def test_tensors_that_the_allocator_does_not_count_are_added():
+    b = MemoryBuilder()
+    b.make(1, 8, 5, device=-1)
+    b.make(9, 8, 50, device=-1)
+    for address, freed in ((2, -1), (3, 20_000), (4, 1_000)):
+        b.row("tensors", name=b.code(f"t{address}"), module=-1, on_device=False, ordinal=-1, address=address,
+              bytes=100, category=int(MemoryCategory.GRADIENT), freed_ns=freed)  # fmt: skip
+    (timeline,) = memory_timelines(b.build())
+    assert timeline.blocks["address"].tolist() == [2, 3, 1, 9]  # the last one went before the recording began
+    assert timeline.live().bytes.tolist() == [208, 108, 116]
+    assert any("leaves out 200 B of the program's tensors" in note for note in timeline.notes)
+
+
+def test_by_the_op_that_asked():
+    b = MemoryBuilder()
+    b.python("nn.Module: Net_0", 40, 60)
+    b.op("c10d::allreduce_", 0, 10)
+    b.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 20)
+    b.op("aten::to", 20, 30)
+    b.op("aten::copy_", 21, 29, external_id=5)
+    b.copy("Memcpy HtoD", 25, 28, external_id=5, kind=CopyKind.HOST_TO_DEVICE)
+    b.op("aten::addmm", 45, 55, sequence=1, forward_thread=0)
+    b.make(1, 8, 5)
+    b.make(2, 8, 15)
+    b.make(3, 8, 20.5)
+    b.make(4, 4096 * 8192, 46)
+    b.make(5, 64, 47)
+    b.free(5, 48)
+    b.make(6, 8, 49)
+    (timeline,) = memory_timelines(b.build())
+    wanted = {
+        1: MemoryCategory.COMMUNICATION, 2: MemoryCategory.INPUT, 3: MemoryCategory.INPUT,
+        4: MemoryCategory.WORKSPACE, 5: MemoryCategory.WORKSPACE, 6: MemoryCategory.UNKNOWN,
+    }  # fmt: skip
+    assert {address: category_of(timeline, address) for address in wanted} == wanted
+    assert _known_by(timeline, 1) is KnownBy.OP
+
+
+def _frame(b: MemoryBuilder, file: str, name: str, parent: int = -1, line: int = 7) -> int:
+    rows = b.tables.setdefault("frames", [])
+    rows.append({"file": b.code(file), "line": line, "name": b.code(name), "parent": parent})
+    return len(rows) - 1
+
+
+def test_by_the_stack_of_a_snapshot():
+    b = MemoryBuilder(recorded=frozenset({"memory", "memory_state"}))
+    site = "/opt/lib/python3.12/site-packages/"
+    main = _frame(b, "/home/me/train.py", "<module>")
+    call = _frame(b, site + "torch/nn/modules/module.py", "_call_impl", main)
+    forward = _frame(b, "/home/me/model.py", "forward", call, line=30)
+    linear = _frame(b, site + "torch/nn/modules/linear.py", "forward", forward)
+    scratch = _frame(b, "CublasHandlePool.cpp", "at::cuda::getNewWorkspace()", linear)
+    gather = _frame(b, site + "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", "all_gather", forward)
+    engine = _frame(b, "??", "torch::autograd::Engine::evaluate_function(std::shared_ptr<>&)")
+    optimizer = _frame(b, site + "torch/optim/adamw.py", "_init_group", main)
+    moving = _frame(b, site + "torch/nn/modules/module.py", "convert", main)
+    again = _frame(b, site + "torch/utils/checkpoint.py", "recompute_fn", engine)
+    for at, (address, frame) in enumerate(
+        [(1, moving), (2, linear), (3, scratch), (4, gather), (5, engine), (6, optimizer), (7, again)], 1
+    ):
+        b.make(address, 8, at, frame=frame)
+    b.free(7, 8)
+    b.free(2, 9)
+    (timeline,) = memory_timelines(b.build())
+    wanted = {
+        1: MemoryCategory.PARAMETER, 2: MemoryCategory.ACTIVATION, 3: MemoryCategory.WORKSPACE,
+        4: MemoryCategory.COMMUNICATION, 5: MemoryCategory.GRADIENT, 6: MemoryCategory.OPTIMIZER_STATE,
+    }  # fmt: skip
+    assert {address: category_of(timeline, address) for address in wanted} == wanted
+    by_stack = {address for address in wanted if _known_by(timeline, address) is KnownBy.STACK}
+    assert by_stack == {1, 3, 4, 6}
+    place = timeline.lines[int(timeline.blocks["line"][timeline.blocks["address"] == 2][0])]
+    assert (place.file, place.line, place.function) == ("/home/me/model.py", 30, "forward")
+
+
+def test_a_stack_that_is_a_circle_ends():
+    b = MemoryBuilder(recorded=frozenset({"memory", "memory_state"}))
+    _frame(b, "a.c", "f", 1)
+    _frame(b, "b.c", "g", 0)
+    b.make(1, 8, 1, frame=0)
+    (timeline,) = memory_timelines(b.build())
+    assert category_of(timeline, 1) is MemoryCategory.UNKNOWN
+    assert timeline.blocks["line"].tolist() == [-1]
+
+
+@pytest.mark.corpus
+def test_a_recorded_training_step_of_adamw(corpus: Path):
+    """Gradients take what the parameters take, and AdamW's two moments twice that, to the byte."""
+    trace = torch_memory.read(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
+    (timeline,) = memory_timelines(trace)
+    blocks = timeline.blocks
+    bytes_of = {
+        category: int(blocks["bytes"][(blocks["category"] == category) & ~blocks["before"]].sum())
+        for category in (MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE)
+    }
+    assert bytes_of[MemoryCategory.GRADIENT] == 1_692_733_440
+    assert bytes_of[MemoryCategory.OPTIMIZER_STATE] == 2 * 1_692_733_440
+
+
+# -- PyTorch's own categories
+
+ALIKE = {
+    MemoryCategory.ACTIVATION: {"ACTIVATION"},
+    MemoryCategory.GRADIENT: {"GRADIENT"},
+    MemoryCategory.INPUT: {"INPUT"},
+}
+"""Of these every byte must be what torch says. Torch has no word for what lives in one phase only: its TEMPORARY lives
+in one op, and the rest of ours it calls by where the values come from (AUTOGRAD_DETAIL, ACTIVATION, PARAMETER)."""
+
+
+def _model() -> Any:
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.up = nn.Linear(width, 4 * width)
+            self.down = nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(64) for _ in range(3))
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[tuple[int, int], str], int]:
+    """A trace of two steps, and for each block (address, allocated at ns) torch's own category; parameter bytes."""
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler._memory_profiler import Action, TensorKey
+
+    if os.environ.get("OMP_NUM_THREADS") is None:
+        torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        x, y = torch.randn(256, 64), torch.randint(0, 10, (256,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True) as made:
+        for _ in range(2):
+            step()
+            made.step()
+    own = made._memory_profile()
+    categories = {}
+    for time, action, (key, version), _ in own.timeline:
+        if action == Action.CREATE and isinstance(key, TensorKey):
+            found = own._categories.get(key, version)
+            categories[key.storage.ptr, time] = "none" if found is None else found.name
+    path = tmp_path_factory.mktemp("memory") / "train.pt.trace.json"
+    made.export_chrome_trace(str(path))
+    return kineto.read(path), categories, sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _theirs(categories: dict[tuple[int, int], str], address: int, start: int) -> str:
+    """Chrome's times are rounded to the microsecond and shifted a little: the nearest allocation at that address."""
+    near = [(abs(time - start), name) for (ptr, time), name in categories.items() if ptr == address]
+    return min(near)[1] if near and min(near)[0] < 5000 else "none"
+
+
+def test_torchs_own_categories(profiled: tuple[Trace, dict[tuple[int, int], str], int]):
+    trace, categories, parameters = profiled
+    (timeline,) = memory_timelines(trace)
+    blocks = timeline.blocks
+    agreement: dict[tuple[MemoryCategory, str], int] = defaultdict(int)
+    for row in np.flatnonzero(~blocks["before"]).tolist():
+        ours = MemoryCategory(int(blocks["category"][row]))
+        theirs = _theirs(categories, int(blocks["address"][row]), int(blocks["start"][row]))
+        agreement[ours, theirs] += int(blocks["bytes"][row])
+    for ours, theirs in ALIKE.items():
+        wrong = {key: size for key, size in agreement.items() if key[0] is ours and key[1] not in theirs}
+        assert wrong == {}
+        assert sum(size for key, size in agreement.items() if key[0] is ours) > 0
+    # the first step makes AdamW's two moments of each parameter, and torch finds as many bytes of state
+    state = sum(size for key, size in agreement.items() if key[0] is MemoryCategory.OPTIMIZER_STATE)
+    assert state == sum(size for key, size in agreement.items() if key[1] == "OPTIMIZER_STATE")
+    assert 2 * parameters <= state <= 2 * parameters + 4 * 1000  # and a step counter for each
+    # of what torch calls a gradient nothing is anything else here
+    assert {key[0] for key in agreement if key[1] == "GRADIENT"} == {MemoryCategory.GRADIENT}
+    unknown = sum(size for key, size in agreement.items() if key[0] is MemoryCategory.UNKNOWN)
+    assert unknown < 0.001 * sum(agreement.values())
+
+
+def test_at_the_peak_bytes_of_each_category_are_torchs(profiled: tuple[Trace, dict[tuple[int, int], str], int]):
+    trace, categories, _ = profiled
+    (timeline,) = memory_timelines(trace)
+    blocks = timeline.blocks
+    rows = timeline.alive_at(timeline.peak()[0])
+    ours: dict[str, int] = defaultdict(int)
+    theirs: dict[str, int] = defaultdict(int)
+    for row in rows.tolist():
+        ours[MemoryCategory(int(blocks["category"][row])).name] += int(blocks["bytes"][row])
+        theirs[_theirs(categories, int(blocks["address"][row]), int(blocks["start"][row]))] += int(blocks["bytes"][row])
+    for name in ("GRADIENT", "INPUT", "OPTIMIZER_STATE"):
+        assert ours[name] == theirs[name], name
+    # torch counts the gradient of the loss itself, one float made between the two passes
+    assert theirs["ACTIVATION"] - ours["ACTIVATION"] in (0, 4)
+
+
+def test_modules_and_lines_of_a_real_run(profiled: tuple[Trace, dict[tuple[int, int], str], int]):
+    trace, _, _ = profiled
+    (timeline,) = memory_timelines(trace)
+    blocks = timeline.blocks
+    saved = blocks["category"] == MemoryCategory.ACTIVATION
+    modules = {trace.text(int(code)) for code in blocks["module"][saved]}
+    assert "Net_0.Block_2" in modules
+    assert any(name.startswith("Net_0.Block_1.Linear_") for name in modules)
+    functions = {timeline.lines[index].function for index in blocks["line"][saved].tolist() if index >= 0}
+    assert "forward" in functions
+    assert {Path(line.file).name for line in timeline.lines} == {Path(__file__).name}
+
+
+def test_events_of_the_allocator_are_not_lost(profiled: tuple[Trace, dict[tuple[int, int], str], int]):
+    trace, _, _ = profiled
+    (timeline,) = memory_timelines(trace)
+    made = trace.rows["memory"]["action"] == MemoryAction.ALLOCATE
+    assert int(made.sum()) == int((~timeline.blocks["before"]).sum())
+    assert timeline.unmatched == 0
