@@ -1,0 +1,129 @@
+"""Who holds the peak: every grouping sums to it, and the picture keeps every maximum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.facts.memory_holders import UNSEEN, PeakHolders, category_curve, memory_holders
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.timeline import MemoryPhase
+from perfscope.analyzers.readers import kineto, torch_memory
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from tests.analyzers.facts.memory_build import MemoryBuilder
+
+
+def _sums(peak: PeakHolders) -> None:
+    for grouping in (peak.by_category, peak.by_module, peak.by_line, peak.by_op):
+        assert sum(holder.bytes for holder in grouping) == peak.bytes
+        assert sum(holder.share for holder in grouping) == pytest.approx(1.0)
+        assert [holder.bytes for holder in grouping] == sorted((holder.bytes for holder in grouping), reverse=True)
+    assert peak.bytes == peak.timeline.peak()[1]
+
+
+def _model() -> MemoryBuilder:
+    b = MemoryBuilder()
+    b.starts_with(1000)
+    b.step(4, 0, 200)
+    b.python("train.py(3): main", 0, 199)
+    b.python("nn.Module: Net_0", 1, 60)
+    for layer in range(3):
+        at = 10 + 10 * layer
+        b.python(f"nn.Module: Block_{layer}", at, at + 9)
+        b.op("aten::linear", at + 1, at + 8, sequence=layer, forward_thread=0)
+        b.op("aten::empty", at + 2, at + 4)
+        b.make(layer + 1, 100, at + 3)
+    b.op("autograd::engine::evaluate_function: AddmmBackward0", 70, 90, sequence=2, forward_thread=1)
+    b.make(9, 40, 75)
+    b.free(3, 80)
+    return b
+
+
+def test_groupings_of_the_peak():
+    (peak,) = memory_holders(_model().build())
+    _sums(peak)
+    assert (peak.bytes, peak.unseen_bytes, peak.position) == (1340, 1000, 75_000)
+    assert (peak.phase, peak.step) == (MemoryPhase.BACKWARD, 4)
+    modules = {holder.name: (holder.bytes, holder.members, holder.blocks) for holder in peak.by_module}
+    assert modules == {UNSEEN: (1000, 1, 0), "Net_*.Block_*": (340, 3, 4)}
+    assert {holder.name: holder.bytes for holder in peak.by_prefix} == {"Net_*": 340, "Net_*.Block_*": 340}
+    ops = {holder.name: holder.bytes for holder in peak.by_op}
+    assert ops[UNSEEN] == 1000
+    assert ops["aten::linear"] == 300  # not aten::empty, which only hands out
+    assert [(holder.name, holder.bytes) for holder in peak.by_line] == [(UNSEEN, 1000), ("train.py:3", 340)]
+    assert peak.line is not None
+    assert peak.line.function == "main"
+    largest = peak.largest[0]
+    assert (largest.bytes, largest.module, largest.op, largest.step) == (100, "Net_0.Block_0", "aten::linear", 4)
+
+
+def test_numbers_of_a_name_that_are_no_part_of_it_stay():
+    b = MemoryBuilder()
+    for number, name in enumerate(("conv2d.weight", "layers.3.fc1", "layers.12.fc1", "jit(f)/block_7/dot")):
+        b.row("tensors", name=b.code("x"), module=b.code(name), on_device=False, ordinal=-1, address=number + 1,
+              bytes=8, category=1)  # fmt: skip
+    b.make(50, 1, 1, device=-1)
+    (peak,) = memory_holders(b.build())
+    assert {holder.name for holder in peak.by_module} == {"conv2d.weight", "layers.*.fc1", "jit(f)/block_*/dot", None}
+
+
+def test_unknown_owners_are_one_nameless_row():
+    b = MemoryBuilder()
+    b.make(1, 10, 1)
+    b.make(2, 30, 2)
+    (peak,) = memory_holders(b.build())
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.by_category] == [(None, 40, 2)]
+    _sums(peak)
+
+
+def test_the_picture_is_bounded_and_keeps_the_maxima():
+    b = MemoryBuilder()
+    b.starts_with(7)
+    rng = np.random.default_rng(1)
+    live: list[int] = []
+    for at in range(1, 1500):
+        if live and rng.random() < 0.49:
+            b.free(live.pop(int(rng.integers(len(live)))), at)
+        else:
+            live.append(at)
+            b.make(at, int(rng.integers(1, 1000)), at, category=int(rng.integers(0, 4)))
+    (timeline,) = memory_timelines(b.build())
+    picture = category_curve(timeline, points=50)
+    assert len(picture.positions) <= 50
+    curve = timeline.live()
+    total = picture.bytes.sum(axis=0) + picture.unseen_bytes
+    assert total.max() == timeline.peak()[1]
+    at = np.searchsorted(curve.positions, picture.positions, side="right") - 1
+    np.testing.assert_array_equal(total, curve.bytes[at])
+    # every part of the axis shows its highest moment
+    width = (timeline.last - timeline.first + 1) / 50
+    part = np.minimum(((curve.positions - timeline.first) / width).astype(int), 49)
+    assert total.tolist() == [int(curve.bytes[part == number].max()) for number in np.unique(part)]
+    assert set(picture.categories) == {MemoryCategory(code) for code in range(4)}
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["TraceLens__h100_bert-small", "TraceLens__h100_qwen1.5-0.5b"])
+def test_recorded_traces(corpus: Path, name: str):
+    peaks = memory_holders(kineto.read(corpus / "kineto" / f"{name}.json.gz"))
+    for peak in peaks:
+        _sums(peak)
+    assert peaks[0].unseen_bytes > 0
+    assert peaks[0].op is not None
+    assert peaks[0].line is not None
+
+
+@pytest.mark.corpus
+def test_the_peak_of_a_recorded_training_step(corpus: Path):
+    """12.4 GB at its peak: 5.1 GB of parameters and moments, and 7.1 GB that wait for the backward pass."""
+    trace = torch_memory.read(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
+    (peak,) = memory_holders(trace)
+    _sums(peak)
+    assert peak.bytes == 12_426_629_128
+    held = {holder.name: holder.bytes for holder in peak.by_category}
+    assert held["activation"] == 7_126_253_568
+    assert peak.phase is MemoryPhase.BACKWARD
+    lines = [holder.line for holder in peak.by_line if holder.line is not None]
+    assert all("site-packages/torch" not in line.file for line in lines)
