@@ -109,6 +109,19 @@ def synchronise() -> None:
         jax.effects_barrier()
 
 
+def has_memory_profile() -> bool:
+    """Whether a device memory profile can be had."""
+    return find("jax.profiler", "device_memory_profile") is not None
+
+
+def memory_profile() -> bytes:
+    """What arrays and programs hold on the devices now, by stack: a gzipped pprof profile."""
+    import jax
+
+    taken: bytes = jax.profiler.device_memory_profile()
+    return taken
+
+
 # Profiler ---------------------------------------------------------------------------------------------------
 
 

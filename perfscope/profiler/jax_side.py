@@ -12,6 +12,7 @@ from typing import Any
 from perfscope.profiler import jax_compat
 from perfscope.profiler.captures.jax_events import EventLog
 from perfscope.profiler.captures.jax_hlo import ProgramLog
+from perfscope.profiler.captures.jax_memory import MemoryLog
 from perfscope.profiler.captures.jax_profiler import JaxProfilerCapture
 from perfscope.profiler.captures.jax_sites import Sites
 from perfscope.profiler.captures.jax_sync import SyncLog
@@ -49,6 +50,7 @@ class JaxSide:
         self._events = EventLog(sites, step)
         self._syncs = SyncLog(sites, step)
         self._programs = ProgramLog()
+        self._memory: MemoryLog | None = None
         self._programs_due = False
         self._programs_found: Capture | None = None
         self._sync_steps = 0
@@ -83,7 +85,9 @@ class JaxSide:
 
     def capture(self, due: Pass) -> JaxProfilerCapture:
         """The capture of a pass."""
-        return JaxProfilerCapture(due, tracing=self._traces, synchronise=self._synchronise, marks=self._marks)
+        if self._options.level != "light":
+            self._memory = MemoryLog(lambda: [_counters(device) for device in jax_compat.devices()])
+        return JaxProfilerCapture(due, tracing=self._traces, synchronise=self._wait_at_ends, marks=self._marks)
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:
         """Write what came so far, and say what is there. Nothing for a program that imports jax without using it."""
@@ -92,6 +96,8 @@ class JaxSide:
         captures = [self._events.save(directory, self._run)]
         if self._syncs_begun:
             captures.append(self._syncs.save(directory, self._run))
+        if self._memory is not None:
+            captures.append(self._memory.save(directory, self._run))
         if (self._programs_due or last) and not jax_compat.trace_runs():
             self._programs_due = False
             try:
@@ -132,6 +138,12 @@ class JaxSide:
         with self._syncs.paused():
             jax_compat.synchronise()
         self._syncs.disturbed = True
+
+    def _wait_at_ends(self) -> None:
+        """Before the first traced step and behind the last: nothing is queued then, and nothing is timed."""
+        self._synchronise()
+        if self._memory is not None:
+            self._memory.take()
 
     def _traces(self, on: bool) -> None:
         self._syncs.traced = on

@@ -96,6 +96,7 @@ class Trace:
         host_reads: tuple[HostRead, ...] = (),
         compile_log: CompileLog | None = None,
         flight_record: FlightRecord | None = None,
+        held_before: Trace | None = None,
     ) -> None:
         """Hold the parts. Tables left out are empty.
 
@@ -104,7 +105,8 @@ class Trace:
         ``window_steps`` steps took without one, the devices waited for before and behind them. ``hlo``: the
         XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
         of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
-        ``flight_record``: what NCCL's flight recorder held when it was dumped.
+        ``flight_record``: what NCCL's flight recorder held when it was dumped. ``held_before``: a trace with
+        nothing but ``held`` and ``frames``, taken when the recording began; the trace's own are of its end.
         """
         unknown = recorded - set(RECORDED)
         if unknown:
@@ -125,6 +127,7 @@ class Trace:
         self.host_reads = host_reads
         self.compile_log = compile_log
         self.flight_record = flight_record
+        self.held_before = held_before
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self.topology: Topology | None = None
