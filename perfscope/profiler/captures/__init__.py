@@ -8,6 +8,7 @@ from types import ModuleType
 CAPTURES: dict[str, str] = {
     "jax_events": "perfscope.profiler.captures.jax_events",
     "jax_hlo": "perfscope.profiler.captures.jax_hlo",
+    "jax_memory": "perfscope.profiler.captures.jax_memory",
     "jax_profiler": "perfscope.profiler.captures.jax_profiler",
     "jax_sync": "perfscope.profiler.captures.jax_sync",
     "nsys": "perfscope.profiler.captures.nsys",
