@@ -69,7 +69,8 @@ READERS = {
 TORCH = {
     "torch.cuda._memory_viz.trace": (
         "import pickle\nfrom torch.cuda._memory_viz import trace",
-        "found = pickle.load(open(sys.argv[1], 'rb'))\nentries, peak = len(found['device_traces'][0]), None\ntrace(found)",
+        "found = pickle.load(open(sys.argv[1], 'rb'))\ntrace(found)\n"
+        "entries, peak = len(found['device_traces'][0]), None",
     ),
 }
 """torch's own walk over a snapshot; its HTML is drawn by the browser, which needs the whole file as text."""
@@ -88,8 +89,8 @@ def replicate(source: Path, out: Path, megabytes: int) -> int:
     written = snapshot["device_traces"][0] = []
     for copy in range(copies):
         lists: dict[int, list[Any]] = {}
-        for event in events if copy == copies - 1 else (*events, *back):
-            written.append(_copied(event, copy * period, lists))
+        once = events if copy == copies - 1 else (*events, *back)
+        written.extend(_copied(event, copy * period, lists) for event in once)
     with out.open("wb") as file:
         pickle.dump(snapshot, file)
     return copies
@@ -158,7 +159,8 @@ def main() -> None:
                     best[name] = found
     ours = best["perfscope, read"]
     print(f"{size / 1e9:.2f} GB, {ours['entries']:,} entries\n")
-    print("| reader | time | of pickle.load | memory | of the file | peak of the history |\n| --- | --- | --- | --- | --- | --- |")
+    print("| reader | time | of pickle.load | memory | of the file | peak of the history |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name, found in best.items():
         peak = "" if found["peak"] is None else f"{found['peak']:,} B"
         print(

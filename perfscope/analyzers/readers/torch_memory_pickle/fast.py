@@ -115,7 +115,7 @@ class FastEntries:
     def _learn(self, raw: bytes) -> Any:
         """What the memo keeps of a value that is no ``GET``; ``None``: nothing, numbers are not kept."""
         if raw[0] == _TEXT:
-            value: Any = raw[2:-1].decode("utf-8", "surrogatepass")
+            value: Any = raw[2:-1].decode("utf-8", "replace")
         elif raw[0] == _LIST:
             value = self._stacks.of(self._list(raw))
         else:

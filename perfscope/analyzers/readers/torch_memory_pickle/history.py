@@ -35,6 +35,8 @@ ACTIONS = {
 }
 """torch's words. Segments that can grow are mapped and unmapped piece by piece."""
 _LESS = (MemoryAction.FREE, MemoryAction.FREE_REQUESTED, MemoryAction.RELEASE)
+LARGEST_BLOCK = 1 << 46
+"""Bytes of one block at most: 64 TiB, so that a forged size does not overflow a total."""
 _LAST_MICROSECOND = 2**63 // 1000 - 1
 
 
@@ -85,12 +87,12 @@ def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
     codes = entries.column("action")
     action = meaning[codes]
     size = entries.column("size")
-    known, whole = action != MISSING, size >= 0
+    known, whole = action != MISSING, (size >= 0) & (size < LARGEST_BLOCK)
     for code, count in zip(*np.unique(codes[~known], return_counts=True), strict=True):
         word = words[code] if code != MISSING else "none"
         found.unplaced[f"entries of the action {word[:40]}"] = int(count)
     if (known & ~whole).any():
-        found.unplaced["entries without a size"] = int((known & ~whole).sum())
+        found.unplaced["entries without a possible size"] = int((known & ~whole).sum())
     chosen: Any = slice(None) if (known & whole).all() else np.flatnonzero(known & whole)
     action, size = action[chosen].astype(np.uint8), size[chosen]
     columns: dict[str, npt.NDArray[Any]] = {

@@ -18,7 +18,9 @@ from typing import Any, NoReturn
 
 from perfscope.analyzers.readers.torch_memory_pickle.entries import Entries
 from perfscope.analyzers.readers.torch_memory_pickle.fast import FORGOTTEN, FastEntries
+from perfscope.analyzers.readers.torch_memory_pickle.opcodes import HANDLERS, said
 from perfscope.analyzers.readers.torch_memory_pickle.stacks import Stacks
+from perfscope.analyzers.readers.torch_memory_pickle.values import Values
 from perfscope.profiler.errors import DataError
 
 TRACES = "device_traces"
@@ -33,8 +35,6 @@ MOST_VALUES = 64_000_000
 """Values kept in them: frames of stacks mostly."""
 MOST_TEXT = 256 << 20
 """Bytes of text kept."""
-LONGEST_TEXT = 1 << 20
-"""Bytes of one text: a demangled name of C++ has some thousands."""
 _WATCHED = 1 << 16
 """Opcodes between two looks at the limits."""
 _LET_GO = 32 << 20
@@ -45,26 +45,23 @@ class Traces(list[Any]):
     """The list below ``device_traces``: of ``Entries``."""
 
 
-class Machine:
+class Machine(Values):
     """Reads one pickle. ``DataError`` (without a path) for whatever is no plain, whole pickle within the limits."""
 
     def __init__(self, data: bytes | mmap.mmap, stacks: Stacks, *, fast: bool = True) -> None:
         """``fast``: match whole entries where their layout is known."""
-        self.data = data
-        self.end = len(data)
-        self.at = 0
+        super().__init__(data)
         self.stacks = stacks
         self.memo: list[Any] = []
-        self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self._fast = FastEntries(self.memo, stacks) if fast else None
         self._began = -1
         """Where the entry began that is being read opcode by opcode."""
         self._entry: dict[Any, Any] = {}
         self._frame_end = 0
-        self._containers = self._values = self._text = self._let_go = 0
+        self._containers = self._values = self._let_go = 0
         self._do: dict[int, Callable[[], None]] = {
-            ord(code): getattr(self, name) for codes, name in _HANDLERS.items() for code in codes
+            ord(code): getattr(self, name) for codes, name in HANDLERS.items() for code in codes
         }
 
     def load(self) -> Any:
@@ -80,7 +77,7 @@ class Machine:
                     do[code]()
                 self._watch()
         except KeyError:
-            raise DataError(f"{_said(code)}: refused") from None
+            raise DataError(f"{said(code)}: refused") from None
         except (IndexError, struct.error) as error:
             if self.at >= self.end:
                 raise DataError(f"cut off after {self.end:,} bytes") from error
@@ -98,7 +95,7 @@ class Machine:
             raise DataError(f"more than {MOST_WAITING:,} values that belong nowhere: refused")
         for count, most, what in (
             (self._containers, MOST_CONTAINERS, "containers"), (self._values, MOST_VALUES, "values"),
-            (self._text, MOST_TEXT, "bytes of text"),
+            (self.text, MOST_TEXT, "bytes of text"),
         ):  # fmt: skip
             if count > most:
                 raise DataError(f"more than {most:,} {what} besides the history: refused")
@@ -107,64 +104,13 @@ class Machine:
             self.data.madvise(mmap.MADV_DONTNEED, low, (self.at - low) // mmap.PAGESIZE * mmap.PAGESIZE)
             self._let_go = self.at
 
-    # Numbers and words.
-
-    def _number(self, size: int, signed: bool = False) -> int:
-        self.at += size
-        if self.at > self.end:
-            raise DataError(f"cut off after {self.end:,} bytes")
-        return int.from_bytes(self.data[self.at - size : self.at], "little", signed=signed)
-
-    def _none(self) -> None:
-        self.stack.append(None)
-
-    def _true(self) -> None:
-        self.stack.append(True)
-
-    def _false(self) -> None:
-        self.stack.append(False)
-
-    def _one_byte(self) -> None:
-        self.stack.append(self._number(1))
-
-    def _two_bytes(self) -> None:
-        self.stack.append(self._number(2))
-
-    def _four_bytes(self) -> None:
-        self.stack.append(self._number(4, signed=True))
-
-    def _long(self) -> None:
-        self.stack.append(self._number(self._number(1), signed=True))
-
-    def _float(self) -> None:
-        self.stack.append(struct.unpack_from(">d", self.data, self.at)[0])
-        self.at += 8
-
-    def _short_text(self) -> None:
-        self._words(self._number(1))
-
-    def _long_text(self) -> None:
-        self._words(self._number(4))
-
-    def _longer_text(self) -> None:
-        self._words(self._number(8))
-
-    def _words(self, size: int) -> None:
-        if size > LONGEST_TEXT and self.at + size <= self.end:
-            raise DataError(f"a text of {size:,} bytes: refused")
-        self.at += size
-        if self.at > self.end:
-            raise DataError(f"a text of {size:,} bytes in a file that ends before it does")
-        self._text += size
-        self.stack.append(self.data[self.at - size : self.at].decode("utf-8", "surrogatepass"))
-
     # The memo.
 
     def _get_short(self) -> None:
-        self._get(self._number(1))
+        self._get(self.number(1))
 
     def _get_long(self) -> None:
-        self._get(self._number(4))
+        self._get(self.number(4))
 
     def _get(self, place: int) -> None:
         if place >= len(self.memo) or (found := self.memo[place]) is FORGOTTEN:
@@ -172,10 +118,10 @@ class Machine:
         self.stack.append(found)
 
     def _put_short(self) -> None:
-        self._put(self._number(1))
+        self._put(self.number(1))
 
     def _put_long(self) -> None:
-        self._put(self._number(4))
+        self._put(self.number(4))
 
     def _put(self, place: int) -> None:
         if place != len(self.memo):  # every pickler numbers them as they come
@@ -318,40 +264,15 @@ class Machine:
     # The rest.
 
     def _protocol(self) -> None:
-        version = self._number(1)
+        version = self.number(1)
         if not 2 <= version <= pickle.HIGHEST_PROTOCOL:
             raise DataError(f"a pickle of protocol {version}: known are 2 to {pickle.HIGHEST_PROTOCOL}")
 
     def _frame(self) -> None:
-        size = self._number(8)
+        size = self.number(8)
         self._frame_end = self.at + size
         if self._frame_end > self.end:
             raise DataError(f"a frame of {size:,} bytes in a file that ends before it does")
 
     def _pop(self) -> NoReturn:
         raise DataError(f"damaged at byte {self.at:,}: it refers to itself")
-
-
-_HANDLERS: dict[tuple[str, ...], str] = {
-    ("\x80",): "_protocol", ("\x95",): "_frame", ("(",): "_mark", ("N",): "_none", ("\x88",): "_true",
-    ("\x89",): "_false", ("K",): "_one_byte", ("M",): "_two_bytes", ("J",): "_four_bytes", ("\x8a",): "_long",
-    ("G",): "_float", ("\x8c",): "_short_text", ("X",): "_long_text", ("\x8d",): "_longer_text",
-    ("h",): "_get_short", ("j",): "_get_long", ("q",): "_put_short", ("r",): "_put_long", ("\x94",): "_memoize",
-    (")",): "_empty_tuple", ("t",): "_tuple", ("\x85",): "_tuple1", ("\x86",): "_tuple2", ("\x87",): "_tuple3",
-    ("]",): "_empty_list", ("}",): "_empty_dict", ("a",): "_append", ("e",): "_appends", ("s",): "_set_item",
-    ("u",): "_set_items", ("0", "1"): "_pop",
-}  # fmt: skip
-"""The allow-list. ``POP`` is written by pickle only for a container within itself."""
-
-_NAMED = {
-    "c": "it asks for a class (GLOBAL)",
-    "\x93": "it asks for a class (STACK_GLOBAL)", "i": "it asks for a class (INST)",
-    "R": "it would call something (REDUCE)", "b": "it would build an object (BUILD)", "o": "it would build an object",
-    "\x81": "it would build an object (NEWOBJ)", "\x92": "it would build an object (NEWOBJ_EX)",
-    "\x82": "it asks for an extension", "\x83": "it asks for an extension", "\x84": "it asks for an extension",
-    "P": "it asks for a persistent object", "Q": "it asks for a persistent object",
-}  # fmt: skip
-
-
-def _said(code: int) -> str:
-    return _NAMED.get(chr(code), f"opcode 0x{code:02x}, which no memory snapshot has")

@@ -128,7 +128,7 @@ def _frame(frames: object, stacks: Stacks) -> int:
 def _number(said: object, other: int) -> int:
     if type(said) is not int:
         return other
-    if not 0 <= said < 2**62:
+    if not 0 <= said < 2**60:
         raise DataError(f"a number of {said:,} in a snapshot: refused")
     return said
 
