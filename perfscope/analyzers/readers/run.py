@@ -13,6 +13,8 @@
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
+  rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
+  rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
@@ -32,10 +34,11 @@ from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.readers import hlo_proto, kineto, xplane
+from perfscope.analyzers.readers import hlo_proto, kineto, torch_memory, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
+from perfscope.analyzers.readers._run_snapshot import attach_snapshot
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.readers.torch_tensors import Listings, read_tensors
@@ -53,6 +56,9 @@ WAITING_SHARE = 0.5
 """Of the steps that were watched: a program that reads every second step is throttled by it."""
 WATCHED_STEPS = 64
 """Steps in which reads are watched (`profiler/captures/jax_sync.py`)."""
+
+SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
+"""Name of the recording of the CUDA allocator beside the detail pass; another is of a failed allocation."""
 
 _TIMED = ("timing", "detail")
 """Passes whose times may be shown, the least disturbed first."""
@@ -89,10 +95,27 @@ def read_part(part: RunPart) -> list[Trace]:
     path = Path(part.path)
     recordings = Recordings(path, part.processes)
     found = [_process(path, part, process, recordings) for process in part.processes]
-    traces = [trace for trace in found if trace is not None] + recordings.further
+    failures, damaged = _failed_allocations(path, part)
+    traces = [trace for trace in found if trace is not None] + recordings.further + failures
+    if not traces and damaged is not None:
+        raise damaged
     if not traces and recordings.problems:
         raise DataError(next(iter(recordings.problems.values())))
     return traces
+
+
+def _failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
+    """Snapshots of allocators at the moment an allocation failed, and why the last damaged one cannot be read."""
+    traces: list[Trace] = []
+    damaged = None
+    for process in part.processes:
+        for capture in process.captures:
+            if capture.tool == "torch_memory" and capture.pass_name != SNAPSHOT_PASS and capture.artifact is not None:
+                try:
+                    traces.append(torch_memory.read(path / capture.artifact))
+                except DataError as error:
+                    damaged = error
+    return traces, damaged
 
 
 def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
@@ -165,6 +188,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     op_graph: OpGraph | None = None
     programs: Path | None = None
     held: Listings | None = None
+    snapshot: Trace | None = None
     logs: dict[str, Any] = {}
     for capture in process.captures:
         if capture.artifact is None:
@@ -182,6 +206,9 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
                 logs["compile_events"] = read_events(path / capture.artifact)
             elif capture.tool == "jax_sync":
                 logs["host_reads"] = read_syncs(path / capture.artifact)
+            elif capture.tool == "torch_memory":
+                if capture.pass_name == SNAPSHOT_PASS:
+                    snapshot = torch_memory.read(path / capture.artifact)
             elif capture.tool == "torch_tensors":
                 held = read_tensors(path / capture.artifact)
             elif capture.tool == "jax_hlo":
@@ -202,6 +229,8 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         if held is not None:
             held.attach(trace, name)
     notes += [] if held is None else held.notes()
+    if snapshot is not None and "detail" in timed:
+        attach_snapshot(timed["detail"], snapshot)
     main = next((timed[name] for name in _TIMED if name in timed), None)
     hlo = () if main is None else main.hlo
     if main is None and programs is not None:
