@@ -86,7 +86,7 @@ class JaxSide:
     def capture(self, due: Pass) -> JaxProfilerCapture:
         """The capture of a pass."""
         if self._options.level != "light":
-            self._memory = MemoryLog(lambda: [_counters(device) for device in jax_compat.devices()])
+            self._memory = MemoryLog()
         return JaxProfilerCapture(due, tracing=self._traces, synchronise=self._wait_at_ends, marks=self._marks)
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:

@@ -110,7 +110,7 @@ def with_memory(seen: Seen, purposes: Mapping[str, int]) -> Seen:
 
 def with_memory_after(seen: Seen) -> Seen:
     """The same with the allocator's counters of now, behind the last pass."""
-    return replace(seen, memory_after=allocator_counters())
+    return replace(seen, memory_after={**jax_side.memory(), **allocator_counters()})
 
 
 def allocator_counters() -> dict[str, int]:

@@ -6,8 +6,6 @@ Each is a device memory profile as ``jax.profiler.save_device_memory_profile`` w
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from perfscope.profiler import jax_compat
@@ -18,8 +16,6 @@ FOLDER = "memory"
 MOMENTS = ("before", "after")
 """The first and the second profile: before the first traced step and behind the last."""
 SUFFIX = ".prof"
-COUNTERS = "counters.json"
-SCHEMA = "perfscope.jax_memory/1"
 PASS = "memory"  # noqa: S105 (the name of a pass)
 
 
@@ -33,11 +29,9 @@ def available() -> str | None:
 class MemoryLog:
     """The profiles of one pass. ``take`` is called when nothing is queued; it never raises."""
 
-    def __init__(self, counters: Callable[[], list[Mapping[str, int]]]) -> None:
-        """``counters``: what the allocator of each local device says of itself; empty ones where it says nothing."""
-        self._read = counters
+    def __init__(self) -> None:
+        """Nothing is taken yet."""
         self._profiles: list[bytes] = []
-        self._counters: list[list[Mapping[str, int]]] = []
         self._reason: str | None = None
         self._written = 0
 
@@ -47,7 +41,6 @@ class MemoryLog:
             return
         try:
             self._profiles.append(jax_compat.memory_profile())
-            self._counters.append(self._read())
         except Exception as error:  # a backend may refuse, and says so in a class of its own
             self._reason = f"{type(error).__name__}: {error}"
 
@@ -59,8 +52,6 @@ class MemoryLog:
             path.mkdir(exist_ok=True)
             for moment, profile in zip(MOMENTS, self._profiles, strict=False):
                 write_atomically(path / f"{moment}{SUFFIX}", profile, durable=False)
-            told = {"schema": SCHEMA, **dict(zip(MOMENTS, self._counters, strict=False))}
-            write_atomically(path / COUNTERS, json.dumps(told).encode(), durable=False)
         whole = len(self._profiles) == len(MOMENTS)
         missing = None if whole or not self._profiles else "the traced steps had not ended: nothing behind them"
         return Capture(
