@@ -10,6 +10,7 @@
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
+  rank00000/memory/{before,after}.prof  jax: what was held before and behind the traced steps, ``held``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
@@ -36,6 +37,7 @@ from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, torch_memory, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
+from perfscope.analyzers.readers._jax_moments import Moments, read_moments
 from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.readers._run_snapshot import attach_snapshot
@@ -189,6 +191,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     programs: Path | None = None
     held: Listings | None = None
     snapshot: Trace | None = None
+    moments: Moments | None = None
     logs: dict[str, Any] = {}
     for capture in process.captures:
         if capture.artifact is None:
@@ -211,6 +214,9 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
                     snapshot = torch_memory.read(path / capture.artifact)
             elif capture.tool == "torch_tensors":
                 held = read_tensors(path / capture.artifact)
+            elif capture.tool == "jax_memory":
+                moments = read_moments(path / capture.artifact)
+                notes += moments.notes
             elif capture.tool == "jax_hlo":
                 programs = path / capture.artifact
             elif capture.pass_name in _TIMED:
@@ -232,6 +238,8 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     if snapshot is not None and "detail" in timed:
         attach_snapshot(timed["detail"], snapshot)
     main = next((timed[name] for name in _TIMED if name in timed), None)
+    if main is not None and moments is not None:
+        moments.attach(main)
     hlo = () if main is None else main.hlo
     if main is None and programs is not None:
         hlo, problems = _programs(programs)
@@ -286,6 +294,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         window_ns=process.window_ns if process.window_steps > 0 else None,
         window_steps=process.window_steps,
         hlo=hlo,
+        held_before=None if main is None else main.held_before,
         **logs,
     )
 
