@@ -27,6 +27,7 @@ _KNOWN_FROM = {
     "run": "allocator events of torch.profiler",
     "xplane": "allocator events of XLA",
     "nsys": "allocations from the driver (Nsight Systems)",
+    "torch_memory_timeline": "memory timeline of torch.profiler",
 }
 """By format of the source; others say so themselves (`_SNAPSHOT`, `_EVENTS`)."""
 _SNAPSHOT = "memory snapshot"
@@ -229,7 +230,7 @@ def _timeline(
     snapshot = "memory_state" in trace.recorded
     return MemoryTimeline(
         space="device" if memory.on_device else "host",
-        label=memory.label,
+        label=memory.label if trace.source.format != "xplane" else memory.label.replace("cuda:", "device "),
         ordinal=None if memory.ordinal == MISSING else memory.ordinal,
         known_from=_SNAPSHOT if snapshot else _KNOWN_FROM.get(trace.source.format, _EVENTS),
         axis=axis,

@@ -9,9 +9,10 @@ cache and no leak, so the second half of the steps must grow too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_ops import asking_op
@@ -159,17 +160,19 @@ def _leaks(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Leak, .
         return ()
     left = np.flatnonzero(blocks["after"] & ~blocks["before"] & (step >= WARM_UP) & (step < len(ends) - 1))
     op_codes, op_names = _asking_ops(trace, blocks["op"][left].astype(np.int64))
-    key = np.stack([op_codes, *(blocks[name][left].astype(np.int64) for name in ("module", "line", "frame"))], axis=1)
-    _, group = np.unique(key, axis=0, return_inverse=True)
-    group = group.ravel()
+    group = _grouped(op_codes, *(blocks[name][left] for name in ("module", "line", "frame")))
+    # how many steps left blocks of a group behind: only few groups do so in nearly all of them
+    at = step[left] - WARM_UP
+    pairs = np.unique(group * len(looked_at) + at)
+    steps_of = np.bincount(pairs // len(looked_at), minlength=1)
+    order = np.argsort(group, kind="stable")
+    begins = np.searchsorted(group[order], np.arange(len(steps_of) + 1))
     found = []
-    for number in range(int(group.max()) + 1 if len(group) else 0):
-        of_group = np.flatnonzero(group == number)
+    for number in np.flatnonzero(steps_of >= max(2, OFTEN * len(looked_at))).tolist():
+        of_group = order[begins[number] : begins[number + 1]]
         rows = left[of_group]
-        per_step = np.bincount(step[rows] - WARM_UP, weights=blocks["bytes"][rows], minlength=len(looked_at))
-        steps = int((per_step > 0).sum())
-        if steps < OFTEN * len(looked_at) or steps < 2:
-            continue
+        per_step = np.bincount(at[of_group], weights=blocks["bytes"][rows], minlength=len(looked_at))
+        steps = int(steps_of[number])
         largest = int(rows[np.argmax(blocks["bytes"][rows])])
         line, module, frame = (int(blocks[name][largest]) for name in ("line", "module", "frame"))
         found.append(
@@ -187,6 +190,15 @@ def _leaks(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Leak, .
             )
         )
     return tuple(sorted(found, key=lambda leak: -leak.bytes))
+
+
+def _grouped(*columns: npt.NDArray[Any]) -> Int64:
+    """A number from 0 for each distinct row of the columns."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * len(values) + codes, return_inverse=True)
+    return number.astype(np.int64)
 
 
 def _asking_ops(trace: Trace, ops: Int64) -> tuple[Int64, list[str | None]]:
@@ -209,9 +221,9 @@ def _periodic(trace: Trace, timeline: MemoryTimeline) -> Int64:
         return np.empty(0, np.int64)
     made = np.flatnonzero(~blocks["before"])
     frames = blocks["frame"][made].astype(np.int64)
-    key = np.stack((blocks["bytes"][made], frames), axis=1)
-    _, first, kind, counts = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(kind.ravel(), kind="stable")
+    kind = _grouped(blocks["bytes"][made], frames)
+    _, first, counts = np.unique(kind, return_index=True, return_counts=True)
+    order = np.argsort(kind, kind="stable")
     ends = np.cumsum(counts)
     outside = (frames[first] != MISSING) & (phases[frames[first]] == MemoryPhase.UNKNOWN)
     for one in np.argsort(counts, kind="stable").tolist():

@@ -78,14 +78,22 @@ def _of_ops(trace: Trace, ops: Int64, known: _Known) -> tuple[Int64, Int64]:
 
 
 def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Known) -> None:
+    qualified: dict[int, set[int]] = {}
+    certain = np.zeros(len(ops), bool)
     for index, row in enumerate(ops.tolist()):
         found = graph_op(trace, row) if row != MISSING else None
         if found is None:
             continue
         if found.module:
-            module[index] = known.module(found.module)
+            name = known.module(found.module)
+            qualified.setdefault(int(module[index]), set()).add(name)
+            module[index], certain[index] = name, True
         if found.file is not None:
             line[index] = known.line(Line(file=found.file, line=found.line, function=found.function))
+    # ops that the graph has not, in a call that all of the graph's ops put into one module, are in that module too
+    for span, names in qualified.items():
+        if span != MISSING and len(names) == 1:
+            module[~certain & (module == span)] = names.pop()
 
 
 def _of_frames(trace: Trace, frames: Int64, known: _Known) -> Int64:
