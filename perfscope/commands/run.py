@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,13 +219,11 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     """Analyze the run, write its reports into it, print the short one on stderr."""
     if not recorded.run.artifacts(recorded.directory):
         return
-    from perfscope.analyzers.engine import analyze
-    from perfscope.analyzers.load import load_path
+    from perfscope.analyzers.scale.judge import judge_paths
     from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import render, write
 
-    loaded = load_path(recorded.directory)
-    analysis = replace(analyze(loaded.traces), run=loaded.run)
+    analysis = judge_paths([recorded.directory]).analysis
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:
