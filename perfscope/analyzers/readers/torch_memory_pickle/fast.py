@@ -41,25 +41,22 @@ class FastEntries:
         self._known: dict[bytes, Any] = {}
         self._kept = 0
 
+    def matches(self, data: bytes | mmap.mmap, at: int, frame_end: int) -> bool:
+        """Whether the pattern matches the entry that begins at ``at``."""
+        entry = self.layout.entry
+        return entry is not None and entry.match(data, at, _end(data, at, frame_end)) is not None
+
     def read(self, entries: Entries, data: bytes | mmap.mmap, at: int, frame_end: int) -> int:
         """Take the entries from ``at`` on that the pattern matches within the frame; where they end."""
-        pattern = self.layout.pattern
-        if pattern is None:
+        end = _end(data, at, frame_end)
+        if self.layout.pattern is None:
             return at
-        while True:
-            end = min(frame_end if frame_end > at else at + _WINDOW, at + 16 * _WINDOW, len(data))
-            if pattern.match(data, at, end) is None or data[at] != 0x7D:
-                return at
-            rows = pattern.findall(data, at, end)
-            rest = rows[-1][-1]
-            if rest:
-                rows.pop()
-            if not rows:
-                return at
-            self._add(entries, rows)
-            at = end - len(rest)
-            if rest or at >= len(data) or at == frame_end:
-                return at
+        rows = self.layout.pattern.findall(data, at, end)
+        rest = rows[-1][-1]
+        if rest:
+            rows.pop()
+        self._add(entries, rows)
+        return end - len(rest)
 
     def _add(self, entries: Entries, rows: list[tuple[bytes, ...]]) -> None:
         names = self.layout.names
@@ -144,3 +141,8 @@ class FastEntries:
             value = self._get(raw) if raw[:1] in (b"h", b"j") else self._known.get(raw) or (raw and self._learn(raw))
             codes[raw] = entries.word(name, value)
         return [codes[raw] for raw in column]
+
+
+def _end(data: bytes | mmap.mmap, at: int, frame_end: int) -> int:
+    """Where to look from ``at`` to at most: a frame opcode may stand between any two others."""
+    return min(frame_end if frame_end > at else at + _WINDOW, at + 16 * _WINDOW, len(data))

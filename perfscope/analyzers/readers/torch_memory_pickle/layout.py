@@ -26,6 +26,8 @@ _ANY = b"|".join((_GET, _TEXT, _STACK, _PAIR, _NUMBER, _OTHER))
 _BEGIN = rb"\}\x94\("
 _FIELD = re.compile(rb"(?s:(%s)(%s))" % (_GET, _ANY))
 _TWO = re.compile(rb"(?s:(%s)(%s)\x86\x94)" % (_NUMBER, _NUMBER))
+MOST_TRIES = 50_000
+"""Entries looked at for new fields: one a frame of pickle's (64 KiB) in a file of 3 GB, and no more of a forged one."""
 _MOST_FIELDS = 32
 """Fields at most; torch 2.13 writes ten."""
 
@@ -36,12 +38,16 @@ class Layout:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.names: list[str] = []
+        self._tries = 0
+        self.entry: re.Pattern[bytes] | None = None
+        """Matches one entry."""
         self.pattern: re.Pattern[bytes] | None = None
         """Matches one entry, a group a field; or, in the last group, all that comes before an entry."""
 
     def learn(self, raw: bytes, memo: Sequence[Any]) -> None:
         """Take up the fields of the entry ``raw``, if it is one that the pattern can be made to match."""
-        if not raw.startswith(b"}\x94(") or not raw.endswith(b"u") or len(raw) > 65536:
+        self._tries += 1
+        if self._tries > MOST_TRIES or not raw.startswith(b"}\x94(") or not raw.endswith(b"u"):
             return
         at, keys = 3, []
         while at < len(raw) - 1:
@@ -72,6 +78,7 @@ class Layout:
             rb"(?:%s(%s))?+" % (re.escape(key), _NUMBER if name in NUMBERS else _ANY)
             for key, name in zip(merged, names, strict=True)
         )
+        self.entry = re.compile(rb"(?s:%s%su)" % (_BEGIN, fields))
         self.pattern = re.compile(rb"(?s:%s%su|(.+))" % (_BEGIN, fields))
 
 

@@ -37,6 +37,8 @@ MOST_TEXT = 256 << 20
 """Bytes of text kept."""
 _WATCHED = 1 << 16
 """Opcodes between two looks at the limits."""
+_LONGEST_ENTRY = 1 << 16
+"""Bytes of an entry whose layout is worth knowing."""
 _LET_GO = 32 << 20
 """Bytes read of a mapped file before their pages are given back."""
 
@@ -202,12 +204,11 @@ class Machine(Values):
         if type(entries) is Entries:
             marked = not self.stack or self.stack[-1] is not entries
             if marked and self._fast is not None:
-                if self.stack:
+                self._learn()
+                if self._fast.matches(self.data, self.at - 1, self._frame_end):
                     self._take(entries, self.stack)
                     self.stack.clear()
-                self.at = self._fast.read(entries, self.data, self.at - 1, self._frame_end) + 1
-                if self.data[self.at - 1] != pickle.EMPTY_DICT[0]:
-                    self.at -= 1
+                    self.at = self._fast.read(entries, self.data, self.at - 1, self._frame_end)
                     return
             self._began = self.at - 1
             self._entry = {}
@@ -251,15 +252,21 @@ class Machine(Values):
 
     def _take(self, entries: Entries, items: list[Any]) -> None:
         """Hand entries on, and keep of them only what later ones share: their stacks."""
-        if self._fast is not None and self._began >= 0:
-            self._fast.layout.learn(bytes(self.data[self._began : self.at - 1]), self.memo)
-        self._began = -1
+        self._learn()
         entries.take(items)
         self._containers -= len(entries.memoized)
         for place in entries.memoized:
             kept = self.memo[place]
             self.memo[place] = self.stacks.of(kept) if type(kept) is list else FORGOTTEN
         entries.memoized.clear()
+
+    def _learn(self) -> None:
+        """Take up the layout of the entry that was read last, which ends here."""
+        if self._fast is not None and self._began >= 0:
+            self._fast.layout.learn(
+                bytes(self.data[self._began : min(self.at - 1, self._began + _LONGEST_ENTRY)]), self.memo
+            )
+        self._began = -1
 
     # The rest.
 
