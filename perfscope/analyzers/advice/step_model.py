@@ -12,7 +12,15 @@ from typing import Literal
 from perfscope.analyzers.finding import Basis
 
 ValueKind = Literal["product", "attention", "random", "other", "view"]
-"""What made a value: a matrix product or convolution, fused attention, random numbers, anything else, nothing."""
+"""What made a value: a matrix product without batch dimensions or a convolution, fused attention, random numbers,
+anything else (batched products among it: their result grows with the sequence squared), nothing."""
+
+Policy = Literal["keep", "full", "selective", "offload"]
+"""What becomes of what the backward needs of a region: it stays; all is made again; results of products and of
+attention stay and the rest is made again (torch's selective checkpointing, JAX's
+``dots_with_no_batch_dims_saveable``); it waits in host memory."""
+
+POLICIES: tuple[Policy, ...] = ("keep", "full", "selective", "offload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,10 @@ class Value:
     """Regions whose backward reads it, ``None``: the backward outside of all. Empty: not kept for the backward. A
     checkpointed region drops what it made itself and nobody else needs; its inputs stay."""
     cost_ns: int
-    """What the op that made it takes, alone: the price of making it again."""
+    """What the op that made it takes, alone: the price of making it again. Of several results of one op one has it.
+    An op that makes nothing new (in place) is a value of no bytes with its time."""
+    gradient: bool = False
+    """It is the gradient of a parameter: sharding divides it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,18 @@ class Region:
     """What must be kept to run it again and would otherwise not be alive: its inputs that nobody else keeps."""
     checkpointed: bool = False
     """It is already run again in the backward pass."""
+    selective: bool = False
+    """It is, and keeps the results of products and of attention. The values are those of a step without either: what
+    is checkpointed today is told here, and simulated as any other plan."""
+    parameter_bytes: int = 0
+    """Of its own parameters; 0 where not known. What FSDP gathers at a time."""
+
+    @property
+    def today(self) -> Policy:
+        """What is done now."""
+        if self.checkpointed:
+            return "selective" if self.selective else "full"
+        return "keep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +103,11 @@ class StepModel:
     trainable_parameters_dtype_bytes: int
     """Bytes of an element of the parameters: what offloading and sharding move."""
     notes: tuple[str, ...] = ()
+    framework: Literal["torch", "jax"] = "torch"
+    """Whose words the advice is given in."""
+    device_name: str | None = None
+    """As the recording names the device; ``None`` where it names none."""
+    on_host: bool = False
+    """It is host memory: there is nowhere to offload to."""
+    measured_peak_bytes: int | None = None
+    """The peak of the recorded step as the allocator or the compiler saw it: what the model is held against."""
