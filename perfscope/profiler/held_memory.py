@@ -13,6 +13,9 @@ from perfscope.profiler.observe import Seen
 from perfscope.profiler.plan import Pass
 from perfscope.profiler.run import Capture
 
+UNTIMED = "detail"
+"""The pass beside which the allocator's history is recorded: nobody uses its times."""
+
 
 class HeldMemory:
     """Stands beside the passes of a process. Without torch it only reads counters."""
@@ -40,7 +43,7 @@ class HeldMemory:
             if first or due.memory:
                 sums = self._tensors.begin(due.name, number, optimizers)
             self._snapshots.watch(seen.path)
-            if due.memory:
+            if due.memory and due.name == UNTIMED:
                 self._snapshots.begin(number)
         return observe.with_memory(seen, sums) if first else seen
 

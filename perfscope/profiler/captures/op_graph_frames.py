@@ -80,7 +80,7 @@ class Frames:
             return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
         code = found.f_code
         return Site(
-            self._name(code.co_filename),
+            self.name(code.co_filename),
             found.f_lineno,
             code.co_qualname,
             engine,
@@ -106,7 +106,8 @@ class Frames:
             return HIDDEN
         return USER
 
-    def _name(self, path: str) -> str:
+    def name(self, path: str) -> str:
+        """The file as the user would call it: below the working folder, else below the import path."""
         name = self._names.get(path)
         if name is None:
             name = path

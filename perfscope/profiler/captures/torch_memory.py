@@ -9,9 +9,13 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from perfscope.profiler import torch_memory_compat
+from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.run import Capture
 
 TOOL = "torch_memory"
@@ -104,9 +108,11 @@ class TorchMemoryCapture:
             self._say(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
 
     def _dump(self, path: Path, pass_name: str, steps: tuple[int, int] | None) -> None:
+        found = torch_memory_compat.snapshot()
+        name_files(found, Frames(str(sys.modules["torch"].__file__), Path.cwd()))
         partial = path.with_name(f".{path.name}.part")
         with gzip.open(partial, "wb", compresslevel=COMPRESSION) as stream:
-            pickle.dump(torch_memory_compat.snapshot(), stream, protocol=4)
+            pickle.dump(found, stream, protocol=4)
         partial.replace(path)
         self._saved[pass_name] = Capture(
             pass_name=pass_name,
@@ -118,3 +124,24 @@ class TorchMemoryCapture:
 
     def _say(self, pass_name: str, *, reason: str) -> None:
         self._saved.setdefault(pass_name, Capture(pass_name=pass_name, tool=TOOL, state="missing", reason=reason))
+
+
+def name_files(snapshot: dict[str, Any], frames: Frames) -> None:
+    """Call the files of all stacks as the user would, in place: torch gives whole paths, which tell of a machine."""
+    seen: set[int] = set()
+    for stack in _stacks(snapshot):
+        if id(stack) in seen:  # blocks and events share their stacks
+            continue
+        seen.add(id(stack))
+        for frame in stack:
+            frame["filename"] = frames.name(frame["filename"])
+
+
+def _stacks(snapshot: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    for segment in snapshot.get("segments", ()):
+        yield segment.get("frames", [])
+        for block in segment.get("blocks", ()):
+            yield block.get("frames", [])
+    for events in snapshot.get("device_traces", ()):
+        for event in events:
+            yield event.get("frames", [])

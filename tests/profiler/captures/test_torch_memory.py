@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 BASE = 1 << 40
-FRAME = {"filename": "train.py", "line": 7, "name": "forward"}
+FRAME = {"filename": __file__, "line": 7, "name": "forward"}
 
 
 class Allocator:
@@ -39,7 +39,8 @@ class Allocator:
 
     def snapshot(self) -> dict[str, Any]:
         self.snapshots += 1
-        block = {"address": BASE, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": [FRAME]}
+        stack = [dict(FRAME)]
+        block = {"address": BASE, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": stack}
         free = {
             "address": BASE + 1024,
             "size": (2 << 20) - 1024,
@@ -61,7 +62,7 @@ class Allocator:
             "frames": [],
             "blocks": [block, free],
         }
-        events = [{"action": "alloc", "addr": BASE, "size": 1000, "stream": 0, "time_us": 5, "frames": [FRAME]}]
+        events = [{"action": "alloc", "addr": BASE, "size": 1000, "stream": 0, "time_us": 5, "frames": stack}]
         return {"segments": [segment], "device_traces": [events if self.history else []]}
 
 
@@ -106,6 +107,8 @@ def test_the_snapshot_of_a_pass_is_read_by_the_reader(allocator: Allocator, tmp_
     trace = reader.read(tmp_path / "rank00000" / "memory.pickle.gz")
     assert {"memory", "memory_state"} <= trace.recorded
     assert trace.rows["segments"]["bytes"].tolist() == [2 << 20]
+    files = {trace.text(code) for code in trace.rows["frames"]["file"]}
+    assert files == {"tests/profiler/captures/test_torch_memory.py"}, "no path of the machine"
     assert list((tmp_path / "rank00000").iterdir()) == [tmp_path / "rank00000" / "memory.pickle.gz"]
 
 
