@@ -47,6 +47,7 @@ def test_an_unmodified_loop_is_captured_and_prints_the_same_bits(tmp_path: Path)
         "timing": ("recorded", (2, 5)),
         "events": ("recorded", None),
         "syncs": ("recorded", None),
+        "memory": ("recorded", None),
         "hlo": ("recorded", None),
     }
     assert len(process.untraced_step_ns) == 6, "steps 6 to 11: step 5 settles after the pass"

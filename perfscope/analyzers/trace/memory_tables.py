@@ -101,6 +101,27 @@ MEMORY = Table(
         Column(name="allocated_bytes", dtype="int64", unit="B", doc="allocator total after it", nullable=True),
         Column(name="reserved_bytes", dtype="int64", unit="B", doc="allocator reserve after it", nullable=True),
         Column(
+            name="stack_bytes",
+            dtype="int64",
+            unit="B",
+            doc="in use beside the allocator total, by programs that run (XLA: `bytes_reserved`)",
+            nullable=True,
+        ),
+        Column(
+            name="peak_bytes",
+            dtype="int64",
+            unit="B",
+            doc="most in use so far, as the allocator itself says, also before the recording",
+            nullable=True,
+        ),
+        Column(
+            name="fragmentation",
+            dtype="float64",
+            unit="share",
+            doc="of the free memory, what is not in the largest free piece, as the allocator itself says",
+            nullable=True,
+        ),
+        Column(
             name="action",
             dtype="uint8",
             unit="MemoryAction",

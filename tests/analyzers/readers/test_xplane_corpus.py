@@ -155,7 +155,7 @@ def test_every_host_event_is_in_a_table_or_counted(path: Path) -> None:
                 spot = (base + one(line, 3) + nanoseconds(start), base + one(line, 3) + nanoseconds(end), name)
                 if "correlation_id" in stats:
                     calls[spot] += 1
-                elif "allocation_bytes" in stats:
+                elif name in ("MemoryAllocation", "MemoryDeallocation") and "addr" in stats:
                     memory += 1
                 else:
                     slices[spot] += 1

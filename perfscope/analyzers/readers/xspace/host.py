@@ -11,17 +11,16 @@ import numpy as np
 from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
 from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
-from perfscope.analyzers.readers.xspace import names
+from perfscope.analyzers.readers.xspace import allocator, names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
 from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, MemoryAction, Rows, SliceKind
+from perfscope.analyzers.trace import TABLES, Rows, SliceKind
 from perfscope.analyzers.trace.columns import MISSING, Array
 
 _PERHAPS = 255
 """Kind of a span that is an annotation unless a span of the runtime encloses it."""
 
 _KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\]")
-_ORDINAL = re.compile(r"(\d+)")
 
 
 class Host:
@@ -41,7 +40,8 @@ class Host:
         name, flags = self._names(plane, line)
         noise, ends = flags["noise"] | line.aggregated, flags["end"] & (line.number("_c") != MISSING)
         calls = (line.number("correlation_id") != MISSING) & ~noise
-        memory = flags["memory"] & (line.number("allocation_bytes") != MISSING)
+        # on TPUs a deallocation says which block and not how large it was
+        memory = flags["memory"] & ((line.number("allocation_bytes") != MISSING) | (line.number("addr") != MISSING))
         awaits, start, end = self._await_spans(line, flags["await"])
         dropped = noise | ends | calls | memory | awaits
         self._pool.marks["thread pool marks"] += int(noise.sum())
@@ -51,7 +51,8 @@ class Host:
         self._append(self._ends, {"id": line.number("_c"), "time_ns": line.start_ns}, ends)
         self._append(self._calls, {**base, "correlation": line.number("correlation_id"),
                                    "details": line.number("memcpy_details")}, calls)  # fmt: skip
-        self._add_memory(line, thread, flags["freed"], memory)
+        if memory.any():
+            self._memory.append(allocator.events(line, thread, flags["freed"], memory, self._pool.strings))
         self._add_slices(line, base, flags, ~dropped)
 
     def _names(self, plane: Plane, line: Line) -> tuple[Array, dict[str, Array]]:
@@ -91,29 +92,6 @@ class Host:
         gone = np.zeros(len(line), bool)
         gone[partner[later]] = True
         return gone, line.start_ns, end
-
-    def _add_memory(self, line: Line, thread: int, freed: Array, chosen: Array) -> None:
-        if not chosen.any():
-            return
-        allocators = line.number("allocator_name")[chosen]
-        known = {int(key): self._pool.strings[int(key)] for key in np.unique(allocators) if key != MISSING}
-        on_device = {key: not any(side in text.lower() for side in ("host", "cpu")) for key, text in known.items()}
-        ordinals = {
-            key: int(found[1]) if on_device[key] and (found := _ORDINAL.search(text)) else MISSING
-            for key, text in known.items()
-        }
-        size = line.number("allocation_bytes")[chosen]
-        self._memory.append(
-            {
-                "time_ns": line.start_ns[chosen],
-                "thread": np.full(len(size), thread, np.int32),
-                "on_device": np.array([on_device.get(key, False) for key in allocators.tolist()], bool),
-                "ordinal": np.array([ordinals.get(key, MISSING) for key in allocators.tolist()], np.int64),
-                "address": np.where(line.number("addr") == MISSING, 0, line.number("addr"))[chosen].astype(np.uint64),
-                "bytes": np.where(freed[chosen], -size, size),
-                "allocated_bytes": line.number("bytes_allocated")[chosen],
-            }
-        )
 
     def _add_slices(self, line: Line, base: Columns, flags: dict[str, Array], chosen: Array) -> None:
         if not chosen.any():
@@ -215,8 +193,10 @@ class Host:
             return Rows(TABLES["memory"], {})
         columns = self._memory.take()
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
+        columns, unknown = allocator.with_sizes(columns)
+        if unknown:
+            self._pool.unplaced["allocator events of unknown size"] += unknown
         columns["op"] = self._around(slices, columns, columns["time_ns"], columns["time_ns"])
-        columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
         return Rows(TABLES["memory"], columns)
 
     def _build_steps(self) -> Rows:

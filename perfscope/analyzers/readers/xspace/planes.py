@@ -34,7 +34,8 @@ _SIGN = 1 << 63
 
 NUMBERS = (
     "_p", "_c", "program_id", "run_id", "device_ordinal", "correlation_id", "step_num", "num_threads", "addr",
-    "allocation_bytes", "bytes_allocated", "cuda_graph_id", "cuda_graph_exec_id", "global_device_id",
+    "allocation_bytes", "requested_bytes", "bytes_allocated", "bytes_reserved", "peak_bytes_in_use", "index_on_host",
+    "cuda_graph_id", "cuda_graph_exec_id", "global_device_id",
     "num_addressable_devices",
 )  # fmt: skip
 """Stats of events that are read as 64-bit numbers (an unsigned one as its two's complement)."""
