@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfscope.analyzers.facts.memory_blocks import event_timelines
 from perfscope.analyzers.readers import kineto, torch_memory
@@ -148,6 +150,30 @@ def test_one_moment_of_a_snapshot():
     assert timeline.reserved is not None
     assert timeline.reserved.bytes.tolist() == [4096]
     assert timeline.blocks["stream"].tolist() == [3, 3]
+
+
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 999)), min_size=1, max_size=40),
+    st.lists(st.integers(1, 999), max_size=4),
+)
+def test_conservation(held: int, steps: list[tuple[int, int]], older: list[int]):
+    """Whatever a sound allocator does, and whatever it held before: the curve is its total at every event."""
+    b = MemoryBuilder()
+    b.starts_with(held + sum(older))
+    for at, (address, size) in enumerate(steps, 1):
+        if (0, address) in b.sizes:
+            b.free(address, at)
+        else:
+            b.make(address, size, at)
+    for number, size in enumerate(older):
+        b.free(100 + number, len(steps) + 1 + number, size=size)
+    trace = b.build()
+    (timeline,) = event_timelines(trace)
+    assert timeline.unseen_bytes == held
+    assert timeline.peak()[1] == trace.rows["memory"]["allocated_bytes"].max()
+    assert (timeline.unmatched, timeline.notes) == (0, ())
+    conserved(trace, timeline)
 
 
 def test_nothing_recorded_is_no_timeline():
