@@ -34,6 +34,7 @@ from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.jax_log import HostRead
+from perfscope.analyzers.memory.counters import AllocatorCounters
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers import hlo_proto, kineto, torch_memory, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
@@ -283,7 +284,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     if hlo:
         recorded |= {"hlo"}
     recorded |= logs.keys()
-    return Trace(
+    trace = Trace(
         source=source,
         strings=[] if main is None else main.strings,
         rows={} if main is None else main.rows,
@@ -297,6 +298,17 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         held_before=None if main is None else main.held_before,
         **logs,
     )
+    trace.allocator_counters = _counters(process)
+    return trace
+
+
+def _counters(process: Process) -> AllocatorCounters | None:
+    """What the allocator counted before the first pass and behind the last one, and the steps between."""
+    if not process.memory and not process.memory_after:
+        return None
+    passes = [capture.steps for capture in process.captures if capture.steps is not None]
+    steps = max(end for _, end in passes) - min(start for start, _ in passes) if passes else None
+    return AllocatorCounters(before=process.memory, after=process.memory_after, steps=steps)
 
 
 def _device_memory(trace: Trace, process: Process) -> None:

@@ -31,6 +31,7 @@ RULES: dict[str, str] = {
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "link_contention": "perfscope.analyzers.rules.link_contention",
     "nvlink_stall": "perfscope.analyzers.rules.nvlink_stall",
+    "oom_near": "perfscope.analyzers.rules.oom_near",
     "pageable_copy": "perfscope.analyzers.rules.pageable_copy",
     "pipeline_bubble": "perfscope.analyzers.rules.pipeline_bubble",
     "rank_divergence": "perfscope.analyzers.rules.rank_divergence",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hardware.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
+    from perfscope.analyzers.memory.counters import AllocatorCounters
     from perfscope.analyzers.op_graph import OpGraph
 
 RECORDED: dict[str, str] = {
@@ -128,6 +129,8 @@ class Trace:
         self.compile_log = compile_log
         self.flight_record = flight_record
         self.held_before = held_before
+        self.allocator_counters: AllocatorCounters | None = None
+        """What a run of ours read of the process' allocator before and behind its passes."""
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self.topology: Topology | None = None

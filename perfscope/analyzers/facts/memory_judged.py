@@ -1,0 +1,62 @@
+"""Which memories rules on memory judge, how severe a finding there is, and what they say where nothing was recorded."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.finding import HIGH_SHARE, AbstainError, Severity
+from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
+from perfscope.analyzers.trace import RECORDED, Trace
+
+NO_MEMORY = f"not recorded: {RECORDED['memory']}"
+"""Why rules on memory cannot look. The detail pass of a run may have what the timing pass lacks, so no rule ``NEEDS``
+it of the trace itself."""
+
+SCARCE_SHARE = 0.9
+"""Of the device, at the peak of what its allocator holds: what lies outside of the allocator (the CUDA context,
+communicators, other processes) takes some of the rest, and a longer batch the remainder. It is also what vLLM takes by
+default, as the most that is safe (``gpu_memory_utilization``)."""
+
+
+def judged_timelines(trace: Trace, *, programs: bool = False) -> tuple[MemoryTimeline, ...]:
+    """Memories of devices as their allocators saw them; the host's only where the program computes there.
+
+    ``programs``: with those of compiled programs, where no allocator was recorded. `AbstainError` where there is none.
+    """
+    known = [one for one in trace.fact(memory_timelines) if not one.of_driver]
+    devices = tuple(one for one in known if one.space == "device")
+    if devices:
+        return devices
+    hosts = tuple(one for one in known if one.space == "host") if not len(trace.rows["kernels"]) else ()
+    found = hosts or (tuple(one for one in known if one.space == "program") if programs else ())
+    if not found:
+        raise AbstainError(NO_MEMORY)
+    return found
+
+
+def is_scarce(timeline: MemoryTimeline) -> bool:
+    """Whether the device is nearly full at the peak, or an allocation failed."""
+    if timeline.out_of_memory:
+        return True
+    capacity = timeline.capacity_bytes
+    return capacity is not None and peak_held(timeline) >= SCARCE_SHARE * capacity
+
+
+def peak_held(timeline: MemoryTimeline) -> int:
+    """Most bytes that the allocator took from the device: reserved where that is known, else in use."""
+    live = int(timeline.live().bytes.max(initial=0))
+    return live if timeline.reserved is None else max(live, int(timeline.reserved.bytes.max(initial=0)))
+
+
+def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Severity:
+    """High where memory is scarce and the saving is felt; never high where nobody knows how full the device is."""
+    felt = saved >= HIGH_SHARE * whole
+    if felt and is_scarce(timeline):
+        return "high"
+    return "medium" if felt else "low"
+
+
+def said_line(line: Line | None) -> str | None:
+    """``train.py:88``."""
+    if line is None:
+        return None
+    return line.file if line.line is None else f"{line.file}:{line.line}"
