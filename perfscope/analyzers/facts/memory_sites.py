@@ -124,12 +124,20 @@ def _span_line(trace: Trace, row: int) -> Line | None:
 
 def _module_path(trace: Trace, row: int) -> str:
     """``Transformer_0.Block_3.Linear_7`` for the row of a module's call: the modules around it, outermost first."""
-    slices, masks = trace.rows["slices"], trace.fact(_python_masks)
+    names, parents = trace.rows["slices"]["name"], trace.fact(_module_parents)
     parts = []
     while row != MISSING:
-        parts.append(parse_module(trace.text(int(slices["name"][row]))) or "")
-        row = int(nearest_ancestor(trace, [int(slices["parent"][row])], masks["module"])[0])
+        parts.append(parse_module(trace.text(int(names[row]))) or "")
+        row = parents[row]
     return ".".join(reversed(parts))
+
+
+def _module_parents(trace: Trace) -> dict[int, int]:
+    """Row of a module's call -> row of the call around it, or ``MISSING``."""
+    modules = trace.fact(_python_masks)["module"]
+    rows = np.flatnonzero(modules)
+    around = nearest_ancestor(trace, trace.rows["slices"]["parent"][rows].astype(np.int64), modules)
+    return dict(zip(rows.tolist(), around.tolist(), strict=True))
 
 
 def _forward_side(trace: Trace, ops: Int64) -> Int64:
