@@ -25,12 +25,12 @@ def live_bytes(graph: OpGraph, device: str | None = None, *, made_in_step: bool 
     """
     if graph.storages is None:
         return None
-    wanted, place, taken_over = device or graph.device, storage_devices(graph), _taken_over(graph, graph.storages)
+    wanted, place, late = device or graph.device, storage_devices(graph), taken_over(graph, graph.storages)
     change = np.zeros(len(graph.ops) + 1, np.int64)
     for index, storage in enumerate(graph.storages):
         if place.get(index) != wanted or (made_in_step and storage.born is None):
             continue
-        change[(storage.born or 0) + (index in taken_over)] += storage.bytes
+        change[(storage.born or 0) + (index in late)] += storage.bytes
         if storage.died is not None:
             change[storage.died] -= storage.bytes
     return np.cumsum(change)[:-1]
@@ -58,7 +58,7 @@ def saved_for_backward(graph: OpGraph) -> frozenset[int] | None:
     )
 
 
-def _taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:
+def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:
     """Storages that would not be there but for the recording: they lie where the op's first input lies.
 
     The autograd engine adds up the gradients of a value that was used twice. It does so in place where it alone holds

@@ -1,0 +1,394 @@
+"""The step of a PyTorch program as values with a lifetime, from the op graph and the times of its ops.
+
+A step that was recorded with checkpointing is taken back to one without: what the backward reads of a value that was
+made again is a need of the value that the forward made, and what ran again is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.advice.op_times import OpTimes, op_times
+from perfscope.analyzers.advice.simulate import KEPT_KINDS
+from perfscope.analyzers.advice.step_model import Region, StepModel, Value, ValueKind
+from perfscope.analyzers.advice.torch_checkpointing import Repeats, repeats
+from perfscope.analyzers.advice.torch_held import held_of
+from perfscope.analyzers.advice.torch_regions import Call, inside, module_calls
+from perfscope.analyzers.finding import AbstainError
+from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
+from perfscope.analyzers.op_graph_memory import storage_devices, taken_over
+from perfscope.analyzers.trace import Trace
+
+RANDOM_STATE_BYTES = 5_056
+"""The state of torch's generator on the CPU (a Mersenne twister), which every checkpointed call of a CPU program
+keeps a copy of (``preserve_rng_state``). That of a GPU's generator is 16 bytes, and in host memory."""
+
+HELD_LONGER = 2
+"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the
+node that read it; what outlives that is held by the program, and checkpointing would not free it."""
+
+_PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scaled_mm|_grouped_mm)\b")
+_ATTENTION = re.compile(
+    r"aten\.(?:_scaled_dot_product\w*_attention\w*|_flash_attention_forward|_efficient_attention\w*)"
+)
+_RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
+
+
+def kind_of(op: GraphOp) -> ValueKind:
+    """What an op makes."""
+    if op.view:
+        return "view"
+    if _PRODUCT.match(op.name):
+        return "product"
+    if _ATTENTION.match(op.name):
+        return "attention"
+    return "random" if _RANDOM.match(op.name) else "other"
+
+
+def torch_step_model(trace: Trace) -> StepModel:
+    """The model of the recorded step. ``AbstainError`` says what was not recorded."""
+    graph = trace.op_graph
+    if graph is None:
+        raise AbstainError("no op graph: record with perfscope run, which takes one in its structure pass")
+    if graph.storages is None:
+        raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
+    if graph.truncated:
+        raise AbstainError("the op graph is cut at its op limit: the backward is not in it")
+    if not any(op.phase == "backward" for op in graph.ops):
+        raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
+    times = trace.fact(op_times)
+    step = _Step(graph, graph.storages, module_calls(graph))
+    values, gradient_bytes = step.values(times)
+    held = held_of(trace, graph, step.gradients)
+    notes = [*held.notes, *([times.note] if times.note else [])]
+    if step.again.unmatched:
+        notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
+    return StepModel(
+        label=held.label,
+        values=tuple(values),
+        regions=tuple(step.regions()),
+        length=step.at[len(graph.ops)],
+        parameter_bytes=held.parameter_bytes,
+        gradient_bytes=max(gradient_bytes, held.gradient_bytes),
+        optimizer_bytes=held.optimizer_bytes,
+        other_bytes=held.other_bytes,
+        gradients_in_values=bool(gradient_bytes),
+        step_ns=times.step_ns,
+        basis=times.basis,
+        capacity_bytes=held.capacity_bytes,
+        trainable_parameters_dtype_bytes=held.element_bytes,
+        notes=tuple(notes),
+        framework="torch",
+        device_name=held.device_name,
+        on_host=graph.device == "cpu",
+        measured_peak_bytes=held.measured_peak_bytes,
+    )
+
+
+@dataclass(slots=True)
+class _Readers:
+    """Who reads a storage: regions whose backward does, and the ops."""
+
+    regions: set[int | None] = field(default_factory=set)
+    last_forward: int = -1
+    last_backward: int = -1
+    last_again: int = -1
+    """Last of the forward ops that were run again, by the op they repeat."""
+
+
+class _Step:
+    """Works out values and regions of one graph."""
+
+    def __init__(self, graph: OpGraph, storages: tuple[GraphStorage, ...], calls: Sequence[Call]) -> None:
+        self.graph, self.storages, self.calls = graph, storages, calls
+        self.again: Repeats = repeats(graph, calls)
+        # Positions leave out what ran again.
+        kept = np.array([not op.recompute for op in graph.ops], np.int64)
+        self.at: list[int] = [0, *np.cumsum(kept).tolist()]
+        self.call_of_op = self._calls_of_ops()
+        self.node_end = self._node_ends()
+        self.backward = self._backward_intervals()
+        self.readers = self._all_readers()
+        self.taken_over = taken_over(graph, storages)
+        self.gradients = self._gradients()
+        # Counts ops with work, to tell how long a storage outlives a moment.
+        self.work = np.concatenate(([0], np.cumsum([not op.view and not op.recompute for op in graph.ops])))
+
+    def values(self, times: OpTimes) -> tuple[list[Value], int]:
+        """Values in the order they are made, and the bytes of the gradients among them."""
+        place = storage_devices(self.graph)
+        by_op: dict[int, list[int]] = defaultdict(list)
+        found: list[Value] = []
+        made_again: dict[int, list[int]] = defaultdict(list)
+        for copy, first in self.again.of_storage.items():
+            made_again[first].append(copy)
+        for index, storage in enumerate(self.storages):
+            if place.get(index) != self.graph.device:
+                continue
+            if storage.born is None:
+                if storage.died is not None:  # left over from the step before
+                    found.append(self._plain(index, 0))
+            elif index not in self.again.of_storage and not self._of_repeat(index):
+                by_op[storage.born].append(index)
+        gradient_bytes = sum(self.storages[index].bytes for index in self.gradients)
+        for op in self.graph.ops:
+            if op.recompute:
+                continue
+            cost = round(float(times.ns[op.index]))
+            if not by_op[op.index] and not op.view and op.phase == "forward":
+                found.append(self._without_bytes(op, cost))
+            for index in by_op[op.index]:
+                found.append(self._value(index, op, cost, made_again[index]))
+                cost = 0
+        found.extend(self._reads_of_inputs())
+        return found, gradient_bytes
+
+    def regions(self) -> list[Region]:
+        """The regions, in the order of the calls."""
+        return [self._region(place, call) for place, call in enumerate(self.calls)]
+
+    def _region(self, place: int, call: Call) -> Region:
+        graph = self.graph
+        ops = graph.ops[call.first : call.last]
+        own = {graph.tensors[index].storage for op in ops for index in op.outputs}
+        read = {graph.tensors[index].storage for op in ops for index in op.inputs} - own
+        parameters = read & graph.parameters
+        again = self.again.by_call.get(place, frozenset())
+        limit = max(again, default=-1)
+        costly = [op.index for op in ops if kind_of(op) in KEPT_KINDS and op.index <= limit]
+        random_state = RANDOM_STATE_BYTES if graph.device == "cpu" else 0
+        first, last = self.backward.get(place, (0, 0))
+        return Region(
+            name=call.module,
+            group=call.group,
+            forward=(self.at[call.first], self.at[call.last]),
+            backward=(self.at[first], self.at[last]),
+            input_bytes=random_state + sum(self.storages[one].bytes for one in read - parameters if self._dies(one)),
+            checkpointed=bool(again),
+            selective=bool(again) and any(index not in again for index in costly),
+            parameter_bytes=sum(self.storages[one].bytes for one in parameters),
+        )
+
+    def _dies(self, storage: int) -> bool:
+        """True for an input of a region that nobody else is sure to keep until the region's backward."""
+        one = self.storages[storage]
+        if one.born is None or self.graph.ops[one.born].phase not in ("forward", "other"):
+            return False
+        needed = self._needed_by(storage)
+        return not needed or needed == {self.call_of_op.get(one.born)}
+
+    def _value(self, index: int, op: GraphOp, cost: int, copies: Sequence[int]) -> Value:
+        storage = self.storages[index]
+        if op.phase != "forward" or index in self.gradients:
+            return self._plain(index, cost)
+        needed = self._needed_by(index)
+        readers = self.readers[index]
+        for copy in copies:
+            needed |= self._needed_by(copy)
+        birth = op.index
+        died = len(self.graph.ops) if storage.died is None else storage.died
+        reads = max(readers.last_forward, birth)
+        last_use, death = reads, died
+        ends = [self.node_end[self.readers[one].last_backward] for one in (index, *copies) if self._is_read(one)]
+        if copies and ends:  # what the backward would have kept had a shorter life: what is seen is that of the forward
+            last_use, death = max(reads, died - 1) if died <= ends[0] else reads, max(*ends, died)
+        elif ends:
+            if self._work_between(max(ends), died) > HELD_LONGER:
+                needed = needed | {None}
+        elif readers.last_again >= 0 or self._kept_selectively(op):
+            death = reads + 1  # a checkpoint held it, and the backward does not need it
+        return Value(
+            bytes=storage.bytes,
+            birth=self.at[birth],
+            death=max(self.at[death], self.at[birth] + 1),
+            last_forward_use=self.at[last_use],
+            kind=kind_of(op),
+            region=self.call_of_op.get(op.index),
+            needed_by=frozenset(needed),
+            cost_ns=cost,
+        )
+
+    def _plain(self, index: int, cost: int) -> Value:
+        """A value that no policy touches: of the backward, the optimizer, or outside of both."""
+        storage = self.storages[index]
+        birth = self.at[(storage.born or 0) + (index in self.taken_over)]
+        death = self.at[len(self.graph.ops) if storage.died is None else storage.died]
+        return Value(
+            bytes=storage.bytes,
+            birth=birth,
+            death=max(death, birth),
+            last_forward_use=birth,
+            kind="other",
+            region=None,
+            needed_by=frozenset(),
+            cost_ns=cost,
+            gradient=index in self.gradients,
+        )
+
+    def _without_bytes(self, op: GraphOp, cost: int) -> Value:
+        """An op that writes in place, or whose result lies where something else did: it takes time all the same."""
+        at = self.at[op.index]
+        region = self.call_of_op.get(op.index)
+        return _marker(at, region, cost, frozenset(), kind_of(op))
+
+    def _reads_of_inputs(self) -> list[Value]:
+        """One value of no bytes a region: it must run up to the last op that saves anything, made by it or not."""
+        last: dict[int, int] = {}
+        saving = {op.sequence for op in self.graph.ops if self._reads_saved(op)}
+        for place, call in enumerate(self.calls):
+            for op in self.graph.ops[call.first : call.last]:
+                if not op.view and op.sequence is not None and op.sequence in saving:
+                    last[place] = op.index
+        return [
+            _marker(self.at[op - 1], place, 0, frozenset({place}), "view")
+            for place, op in last.items()
+            if op > self.calls[place].first and place in self.backward
+        ]
+
+    def _needed_by(self, index: int) -> set[int | None]:
+        return set(self.readers[index].regions)
+
+    def _is_read(self, index: int) -> bool:
+        return self.readers[index].last_backward >= 0
+
+    def _work_between(self, first: int, last: int) -> int:
+        return int(self.work[max(first, last)] - self.work[first])
+
+    def _kept_selectively(self, op: GraphOp) -> bool:
+        """True for a costly op that did not run again although its region did."""
+        place = self.call_of_op.get(op.index, -1)
+        again = self.again.by_call.get(place, frozenset())
+        return bool(again) and op.index not in again and kind_of(op) in KEPT_KINDS
+
+    def _of_repeat(self, index: int) -> bool:
+        """True for what repeated ops made besides: it is gone with them."""
+        born = self.storages[index].born
+        return born is not None and self.graph.ops[born].recompute and not self._is_read(index)
+
+    def _reads_saved(self, op: GraphOp) -> bool:
+        """True for a backward op that reads what the forward or the program made."""
+        if op.phase != "backward" or op.recompute or op.view:
+            return False
+        return any(self._is_saved(self.graph.tensors[index].storage) for index in op.inputs)
+
+    def _is_saved(self, storage: int) -> bool:
+        born = self.storages[storage].born
+        if born is None:
+            return True
+        made = self.graph.ops[born]
+        return made.phase in ("forward", "other") or made.recompute
+
+    def _calls_of_ops(self) -> dict[int, int]:
+        """By op (forward, repeated, backward) the call it belongs to."""
+        found: dict[int, int] = {}
+        by_sequence: dict[int, int] = {}
+        for place, call in enumerate(self.calls):
+            for op in self.graph.ops[call.first : call.last]:
+                if op.phase == "forward":
+                    found[op.index] = place
+                    if op.sequence is not None:
+                        by_sequence[op.sequence] = place
+        for again, first in self.again.of_op.items():
+            if first in found:
+                found[again] = found[first]
+        for op in self.graph.ops:
+            if op.recompute and op.index in found and op.sequence is not None:
+                by_sequence.setdefault(op.sequence, found[op.index])
+        sequences = sorted(by_sequence)
+        for op in self.graph.ops:
+            if op.phase == "backward" and not op.recompute and op.sequence is not None:
+                of_backward = self._call_of_backward(op, by_sequence, sequences)
+                if of_backward is not None:
+                    found[op.index] = of_backward
+        return found
+
+    def _call_of_backward(self, op: GraphOp, by_sequence: dict[int, int], sequences: list[int]) -> int | None:
+        """By its sequence number; a number that no op of the graph has is told by the module and the next number."""
+        number = op.sequence or 0
+        if number in by_sequence:
+            return by_sequence[number]
+        near = bisect_left(sequences, number)
+        for one in sequences[max(0, near - 1) : near + 1]:
+            if inside(op.module, self.calls[by_sequence[one]].module):
+                return by_sequence[one]
+        return None
+
+    def _node_ends(self) -> list[int]:
+        """Of each op: behind the last op of the autograd node that runs it."""
+        ends = list(range(1, len(self.graph.ops) + 1))
+        for index in range(len(self.graph.ops) - 2, -1, -1):
+            here, after = self.graph.ops[index], self.graph.ops[index + 1]
+            if here.phase == after.phase == "backward" and here.sequence == after.sequence is not None:
+                ends[index] = ends[index + 1]
+        return ends
+
+    def _backward_intervals(self) -> dict[int, tuple[int, int]]:
+        """By call: from the first node of its backward that reads what was saved to its last op."""
+        found: dict[int, tuple[int, int]] = {}
+        for op in self.graph.ops:
+            place = self.call_of_op.get(op.index)
+            if place is None or op.phase != "backward" or op.recompute or op.view:
+                continue
+            if place not in found and not self._reads_saved(op):
+                continue
+            found[place] = (found.get(place, (op.index, 0))[0], op.index + 1)
+        return {place: (self._node_start(first), last) for place, (first, last) in found.items()}
+
+    def _node_start(self, index: int) -> int:
+        """The first op of the node that runs op ``index``, as far as nothing else ran between."""
+        sequence = self.graph.ops[index].sequence
+        while index and sequence is not None:
+            before = self.graph.ops[index - 1]
+            if before.phase != "backward" or before.recompute or before.sequence != sequence:
+                break
+            index -= 1
+        return index
+
+    def _all_readers(self) -> dict[int, _Readers]:
+        found: dict[int, _Readers] = defaultdict(_Readers)
+        for op in self.graph.ops:
+            for index in op.inputs:
+                one = found[self.graph.tensors[index].storage]
+                if op.recompute:
+                    if not op.view:
+                        one.last_again = op.index
+                elif op.phase == "backward":
+                    if not op.view:
+                        one.regions.add(self.call_of_op.get(op.index))
+                        one.last_backward = op.index
+                elif op.phase in ("forward", "other"):
+                    one.last_forward = op.index
+        return found
+
+    def _gradients(self) -> frozenset[int]:
+        """Storages made in the backward that the optimizer reads or that outlive the step."""
+        read = {
+            self.graph.tensors[index].storage for op in self.graph.ops if op.phase == "optimizer" for index in op.inputs
+        }
+        return frozenset(
+            index
+            for index, storage in enumerate(self.storages)
+            if storage.born is not None
+            and self.graph.ops[storage.born].phase == "backward"
+            and not self.graph.ops[storage.born].recompute
+            and (index in read or storage.died is None)
+        )
+
+
+def _marker(at: int, region: int | None, cost: int, needed: frozenset[int | None], kind: ValueKind) -> Value:
+    return Value(
+        bytes=0,
+        birth=at,
+        death=at + 1,
+        last_forward_use=at,
+        kind=kind,
+        region=region,
+        needed_by=needed,
+        cost_ns=cost,
+    )

@@ -1,0 +1,130 @@
+"""What a PyTorch program holds all of a step besides what the step makes, and what its allocator measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.timeline import MemoryTimeline
+from perfscope.analyzers.op_graph import OpGraph
+from perfscope.analyzers.op_graph_memory import storage_devices
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes by purpose, and where they are."""
+
+    label: str
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    other_bytes: int
+    element_bytes: int
+    capacity_bytes: int | None
+    device_name: str | None
+    measured_peak_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
+    """From the program's own list of tensors where it was recorded, else from what the graph's ops touch."""
+    timeline = _timeline(trace, graph)
+    notes: list[str] = []
+    listed = _listed(trace, graph)
+    if listed is None:
+        listed = _touched(graph)
+        notes.append(
+            "the program's tensors were not listed: parameters and optimizer state are those that the ops touch"
+        )
+    parameters, gradient, optimizer, kept_gradient = listed
+    other = 0
+    if timeline is not None:
+        before = timeline.unseen_bytes + int(timeline.blocks["bytes"][timeline.blocks["before"]].sum())
+        other = max(0, before - parameters - gradient - optimizer)
+    devices = trace.rows["devices"]
+    names = [trace.text(int(code)) for code in devices["name"]]
+    sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
+    on_host = graph.device == "cpu"
+    return Held(
+        label=timeline.label if timeline is not None else graph.device,
+        parameter_bytes=parameters,
+        gradient_bytes=kept_gradient,
+        optimizer_bytes=optimizer,
+        other_bytes=other,
+        element_bytes=_element_bytes(graph),
+        capacity_bytes=None if on_host or not sizes else min(sizes),
+        device_name=next((name for name in names if name), None),
+        measured_peak_bytes=None if timeline is None else _peak_of_steps(trace, timeline),
+        notes=tuple(notes),
+    )
+
+
+def _listed(trace: Trace, graph: OpGraph) -> tuple[int, int, int, int] | None:
+    """Bytes of parameters, gradients, optimizer state, and of gradients that are not freed; None if not recorded."""
+    source = next((one for one in (trace.detail, trace) if one is not None and len(one.rows["tensors"])), None)
+    if source is None:
+        return None
+    rows = source.rows["tensors"]
+    here = rows["on_device"] == (graph.device != "cpu")
+    found = {
+        category: int(rows["bytes"][here & (rows["category"] == category)].sum())
+        for category in (MemoryCategory.PARAMETER, MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE)
+    }
+    stay = here & (rows["category"] == MemoryCategory.GRADIENT) & (rows["freed_ns"] == MISSING)
+    return (*found.values(), int(rows["bytes"][stay].sum()))  # type: ignore[return-value]
+
+
+def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
+    storages, place = graph.storages or (), storage_devices(graph)
+    parameters = {one for one in graph.parameters if place.get(one) == graph.device}
+    written: set[int] = set()
+    read: set[int] = set()
+    for op in graph.ops:
+        if op.phase == "optimizer":
+            written |= {graph.tensors[index].storage for index in op.mutated}
+            read |= {graph.tensors[index].storage for index in op.inputs}
+        elif op.phase == "backward":
+            read -= {graph.tensors[index].storage for index in op.outputs}
+    before = {one for one in written if storages[one].born is None and place.get(one) == graph.device}
+    summed = {graph.tensors[i].storage for op in graph.ops if op.phase == "backward" for i in op.mutated}
+    kept = (before & summed) - parameters
+    return (
+        sum(storages[one].bytes for one in parameters),
+        sum(storages[one].bytes for one in kept),
+        sum(storages[one].bytes for one in before - parameters - kept),
+        sum(storages[one].bytes for one in kept),
+    )
+
+
+def _element_bytes(graph: OpGraph) -> int:
+    sizes = [
+        _BYTES.get(tensor.dtype.removeprefix("torch."), 4)
+        for tensor in graph.tensors
+        if tensor.storage in graph.parameters
+    ]
+    return max(set(sizes), key=sizes.count) if sizes else 4
+
+
+def _timeline(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
+    space = "host" if graph.device == "cpu" else "device"
+    found = (one for one in trace.fact(memory_timelines) if one.space == space and not one.of_driver)
+    return next(found, None)
+
+
+def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
+    """The highest moment of the recorded steps, as the allocator counts."""
+    steps = timeline.of(trace).rows["steps"]
+    curve = timeline.live()
+    if not len(steps) or timeline.axis != "ns":
+        return int(curve.bytes.max()) if len(curve.bytes) else None
+    first, last = int(steps["start_ns"].min()), int(steps["end_ns"].max())
+    begin = max(0, int(np.searchsorted(curve.positions, first, side="right")) - 1)
+    end = int(np.searchsorted(curve.positions, last, side="left"))
+    return int(curve.bytes[begin:end].max()) if end > begin else None
