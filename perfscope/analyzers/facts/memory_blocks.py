@@ -29,9 +29,8 @@ _KNOWN_FROM = {
     "nsys": "allocations from the driver (Nsight Systems)",
     "torch_memory_timeline": "memory timeline of torch.profiler",
 }
-"""By format of the source; others say so themselves (`_SNAPSHOT`, `_EVENTS`)."""
-_SNAPSHOT = "memory snapshot"
-_EVENTS = "allocator events"
+"""By format of the source, where it is not a snapshot."""
+_SNAPSHOT, _PROFILE, _EVENTS = "CUDA memory snapshot", "JAX device memory profile", "allocator events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +226,11 @@ def _timeline(
     columns = {name: values[order] for name, values in columns.items()}
     recorded = columns["category"] != int(MemoryCategory.UNKNOWN)
     columns["known_by"] = np.where(recorded, KnownBy.RECORDED, KnownBy.NOTHING)
-    snapshot = "memory_state" in trace.recorded
     return MemoryTimeline(
         space="device" if memory.on_device else "host",
         label=memory.label if trace.source.format != "xplane" else memory.label.replace("cuda:", "device "),
         ordinal=None if memory.ordinal == MISSING else memory.ordinal,
-        known_from=_SNAPSHOT if snapshot else _KNOWN_FROM.get(trace.source.format, _EVENTS),
+        known_from=_known_from(trace, memory, one_moment=span[0] == span[1]),
         axis=axis,
         basis="measured",
         first=span[0],
@@ -240,6 +238,14 @@ def _timeline(
         blocks=Rows(BLOCKS, columns),
         capacity_bytes=_capacity(trace, memory),
     )
+
+
+def _known_from(trace: Trace, memory: Memory, *, one_moment: bool) -> str:
+    if len(memory_rows(trace, "segments", memory)):
+        return _SNAPSHOT
+    if one_moment and len(memory_rows(trace, "held", memory)):
+        return _PROFILE
+    return _KNOWN_FROM.get(trace.source.format, _EVENTS)
 
 
 def _span(trace: Trace, at: Int64) -> tuple[int, int]:

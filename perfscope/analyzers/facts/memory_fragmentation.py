@@ -23,9 +23,6 @@ from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction
 
 When = Literal["peak of reserved memory", "end", "out of memory", "snapshot"]
 
-REQUESTED_FORMATS = ("torch_memory",)
-"""Formats whose events carry the bytes asked for, and not what was handed out."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedMoment:
@@ -133,7 +130,9 @@ def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> F
         _moment(timeline, live, reserved, "out of memory", position, size)
         for position, size in zip(timeline.out_of_memory, failed, strict=True)
     ]
-    as_requested = trace.source.format in REQUESTED_FORMATS and timeline.first != timeline.last
+    made = timeline.blocks["bytes"][~timeline.blocks["before"]]
+    asked = timeline.blocks["requested_bytes"][~timeline.blocks["before"]]
+    as_requested = bool(len(made)) and bool((made == asked).all())
     pools = _pools(trace, timeline)
     rounding = None
     if pools:

@@ -218,6 +218,10 @@ def test_histories_end_where_their_snapshots_are(corpus: Path, name: str, reserv
     assert timeline.live().bytes[-1] == requested
     assert timeline.reserved is not None
     assert timeline.reserved.bytes[-1] == reserved == trace.rows["segments"]["bytes"].sum()
+    live = timeline.live()
+    there = timeline.reserved.bytes[np.searchsorted(timeline.reserved.positions, live.positions, side="right") - 1]
+    assert (there >= live.bytes).all()
+    assert timeline.known_from == "CUDA memory snapshot"
     assert (timeline.unseen_bytes, timeline.unmatched) == (0, 0)
 
 
