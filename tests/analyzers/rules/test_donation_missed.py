@@ -39,7 +39,7 @@ def test_a_state_that_is_replaced_is_named_with_the_line_to_write() -> None:
     assert found.subject == "arguments of jit_step not donated"
     assert found.title == (
         "jit_step keeps state beside the new values (1 array, 4.00 MiB); donated, its peak as modelled of 12.0 MiB "
-        "falls by up to 4.00 MiB (33.3%)"
+        "falls by about 4.00 MiB (33.3%)"
     )
     assert (found.where.file, found.where.line) == ("t.py", 9)
     assert 'donate_argnames=("state",)' in found.advice
