@@ -4,7 +4,8 @@
 
 The snapshot is a real one whose history is repeated until the file is large enough: each copy begins with what was
 held when the first one began, so the peak stays that of the source. It is written by ``pickle.dump``, as torch does.
-Every reader is a process of its own on the same file, in turn; the fastest of ``--repeat`` runs counts. Memory is the
+Every reader is a process of its own on the same file, in turn; the one of ``--repeat`` runs that took
+least of the processor counts, as the machine may be shared. Memory is the
 largest resident set of the process less that of the same process before it opened the file, mapped pages included.
 """
 
@@ -33,10 +34,10 @@ def memory():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 {before}
-held, t = memory(), time.perf_counter()
+held, t, used = memory(), time.perf_counter(), time.process_time()
 {work}
-took = time.perf_counter() - t
-print(json.dumps(dict(seconds=took, bytes=memory() - held, entries=entries, peak=peak)))
+took, used = time.perf_counter() - t, time.process_time() - used
+print(json.dumps(dict(wall=took, seconds=used, bytes=memory() - held, entries=entries, peak=peak)))
 """
 _REPLAY = """
 def replay(found):
@@ -159,12 +160,13 @@ def main() -> None:
                     best[name] = found
     ours = best["perfscope, read"]
     print(f"{size / 1e9:.2f} GB, {ours['entries']:,} entries\n")
-    print("| reader | time | of pickle.load | memory | of the file | peak of the history |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| reader | wall | CPU | of pickle.load | memory | of the file | peak of the history |")
+    print("|-|-:|-:|-:|-:|-:|-:|")
     for name, found in best.items():
+        ratio = found["seconds"] / best["pickle.load"]["seconds"]
         peak = "" if found["peak"] is None else f"{found['peak']:,} B"
         print(
-            f"| {name} | {found['seconds']:.1f} s | {found['seconds'] / best['pickle.load']['seconds']:.2f} "
+            f"| {name} | {found['wall']:.1f} s | {found['seconds']:.1f} s | {ratio:.2f} "
             f"| {found['bytes'] / 1e9:.2f} GB | {found['bytes'] / size:.2f} | {peak} |"
         )
 

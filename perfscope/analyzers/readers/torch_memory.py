@@ -127,11 +127,21 @@ def _pools(entries: Entries, strings: Strings) -> None:
         entries.recode("pool_id", np.array([*codes, MISSING], np.int32))
 
 
-def _constant(size: int, **values: int | bool) -> dict[str, Array]:
+def _constant(size: int, **values: float) -> dict[str, Array]:
     """Columns of one value each; they take no room."""
     return {
         name: np.broadcast_to(np.array(value, MEMORY.column(name).dtype), (size,)) for name, value in values.items()
     }
+
+
+def _blank(size: int) -> dict[str, Array]:
+    """All columns that may be left out, as they are then; without room for each row."""
+    blank = {
+        column.name: column.default if column.default is not None else np.nan if column.dtype[0] == "f" else MISSING
+        for column in MEMORY.columns
+        if column.nullable or column.default is not None
+    }
+    return _constant(size, **blank)
 
 
 def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
@@ -165,7 +175,7 @@ def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
     )
     moves = (columns["action"] == MemoryAction.RESERVE) | (columns["action"] == MemoryAction.RELEASE)
     columns["requested_bytes"] = np.where(moves, MISSING, np.abs(columns["bytes"]))
-    return columns | _constant(size, thread=MISSING, op=MISSING)
+    return _blank(size) | columns
 
 
 def _notes(parts: list[History], rows: int) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ _BININT1, _BININT2, _BININT, _LONG1 = b"KMJ\x8a"
 class Entries:
     """One device's history while it is read: what the pickle takes for a list."""
 
-    __slots__ = ("_chunks", "_numbers", "_stacks", "_words", "codes", "count", "frames", "memoized", "words")
+    __slots__ = ("_columns", "_numbers", "_stacks", "_words", "codes", "count", "frames", "memoized", "words")
 
     def __init__(self, stacks: Stacks) -> None:
         self.count = 0
@@ -41,7 +42,7 @@ class Entries:
         self._stacks = stacks
         self._numbers: dict[str, list[bytes]] = {name: [] for name in NUMBERS}
         self._words: dict[str, list[int]] = {name: [] for name in WORDS}
-        self._chunks: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*NUMBERS, *WORDS, "frame")}
+        self._columns = {name: _Grown("q" if name in NUMBERS else "i") for name in (*NUMBERS, *WORDS, "frame")}
 
     def take(self, entries: Sequence[Any]) -> None:
         """Add decoded entries. What is no dictionary is an entry of which nothing is known."""
@@ -86,7 +87,9 @@ class Entries:
         """Replace the codes of a column of words; the last of ``codes`` stands for ``MISSING``."""
         if self.frames:
             self._decode()
-        self._chunks[name] = [_shrunk(codes[chunk]) for chunk in self._chunks[name]]
+        column = self._columns[name]
+        self._columns[name] = _Grown("i")
+        self._columns[name].extend(codes[column.values()])
 
     def _added(self, size: int) -> None:
         self.count += size
@@ -95,32 +98,50 @@ class Entries:
 
     def _decode(self) -> None:
         for name, numbers in self._numbers.items():
-            self._chunks[name].append(_shrunk(decode_numbers(numbers)))
+            self._columns[name].extend(decode_numbers(numbers))
             numbers.clear()
         for name, codes in self._words.items():
-            self._chunks[name].append(_shrunk(np.array(codes, np.int32)))
+            self._columns[name].extend(np.array(codes, np.int32))
             codes.clear()
-        self._chunks["frame"].append(np.array(self.frames, np.int32))
+        self._columns["frame"].extend(np.array(self.frames, np.int32))
         self.frames.clear()
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of all entries, (n,): int64 for numbers, int32 codes for words and ``frame``. Can be asked once."""
         if self.frames:
             self._decode()
-        chunks = self._chunks.pop(name)
-        found: npt.NDArray[Any] = np.empty(self.count, np.int64 if name in NUMBERS else np.int32)
-        at = 0
-        chunks.reverse()
-        while chunks:
-            chunk = chunks.pop()
-            found[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        return found
+        return self._columns.pop(name).values()
 
 
-def _shrunk(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values; a column that holds one value throughout takes no room."""
-    return np.broadcast_to(values[:1].copy(), values.shape) if len(values) and (values == values[0]).all() else values
+class _Grown:
+    """A column that grows in place; one that holds one value throughout takes no room."""
+
+    __slots__ = ("_code", "_count", "_held", "_value")
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._count = 0
+        self._value = MISSING
+        self._held: array[int] | None = None
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        if not len(values):
+            return
+        if self._held is None:
+            first = int(values[0])
+            if (not self._count or first == self._value) and (values == first).all():
+                self._value = first
+                self._count += len(values)
+                return
+            self._held = array(self._code, [self._value]) * self._count
+        self._held.frombytes(values.tobytes())
+
+    def values(self) -> npt.NDArray[Any]:
+        """The column, (n,), read only where it is one value."""
+        dtype = np.dtype(self._code)
+        if self._held is None:
+            return np.broadcast_to(np.array(self._value, dtype), (self._count,))
+        return np.frombuffer(self._held, dtype)
 
 
 def _raw(value: object) -> bytes:

@@ -86,6 +86,8 @@ class Machine(Values):
             raise DataError(f"damaged at byte {self.at:,}") from error
         except (TypeError, AttributeError, ValueError) as error:
             raise DataError(f"damaged at byte {self.at:,}: {error}") from error
+        finally:
+            self._do = {}  # methods of this machine, which would keep it and its memo alive
 
     def _result(self) -> Any:
         if self.marks or len(self.stack) != 1:
