@@ -32,6 +32,8 @@ _TYPES = ("allocations", "count", "space", "bytes")
 _ORDINAL = re.compile(r"[:_](\d+)")
 _HOST = re.compile(r"(^|[^a-z])cpu", re.IGNORECASE)
 _JAX = re.compile(r"(?:^|/)(?:jax|jaxlib)/")
+_OURS = re.compile(r"(?:^|/)perfscope/profiler/")
+"""`perfscope run` stands between the program and jax."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -149,7 +151,7 @@ class _Profile:
     def _users(self, stack: list[int]) -> int:
         """The innermost frame of the user's own code, else of a package that is not JAX, else the innermost."""
         files = [self._files[row] for row in stack]
-        own = next((row for row, file in zip(stack, files, strict=True) if file and not is_library(file)), None)
+        own = next((row for row, file in zip(stack, files, strict=True) if file and not _skipped(file)), None)
         if own is not None:
             return own
         other = next((row for row, file in zip(stack, files, strict=True) if file and not _JAX.search(file)), None)
@@ -163,3 +165,7 @@ class _Profile:
 
     def _code(self, text: str) -> int:
         return self._codes.setdefault(text, len(self._codes))
+
+
+def _skipped(file: str) -> bool:
+    return is_library(file) or _OURS.search(file) is not None

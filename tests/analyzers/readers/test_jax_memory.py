@@ -74,6 +74,13 @@ def test_devices_by_their_names(tmp_path: Path, device: str, on_device: bool, or
     assert (bool(held["on_device"][0]), int(held["ordinal"][0])) == (on_device, ordinal)
 
 
+def test_what_perfscope_run_puts_around_jax_is_not_the_users(tmp_path: Path) -> None:
+    ours = "/home/me/src/perfscope/profiler/jax_compat_calls.py"
+    trace = read(profile(stack=(JAX, ours, USER)), tmp_path / "memory.prof")
+    row = int(trace.rows["held"]["frame"][0])
+    assert trace.text(int(trace.rows["frames"]["file"][row])) == USER
+
+
 def test_without_a_frame_of_the_users_a_package_stands_for_it(tmp_path: Path) -> None:
     brax = "/opt/venv/lib/python3.12/site-packages/brax/envs/base.py"
     trace = read(profile(stack=(JAX, brax, JAX)), tmp_path / "memory.prof")
