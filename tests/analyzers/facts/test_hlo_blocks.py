@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from perfscope.analyzers.facts.hlo_blocks import ASSIGNED, MODELLED, program_tim
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_memory import hlo_memory
 from perfscope.analyzers.hlo.module import Alias, BufferAllocation, BufferAssignment, HeapEvent, LogicalBuffer
+from perfscope.analyzers.hlo.proto import module_of_proto
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase, MemoryTimeline
+from perfscope.analyzers.protos import message
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory as Category
 from tests.analyzers.facts.test_hlo_memory import XPROF, embedded
@@ -206,3 +210,39 @@ def test_a_real_train_step_has_one_master_copy_and_two_moments(corpus: Path) -> 
     }
     # Adam: two moments of the weights' shape, and a counter
     assert size[Category.OPTIMIZER_STATE] == 2 * size[Category.PARAMETER] + 12
+
+
+@pytest.mark.jax
+@pytest.mark.slow
+def test_a_step_compiled_today_peaks_where_xprof_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    convert = pytest.importorskip("xprof.convert.raw_to_tool_data", reason="xprof is not installed")
+    from perfscope.profiler import jax_compat
+    from perfscope.workloads.jax.attention import SIZES, VARIANTS, Block
+    from perfscope.workloads.jax.data import batches
+    from perfscope.workloads.jax.options import parse
+    from perfscope.workloads.jax.training import LanguageModel, start, step_of
+
+    monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", "3")
+    options = parse("", VARIANTS, SIZES, ["--size", "tiny"])
+    model = LanguageModel(Block, options)
+    step = step_of(model)
+    step.__name__ = "peaks_today"
+    arguments = start(model), next(iter(batches(options)))
+    kept = [jax.jit(step, donate_argnums=given).lower(*arguments).compile() for given in (0, ())]
+    path = tmp_path / "today.xplane.pb"
+    path.write_bytes(jax_compat.session(host_tracer_level=0).stop())
+    assert len(kept) == 2
+
+    convert.xspace_to_tool_names([str(path)])
+    checked = []
+    for plane in message("xspace.XSpace").FromString(path.read_bytes()).planes:
+        for entry in plane.event_metadata:
+            protos = [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]
+            if entry.value.name.startswith("jit_peaks_today") and protos:
+                asked = {"use_saved_result": False, "module_name": entry.value.name}
+                data, _ = convert.xspace_to_tool_data([str(path)], "memory_viewer", asked)
+                found = only(hlo_trace(module_of_proto(protos[0], entry.value.name)))
+                assert found.peak()[1] / 2**20 == json.loads(data)["peakHeapMib"]
+                checked.append(found.peak()[1])
+    assert len(set(checked)) == 2  # giving the state away lowers it
