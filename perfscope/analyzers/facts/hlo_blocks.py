@@ -12,7 +12,7 @@ and no positions for what it frees: a buffer ends behind the last instruction th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -87,8 +87,16 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
             continue
         schedule = Schedule(module)
         blocks = _modelled(module, schedule) if arena is None else _assigned(module, arena, schedule)
-        found.append(_timeline(program_label(module, trace), module, arena, schedule, blocks, texts))
+        timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks, texts)
+        found.append(timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=_capacity(trace)))
     return tuple(found)
+
+
+def _capacity(trace: Trace) -> int | None:
+    """Memory of the recorded devices, the smallest; ``None`` where the recording does not say it."""
+    told = trace.rows["devices"]["memory_bytes"]
+    known = told[told != MISSING]
+    return int(known.min()) if len(known) else None
 
 
 def _assigned(module: HloModule, arena: Arena, schedule: Schedule) -> list[_Block]:

@@ -13,7 +13,7 @@ import pytest
 from perfscope.analyzers.facts.hlo_blocks import ASSIGNED, MODELLED, program_timelines
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_memory import hlo_memory
-from perfscope.analyzers.hlo.module import Alias, BufferAllocation, BufferAssignment, HeapEvent, LogicalBuffer
+from perfscope.analyzers.hlo.module import Alias, BufferAllocation, BufferAssignment, HeapEvent, LogicalBuffer, Platform
 from perfscope.analyzers.hlo.proto import module_of_proto
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase, MemoryTimeline
@@ -22,7 +22,7 @@ from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory as Category
 from tests.analyzers.facts.test_hlo_memory import XPROF, embedded
 from tests.analyzers.facts.test_hlo_memory import module as heap_module
-from tests.hlo_build import hlo_module, hlo_trace
+from tests.hlo_build import hlo_module, hlo_trace, recorded_trace
 
 STEP = """\
 ENTRY %main (w: f32[1024], m: f32[1024], x: f32[1024]) -> (f32[1024], f32[1024], f32[]) {
@@ -108,6 +108,15 @@ def test_a_donated_argument_is_not_counted_twice() -> None:
     donated = replace(kept, aliases=(Alias(output=(), parameter=0),))
     assert (peak_bytes(kept), peak_bytes(donated)) == (12288, 8192)
     assert only(hlo_trace(donated)).peak()[1] == 8192
+
+
+@pytest.mark.parametrize(("platform", "capacity"), [("gpu", 80 << 30), ("cpu", None)])
+def test_the_memory_of_the_recorded_device_is_its_room(platform: Platform, capacity: int | None) -> None:
+    recorded = recorded_trace(replace(hlo_module(STEP), platform=platform), ops=[("h", 0, 1)])
+    assert only(recorded).capacity_bytes is None  # the recording does not say it
+    recorded.forget()
+    recorded.rows["devices"]["memory_bytes"][0] = 80 << 30
+    assert only(recorded).capacity_bytes == capacity
 
 
 def test_a_program_before_optimization_has_no_timeline() -> None:
