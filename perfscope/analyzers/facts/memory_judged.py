@@ -56,7 +56,8 @@ def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Sever
 
 
 def said_line(line: Line | None) -> str | None:
-    """``train.py:88``."""
+    """``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
     if line is None:
         return None
-    return line.file if line.line is None else f"{line.file}:{line.line}"
+    file = "/".join(line.file.replace("\\", "/").split("/")[-2:])
+    return file if line.line is None else f"{file}:{line.line}"

@@ -1,0 +1,193 @@
+"""Which places hold more and more memory, step by step: the lines and ops behind growth.
+
+At the end of every step the bytes that each place holds are summed: blocks that were never freed, and blocks that were
+replaced by larger ones. Five steps and more behind the first are judged by their trend (`facts/memory_growth.py`).
+Three or four are too few for that: there a place must hold the same amount more at the end of each single step, and
+the program must have run before, so that nothing is made for the first time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.facts.memory_growth import LEAST_STEPS, STILL, SURE, WARM_UP, How, step_ends, trend
+from perfscope.analyzers.facts.memory_ops import asking_op
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.memory.pairing import Int64
+from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
+
+FEWEST_STEPS = 3
+"""Steps that must agree where a trend cannot be taken: a variable that is replaced in the next step holds one block at
+the end of each, and one that swaps two buffers holds two."""
+SETTLED_STEP = 2
+"""Number of the first step that a short recording may begin with: optimizer state, caches and autotuning are made in
+the steps before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakingPlace:
+    """One line, or one op where no line is known, that holds more at the end of every step."""
+
+    line: Line | None
+    op: str | None
+    module: str | None
+    category: MemoryCategory
+    """Of its largest block."""
+    frame: int | None
+    """Innermost frame of that block's stack (row of ``frames``), where stacks of allocations were recorded."""
+    bytes_per_step: int
+    held_bytes: Int64
+    """At the end of each judged step."""
+    blocks: int
+    """Held at the end of the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLeaks:
+    """Growth of one memory and who is behind it."""
+
+    timeline: MemoryTimeline
+    how: How
+    steps: int
+    """Judged ones."""
+    by_trend: bool
+    """Else by amounts that are the same in each of a few steps."""
+    live_bytes: Int64
+    """In use at the end of each judged step."""
+    slope_bytes: float
+    """Growth a step."""
+    growing: bool
+    places: tuple[LeakingPlace, ...]
+    """Those that grow, most bytes a step first."""
+
+
+def memory_leaks(trace: Trace, timeline: MemoryTimeline) -> MemoryLeaks | None:
+    """Growth of ``timeline``; None where too few steps are known to judge it."""
+    known = step_ends(trace, timeline)
+    if known is None:
+        return None
+    how, ends = known
+    settled = _settled(timeline.of(trace), how)
+    by_trend = len(ends) - WARM_UP >= LEAST_STEPS
+    if not by_trend and (len(ends) < FEWEST_STEPS or not settled):
+        return None
+    judged = ends[WARM_UP:] if by_trend else ends
+    curve = timeline.live()
+    live = curve.bytes[np.maximum(np.searchsorted(curve.positions, judged, side="left") - 1, 0)]
+    slope, _ = trend(live)
+    grows = _by_trend if by_trend else _each_step
+    places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
+    # of few steps the whole need not grow evenly: the places must
+    growing = bool(grows(live)) if by_trend else bool(places) and bool((np.diff(live) > 0).all())
+    return MemoryLeaks(
+        timeline=timeline,
+        how=how,
+        steps=len(judged),
+        by_trend=by_trend,
+        live_bytes=live,
+        slope_bytes=slope,
+        growing=growing,
+        places=places,
+    )
+
+
+def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[LeakingPlace, ...]:
+    """Places that hold, at the last of ``ends``, what was made before it within the recording; most bytes first."""
+    groups, rows = _grouped(timeline.of(trace), timeline)
+    held = _held(timeline, rows, groups, ends[-1:])
+    found = [
+        _place(timeline.of(trace), timeline, rows[groups == number], held[number], int(held[number][-1]), ends[-1])
+        for number in np.flatnonzero(held[:, -1] > 0).tolist()
+    ]
+    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
+
+
+def _settled(trace: Trace, how: How) -> bool:
+    """Whether the recording says that the program had run some steps before."""
+    windows = trace.fact(step_windows)
+    return how == "recorded" and bool(windows.count) and int(windows.numbers.min()) >= SETTLED_STEP
+
+
+def _by_trend(held: Int64) -> bool:
+    slope, sure = trend(held)
+    late, _ = trend(held[len(held) // 2 :])
+    return slope > 0 and sure >= SURE and late >= STILL * slope
+
+
+def _each_step(held: Int64) -> bool:
+    change = np.diff(held)
+    return bool(change[0] > 0) and bool((change == change[0]).all())
+
+
+def _places(trace: Trace, timeline: MemoryTimeline, ends: Int64, *, by_trend: bool) -> tuple[LeakingPlace, ...]:
+    groups, rows = _grouped(trace, timeline)
+    held = _held(timeline, rows, groups, ends)
+    grows = _by_trend if by_trend else _each_step
+    found = []
+    for number in np.flatnonzero(held[:, -1] > held[:, 0] if held.size else np.empty(0, bool)).tolist():
+        if grows(held[number]):
+            slope, _ = trend(held[number])
+            found.append(_place(trace, timeline, rows[groups == number], held[number], round(slope), ends[-1]))
+    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
+
+
+def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per_step: int, end: int) -> LeakingPlace:
+    blocks = timeline.blocks
+    alive = rows[(blocks["start"][rows] < end) & (blocks["end"][rows] >= end)]
+    largest = int(alive[np.argmax(blocks["bytes"][alive])])
+    line, module, frame = (int(blocks[name][largest]) for name in ("line", "module", "frame"))
+    return LeakingPlace(
+        line=None if line == MISSING else timeline.lines[line],
+        op=asking_op(trace, int(blocks["op"][largest])),
+        module=trace.text(module) or None,
+        category=MemoryCategory(int(blocks["category"][largest])),
+        frame=None if frame == MISSING else frame,
+        bytes_per_step=per_step,
+        held_bytes=held,
+        blocks=len(alive),
+    )
+
+
+def _grouped(trace: Trace, timeline: MemoryTimeline) -> tuple[Int64, Int64]:
+    """``(number of the place, row)`` of all blocks made within the recording whose place is known."""
+    blocks = timeline.blocks
+    made = np.flatnonzero(~blocks["before"])
+    op = np.full(len(made), MISSING, np.int64)
+    frame = np.full(len(made), MISSING, np.int64)
+    unplaced = blocks["line"][made] == MISSING
+    op[unplaced] = _op_names(trace, blocks["op"][made[unplaced]].astype(np.int64))
+    frame[unplaced] = blocks["frame"][made[unplaced]]
+    key = np.stack((blocks["line"][made].astype(np.int64), op, frame), axis=1)
+    known = (key != MISSING).any(axis=1)
+    made, key = made[known], key[known]
+    if not len(made):
+        return np.empty(0, np.int64), made
+    _, groups = np.unique(key, axis=0, return_inverse=True)
+    return groups.ravel().astype(np.int64), made
+
+
+def _op_names(trace: Trace, ops: Int64) -> Int64:
+    distinct, inverse = np.unique(ops, return_inverse=True)
+    numbers: dict[str, int] = {}
+    codes = []
+    for row in distinct.tolist():
+        name = asking_op(trace, int(row))
+        codes.append(MISSING if name is None else numbers.setdefault(name, len(numbers)))
+    return np.array(codes, np.int64)[inverse] if len(ops) else ops
+
+
+def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> npt.NDArray[np.int64]:
+    """Bytes that each place holds right before each of ``ends``. Shape (places, ends)."""
+    blocks = timeline.blocks
+    first = np.searchsorted(ends, blocks["start"][rows], side="right")
+    last = np.searchsorted(ends, blocks["end"][rows], side="right")
+    change = np.zeros((int(groups.max(initial=-1)) + 1, len(ends) + 1), np.int64)
+    np.add.at(change, (groups, first), blocks["bytes"][rows])
+    np.add.at(change, (groups, last), -blocks["bytes"][rows])
+    held: npt.NDArray[np.int64] = np.cumsum(change, axis=1)[:, :-1]
+    return held

@@ -1,0 +1,226 @@
+"""Leaks: planted in built recordings, in profiles of JAX, and in real programs; and what only looks like one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.load import load
+from perfscope.analyzers.memory.counters import AllocatorCounters
+from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.rules.memory_leak import LEAST_BYTES
+from perfscope.analyzers.trace import Trace
+from tests.analyzers.facts.memory_build import MemoryBuilder
+from tests.build import EVERYTHING
+
+RULE = load_rule("memory_leak")
+MIB = 1 << 20
+ACTIVATIONS = 64 * MIB
+
+
+def steps(
+    kept: list[int], *, first: int = 5, capacity: int = -1, cleared: int | None = None, replaced: bool = False
+) -> MemoryBuilder:
+    """Steps of 100 us: each makes and frees activations, and keeps ``kept[step]`` bytes at ``train.py:9``.
+
+    ``cleared``: the step in which all that was kept is let go. ``replaced``: each step lets go what the last one kept.
+    """
+    b = MemoryBuilder()
+    b.row("devices", ordinal=0, name=b.code("GPU"), cores=1, memory_bytes=capacity)
+    b._devices[0] = 0
+    address = 1000
+    held: list[int] = []
+    for number, size in enumerate(kept):
+        at = 100 * number
+        b.step(first + number, at, at + 100)
+        b.python("train.py(3): main", at, at + 99)
+        b.python("train.py(9): remember", at + 10, at + 20)
+        b.op("aten::clone", at + 11, at + 13)
+        b.op("aten::mm", at + 30, at + 40)
+        if size:
+            address += 1
+            b.make(address, size, at + 12)
+            if replaced and held:
+                b.free(held.pop(), at + 15)
+            held.append(address)
+        b.make(1, ACTIVATIONS, at + 35)
+        b.free(1, at + 60)
+        if number == cleared:
+            while held:
+                b.free(held.pop(), at + 70 + len(held))
+    return b
+
+
+def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None) -> Outcome:
+    trace = builder.build()
+    trace.allocator_counters = counters
+    return judge(RULE, trace)
+
+
+def test_a_leak_is_found_with_its_line_and_its_growth() -> None:
+    (finding,) = outcome_of(steps([MIB] * 8, capacity=1 << 30)).findings
+    assert (finding.where.file, finding.where.line, finding.where.op) == ("train.py", 9, "aten::clone")
+    assert "grows by 1.00 MiB a step, over 7 steps" in finding.title  # the first one is left out
+    assert "train.py:9 holds 1.00 MiB more after each" in finding.title
+    # 1024 MiB hold 64 of activations and 8 kept, at the peak
+    assert "full in about 952 steps" in finding.title
+    assert (finding.severity, finding.basis, finding.cost_bytes) == ("high", "measured", 7 * MIB)
+    assert finding.evidence[0]["bytes_per_step"] == MIB
+    assert finding.evidence[0]["held_bytes"] == 8 * MIB
+
+
+def test_three_equal_steps_of_a_settled_program_suffice() -> None:
+    (finding,) = outcome_of(steps([MIB] * 3)).findings
+    assert "over 3 steps" in finding.title
+    assert finding.where.line == 9
+    assert outcome_of(steps([MIB] * 3, first=0)).status == "abstained"  # things are made for the first time
+    assert outcome_of(steps([MIB] * 2)).status == "abstained"
+
+
+def test_few_steps_that_differ_are_no_evidence() -> None:
+    assert outcome_of(steps([MIB, MIB, 2 * MIB])).status == "clean"
+
+
+def test_scalars_are_no_leak() -> None:
+    small = steps([LEAST_BYTES - 1] * 8)
+    assert outcome_of(small).status == "clean"
+    assert outcome_of(steps([LEAST_BYTES] * 8)).status == "flagged"
+
+
+def test_what_the_next_step_replaces_is_no_leak() -> None:
+    assert outcome_of(steps([MIB] * 8, replaced=True)).status == "clean"
+    assert outcome_of(steps([MIB] * 3, replaced=True)).status == "clean"
+
+
+def test_what_is_replaced_by_something_larger_grows() -> None:
+    (finding,) = outcome_of(steps([MIB * (number + 1) for number in range(8)], replaced=True)).findings
+    assert "grows by 1.00 MiB a step" in finding.title
+    assert finding.evidence[0]["blocks"] == 1
+
+
+def test_a_cache_that_fills_up_is_no_leak() -> None:
+    assert outcome_of(steps([MIB, MIB, MIB, 0, 0, 0, 0, 0])).status == "clean"
+
+
+def test_a_list_that_is_cleared_is_no_leak() -> None:
+    assert outcome_of(steps([MIB] * 8, cleared=5)).status == "clean"
+
+
+def test_memory_of_the_detail_pass_is_judged() -> None:
+    outer = MemoryBuilder(recorded=EVERYTHING - {"memory"})
+    outer.step(1, 0, 10)
+    outer.detail = steps([MIB] * 3).build()
+    assert outcome_of(outer).status == "flagged"
+
+
+def counted(grown: int, taken: int | None = 6) -> AllocatorCounters:
+    key = "allocated_bytes.all.current"
+    return AllocatorCounters(before={key: 1000}, after={key: 1000 + grown}, steps=taken)
+
+
+def test_counters_show_growth_where_one_step_was_recorded() -> None:
+    (finding,) = outcome_of(steps([2 * MIB]), counted(12 * MIB)).findings
+    assert "grew by 12.0 MiB over 6 steps, 2.00 MiB a step" in finding.title
+    assert "the recorded step left 2.00 MiB at train.py:9" in finding.title
+    assert finding.where.line == 9
+
+
+def test_counters_that_do_not_grow_are_clean() -> None:
+    assert outcome_of(steps([2 * MIB]), counted(0)).status == "clean"  # the next step replaces it
+    assert outcome_of(steps([2 * MIB]), counted(12 * MIB, None)).status == "abstained"
+    assert outcome_of(steps([2 * MIB]), counted(12 * MIB, 2)).status == "abstained"
+
+
+def test_growth_without_a_place_weighs_little() -> None:
+    (finding,) = outcome_of(steps([64 * MIB]), counted(12 * MIB)).findings
+    assert (finding.severity, finding.where.line) == ("low", None)
+
+
+def test_without_memory_it_abstains() -> None:
+    outcome = outcome_of(MemoryBuilder(recorded=EVERYTHING - {"memory"}))
+    assert (outcome.status, outcome.reason) == ("abstained", "not recorded: allocator events")
+
+
+def test_one_step_is_too_few_and_says_what_to_do() -> None:
+    outcome = outcome_of(steps([MIB]))
+    assert outcome.status == "abstained"
+    assert "1 step was recorded" in (outcome.reason or "")
+    assert "--level deep" in (outcome.reason or "")
+
+
+def profile(counts: dict[int, int], *, size: int = MIB) -> Trace:
+    """A device memory profile: line of ``loop.py`` -> buffers of ``size`` bytes that it made."""
+    b = MemoryBuilder(recorded=frozenset({"memory_state", "steps"}))
+    for index, (line, count) in enumerate(counts.items()):
+        b.row("frames", file=b.code("loop.py"), line=line, name=b.code("train"), parent=-1)
+        b.row("held", on_device=True, ordinal=0, address=0, bytes=size * count, requested_bytes=-1, count=count,
+              state=0, kind=b.code("buffer"), frame=index)  # fmt: skip
+    for number in range(3):
+        b.step(4 + number, 10 * number, 10 * number + 10)
+    return b.build()
+
+
+def of_profiles(before: dict[int, int], after: dict[int, int], *, size: int = MIB) -> Outcome:
+    trace = profile(after, size=size)
+    trace.held_before = profile(before, size=size)
+    return judge(RULE, trace)
+
+
+def test_arrays_of_a_jax_program_that_nobody_lets_go() -> None:
+    (finding,) = of_profiles({12: 20, 30: 5}, {12: 26, 30: 5}).findings
+    assert "grow by 2.00 MiB a step, over 3 steps: loop.py:12 makes 2 in each" in finding.title
+    assert (finding.where.file, finding.where.line, finding.cost_bytes) == ("loop.py", 12, 6 * MIB)
+
+
+def test_arrays_that_are_replaced_or_few_are_no_leak() -> None:
+    assert of_profiles({12: 20}, {12: 20}).status == "clean"
+    assert of_profiles({12: 20}, {12: 21}).status == "clean"  # one more, after three steps
+    assert of_profiles({12: 20}, {12: 23}, size=100).status == "clean"
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["medium512_train", "fragmented", "tiny"])
+def test_single_steps_of_the_corpus_are_not_judged(corpus: Path, name: str) -> None:
+    (trace,) = load(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    assert judge(RULE, trace).status == "abstained"
+
+
+def test_a_real_program_that_keeps_a_graph(tmp_path: Path) -> None:
+    """torch's own events, on the CPU: the defect is found at its line, the twin is clean."""
+    pytest.importorskip("torch")
+    for detached in (False, True):
+        (trace,) = load(_trained(tmp_path / f"{detached}.pt.trace.json", detached))
+        outcome = judge(RULE, trace)
+        assert len(trace.fact(memory_timelines)) == 1
+        if detached:
+            assert outcome.status == "clean"
+            continue
+        (finding,) = outcome.findings
+        # 256 KiB of the result of exp, which its backward pass would read
+        assert finding.evidence[0]["bytes_per_step"] == pytest.approx(256 * 1024, rel=0.01)
+        assert finding.where.op == "aten::exp"
+
+
+def _trained(path: Path, detached: bool) -> Path:
+    import torch
+
+    weight, data = torch.randn(256, 256, requires_grad=True), torch.randn(256, 256)
+    kept = []
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=8, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        profile_memory=True,
+        with_stack=True,
+    ) as profiler:
+        for _ in range(9):
+            loss = (data @ weight).exp().mean()
+            loss.backward()
+            weight.grad = None
+            metric = weight.exp().mean()
+            kept.append(metric.detach() if detached else metric)
+            profiler.step()
+    return path
