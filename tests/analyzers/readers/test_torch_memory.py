@@ -234,9 +234,9 @@ def test_a_snapshot_is_no_flight_recording() -> None:
 
 def test_analyze_says_why_rules_do_not_look(tmp_path: Path) -> None:
     analysis = analyze(load(written(tmp_path / "x.pickle", Allocator(seed=1).run(300).snapshot())))
-    assert analysis.outcomes
-    for outcome in analysis.outcomes:
-        assert outcome.status != "clean" or outcome.rule.startswith("memory"), outcome
+    abstained = {outcome.rule: outcome.reason for outcome in analysis.outcomes if outcome.status == "abstained"}
+    assert abstained.keys() >= {"launch_bound", "host_sync", "input_stall", "exposed_communication"}
+    assert all(abstained.values())
 
 
 @pytest.mark.corpus
