@@ -110,6 +110,41 @@ def test_a_donated_argument_is_not_counted_twice() -> None:
     assert only(hlo_trace(donated)).peak()[1] == 8192
 
 
+def test_scratch_of_libraries_and_what_collectives_write_are_told_apart() -> None:
+    trace = hlo_trace(
+        hlo_module(
+            """\
+            ENTRY %main (a: f32[8,8]) -> f32[8,8] {
+              %a = f32[8,8]{1,0} parameter(0)
+              %all-gather = f32[64,8]{1,0} all-gather(%a), dimensions={0}, replica_groups=[1,8]<=[8]
+              %call = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %all-gather), custom_call_target="__cublas$gemm"
+              %own = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %all-gather), custom_call_target="my_kernel"
+              %c = f32[8,8]{1,0} get-tuple-element(%call), index=0
+              %o = f32[8,8]{1,0} get-tuple-element(%own), index=0
+              ROOT %sum = f32[8,8]{1,0} add(%c, %o)
+            }
+            """
+        )
+    )
+    found = owners(trace, only(trace))
+    assert found["call{1}"] == Category.WORKSPACE
+    assert found["call{0}"] == found["own{0}"] == found["own{1}"] == Category.TEMPORARY
+    assert found["all-gather"] == Category.COMMUNICATION
+    assert found["sum"] == Category.OUTPUT
+
+
+@pytest.mark.corpus
+def test_a_real_program_for_a_gpu_has_scratch_of_cublas(corpus: Path) -> None:
+    trace = load_one(corpus / PROGRAMS[7])
+    found = only(trace)
+    scratch = found.blocks["category"] == Category.WORKSPACE
+    names = [trace.text(code) for code in found.blocks["name"][scratch].tolist()]
+    assert names
+    made = {one.name: one for _, one in trace.hlo[0].instructions()}
+    targets = {made[name.partition("{")[0]].custom_call_target for name in names}
+    assert all((target or "").startswith("__cublas$") for target in targets)
+
+
 @pytest.mark.parametrize(("platform", "capacity"), [("gpu", 80 << 30), ("cpu", None)])
 def test_the_memory_of_the_recorded_device_is_its_room(platform: Platform, capacity: int | None) -> None:
     recorded = recorded_trace(replace(hlo_module(STEP), platform=platform), ops=[("h", 0, 1)])
