@@ -14,6 +14,7 @@ from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
+from perfscope.analyzers.memory_section import NO_MEMORY, MemorySection, memory_section
 from perfscope.analyzers.program_outcomes import merge_programs
 from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
 from perfscope.analyzers.rules import load_rule, rule_ids
@@ -66,6 +67,8 @@ class Analysis:
     """What torch.compile did."""
     collectives: CollectivesSection = NO_COLLECTIVES
     """Ranks of a job side by side: their collectives, who waited, and bandwidth."""
+    memory: MemorySection = NO_MEMORY
+    """Memories, their peaks and who holds them."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -144,6 +147,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         programs=programs_section(held),
         compile=compile_section(held),
         collectives=collectives_section(held),
+        memory=memory_section(held),
     )
 
 

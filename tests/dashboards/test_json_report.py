@@ -28,7 +28,8 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "collectives", "run",
+        "schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "collectives",
+        "memory", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {

@@ -2,8 +2,8 @@
 
 Kept are devices, threads, steps, collectives, their kernels and the calls that launched them, data loaders, the
 user's longest Python functions, and per thread when it ran ops at all. What is derived from all rows (device time, step
-windows, when a device computed, counters of links, the collectives as comparing reads them) is derived before the
-rows go and stays as a fact. So a comparison says of slim traces what it says of whole ones.
+windows, its memories, when a device computed, counters of links, the collectives as comparing reads them) is derived
+before the rows go and stays as a fact. So a comparison says of slim traces what it says of whole ones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from perfscope.analyzers.facts.intervals import Int64, union
 from perfscope.analyzers.facts.link_counters import link_counters
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
+from perfscope.analyzers.facts.trace_memories import trace_memories
 from perfscope.analyzers.ranks.before import OWN_NAMES, compute_intervals
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.local import Local, locals_of
@@ -36,7 +37,7 @@ from perfscope.analyzers.trace.trace import span
 MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
-_DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work)
+_DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work, trace_memories)
 _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 

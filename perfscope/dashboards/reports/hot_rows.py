@@ -21,11 +21,37 @@ PLACE_LIMIT = 40
 """Characters of a source line or a scope in a table: the end tells."""
 
 NAMES = frozenset(
-    {"program", "source line", "scope", "instruction", "op", "mainly", "at", "frame", "kernel", "lines", "ATen ops"}
+    {
+        "program",
+        "source line",
+        "scope",
+        "instruction",
+        "op",
+        "mainly",
+        "at",
+        "frame",
+        "kernel",
+        "lines",
+        "ATen ops",
+        "module",
+        "mostly at",
+    }
 )
 """Columns whose words are names of the program, here and in the tables of programs and of torch.compile."""
 
-WORDS = NAMES | {"bound by", "state", "backend", "FX cache", "collective", "group", "algorithm"}
+WORDS = NAMES | {
+    "bound by",
+    "state",
+    "backend",
+    "FX cache",
+    "collective",
+    "group",
+    "algorithm",
+    "category",
+    "known by",
+    "memory",
+    "phase",
+}
 """Columns of text; the others are numbers."""
 
 
@@ -79,10 +105,10 @@ def place_table(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str
 
 def _place(place: HotPlace) -> str:
     phase = f" ({place.phase})" if place.phase not in (None, "forward") else ""
-    return _end(shown(place.name)) + phase
+    return place_end(shown(place.name)) + phase
 
 
-def _end(text: str) -> str:
+def place_end(text: str) -> str:
     """The end of a path or scope that is too long, cut at a slash where one is."""
     if len(text) <= PLACE_LIMIT:
         return text
@@ -104,7 +130,7 @@ def _instruction(row: HotInstruction, spots: HotSpots) -> Iterator[tuple[str, st
     yield "share", format_share(row.time_ns, spots.total_ns)
     yield "instruction", shorten(shown(row.instruction), NAME_LIMIT)
     yield "op", shorten(shown(row.scope or row.opcode or ""), NAME_LIMIT)
-    yield "at", "" if row.file is None else _end(shown(row.file if row.line is None else f"{row.file}:{row.line}"))
+    yield "at", "" if row.file is None else place_end(shown(row.file if row.line is None else f"{row.file}:{row.line}"))
     yield "calls", f"{row.calls:,}"
     if any(one.bound is not None for one in spots.instructions):
         yield "bound by", row.bound or "-"

@@ -19,6 +19,7 @@ from perfscope.dashboards.reports import svg
 from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.reports.html_compile import compile_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
+from perfscope.dashboards.reports.html_memory import memory_cards
 from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
@@ -120,6 +121,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
         yield compile_card(summary.compile)
     if summary.collectives is not None:
         yield from collectives_cards(summary.collectives)
+    if summary.memory is not None:
+        yield from memory_cards(summary.memory)
     yield from _not_flagged(summary)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))

@@ -67,6 +67,13 @@ margin-bottom:12px}
 .ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}
 .ps-steps{display:block;width:100%;height:96px;border-bottom:1px solid var(--line)}
 .ps-share{display:block;width:110px;height:12px;margin-top:4px;border-radius:3px;background:var(--code)}
+.ps-memory{display:block;overflow:visible;margin:4px 0 10px}
+.ps-memory text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
+paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
+.ps-memory .ps-said{fill:var(--ink);font-weight:600}
+.ps-grid{stroke:var(--ink);stroke-opacity:.18}.ps-full{stroke:var(--high);stroke-dasharray:6 4}
+.ps-line{stroke-width:1.5px;vector-effect:non-scaling-stroke;stroke:var(--ink);stroke-opacity:.75}
+line.ps-peak{stroke:var(--ink);stroke-dasharray:3 3}circle.ps-peak{fill:var(--ink);stroke:var(--card);stroke-width:2px}
 td.share{width:120px}
 .scroll+.note{margin-top:10px}
 .ends{display:flex;justify-content:space-between;font-size:13px;color:var(--soft);margin-top:4px}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.reports.collective_json import collectives_document
 from perfscope.dashboards.reports.compile_json import compile_document
+from perfscope.dashboards.reports.memory_json import memory_document
 from perfscope.dashboards.reports.program_json import programs_document
 from perfscope.dashboards.reports.summary import programs_alone
 from perfscope.dashboards.shown import shown_value
@@ -47,6 +48,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "programs": _plain(programs_document(analysis.programs)),
             "compile": _plain(compile_document(analysis.compile)),
             "collectives": _plain(collectives_document(analysis.collectives)),
+            "memory": _plain(memory_document(analysis.memory)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )

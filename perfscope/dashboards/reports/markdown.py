@@ -11,6 +11,7 @@ from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
+from perfscope.dashboards.reports.memory_markdown import memory_details
 from perfscope.dashboards.reports.program_markdown import programs_details
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 
@@ -80,6 +81,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield compile_details(summary.compile)
     if summary.collectives is not None:
         yield collectives_details(summary.collectives)
+    if summary.memory is not None:
+        yield memory_details(summary.memory)
 
 
 def _count(summary: Summary, level: str) -> int:

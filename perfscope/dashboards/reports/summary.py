@@ -18,6 +18,7 @@ from perfscope.dashboards.reports.collective_rows import CollectivesView, collec
 from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.reports.memory_rows import MemoriesView, memory_view
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
 from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
@@ -143,6 +144,8 @@ class Summary:
     """What torch.compile did; ``None`` where it compiled nothing."""
     collectives: CollectivesView | None = None
     """Ranks of a job side by side; ``None`` where there are no two."""
+    memory: MemoriesView | None = None
+    """Memories and who holds their peaks; ``None`` where none is known of."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -153,11 +156,15 @@ class Summary:
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = _Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
-    compiled = compile_view(analysis.compile)
+    compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
     rows = [_finding_row(rule, finding, wholes, several=several, alone=alone) for rule, finding in analysis.findings()]
     return Summary(
         headline=_headline(analysis),
-        facts=(*_facts(analysis), *([compiled.headline] if compiled is not None and compiled.headline else [])),
+        facts=(
+            *_facts(analysis),
+            *([compiled.headline] if compiled is not None and compiled.headline else []),
+            *([memory.summary] if memory is not None and memory.summary else []),
+        ),
         devices=fold_devices(analysis.devices),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
@@ -173,6 +180,7 @@ def summarize(analysis: Analysis) -> Summary:
         programs=programs_view(analysis.programs),
         compile=compiled,
         collectives=collectives_view(analysis.collectives),
+        memory=memory,
     )
 
 
@@ -219,8 +227,17 @@ def programs_alone(analysis: Analysis) -> bool:
     )
 
 
+MEMORY_FORMATS = frozenset({"jax_memory", "torch_memory"})
+"""Formats of memory snapshots: they hold neither steps nor work."""
+
+
+def memory_alone(analysis: Analysis) -> bool:
+    """Memory snapshots and no recording of a run."""
+    return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
+
+
 def _facts(analysis: Analysis) -> list[str]:
-    if programs_alone(analysis) or logs_alone(analysis):
+    if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])

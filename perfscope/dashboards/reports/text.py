@@ -14,6 +14,7 @@ from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_text import collectives_section
 from perfscope.dashboards.reports.compile_text import compile_section
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.memory_text import memory_section
 from perfscope.dashboards.reports.program_text import programs_section
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 
@@ -77,6 +78,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield from compile_section(summary.compile, width, verbose=verbose)
     if summary.collectives is not None:
         yield from collectives_section(summary.collectives, width, verbose=verbose)
+    if summary.memory is not None:
+        yield from memory_section(summary.memory, width, verbose=verbose)
     yield from _not_flagged(summary)
     yield from (_line("  ", remark) for remark in summary.remarks)
     if verbose:

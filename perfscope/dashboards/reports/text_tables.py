@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-_CUT = ("at", "source line", "scope", "lines")
+_CUT = ("at", "source line", "scope", "lines", "mostly at", "module")
 """Columns that are cut at their beginning where all that is left is too wide still."""
 
 NARROWEST_PLACE = 16

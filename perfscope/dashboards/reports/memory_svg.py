@@ -1,0 +1,162 @@
+"""The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
+
+Areas are stretched to the width there is; words stand at parts of it and are never stretched, so that they stay
+readable on a phone.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes
+from perfscope.dashboards.reports.memory_picture_rows import PHASE_COLORS, RESERVED_COLOR
+from perfscope.dashboards.reports.svg import swatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from perfscope.dashboards.reports.memory_picture_rows import BandView, PictureView
+
+_TOP, _PLOT, _BANDS, _WORDS = 24, 190, 16, 20
+"""Pixels: the peak's words, the areas, the strip of phases or of steps, the words below."""
+
+_X, _Y = 2000, 1000
+"""Units of the stretched areas."""
+
+ROOM_ABOVE = 1.04
+"""Of what is highest: a peak that touched the upper edge would look cut off."""
+
+NEAR = 1.5
+"""The device's size is drawn if what was taken comes within it: else it would press all areas flat."""
+
+FEW_NUMBERS = 8
+"""Numbers of steps below the areas: so many stand side by side on a phone."""
+
+
+def memory_chart(picture: PictureView, words: str) -> str:
+    """The whole picture; ``words`` say what it shows to who cannot see it."""
+    whole = _TOP + _PLOT + (_BANDS if picture.phases else 0) + (_BANDS if picture.steps else 0) + _WORDS
+    inner = (
+        f'<svg x="0" y="{_TOP}" width="100%" height="{_PLOT}" viewBox="0 0 {_X} {_Y}" preserveAspectRatio="none">'
+        f"{''.join(_areas(picture))}</svg>"
+    )
+    return (
+        f'<svg class="ps-memory" role="img" aria-label="{escape(words)}" width="100%" height="{whole}"'
+        f' xmlns="http://www.w3.org/2000/svg">{inner}{"".join(_lines(picture))}{"".join(_below(picture))}'
+        f"{_peak(picture)}</svg>"
+    )
+
+
+def legend(picture: PictureView) -> str:
+    """The colours in words, top to bottom as the areas lie, and those of the strip below them."""
+    said = [(area.color, area.name) for area in reversed(picture.areas)]
+    if picture.reserved is not None:
+        said.insert(0, (RESERVED_COLOR, "reserved (line)"))
+    phases = [(PHASE_COLORS[name], name) for name in dict.fromkeys(one.name for one in picture.phases)]
+    below = f"<span>below:</span>{_keys(phases)}" if phases else ""
+    return f"{_keys(said)}{below}"
+
+
+def _keys(said: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<span>{swatch(color)} {escape(words)}</span>" for color, words in said)
+
+
+def ceiling(picture: PictureView) -> float:
+    """Bytes at the upper edge."""
+    highest = max([picture.peak_bytes, *(picture.reserved or ())])
+    if picture.capacity_bytes is not None and picture.capacity_bytes <= NEAR * highest:
+        highest = max(highest, picture.capacity_bytes)
+    return highest * ROOM_ABOVE
+
+
+def _areas(picture: PictureView) -> Iterator[str]:
+    """The highest sum first; each lower one is drawn over it, so every area ends where the next begins."""
+    top = ceiling(picture)
+    places = [round(_X * place) for place in (*picture.places, 1.0)]
+    sums = [[0] * len(picture.places)]
+    for area in picture.areas:
+        sums.append([below + here for below, here in zip(sums[-1], area.bytes, strict=True)])
+    for area, heights in zip(reversed(picture.areas), reversed(sums[1:]), strict=True):
+        most = f"{area.name}: at most {format_bytes(max(area.bytes))}"
+        yield f'<path d="{_steps(places, heights, top, closed=True)}" fill="{area.color}"><title>{escape(most)}'
+        yield "</title></path>"
+    if picture.reserved is not None:
+        path = _steps(places, picture.reserved, top, closed=False)
+        yield f'<path class="ps-line" d="{path}" fill="none" stroke="{RESERVED_COLOR}"><title>reserved: at most '
+        yield f"{format_bytes(max(picture.reserved))}</title></path>"
+
+
+def _steps(places: Sequence[int], heights: Sequence[int], top: float, *, closed: bool) -> str:
+    """A path along a step function; ``closed``: down to the ground at both ends."""
+    levels = [round(_Y - _Y * height / top) for height in heights]
+    path = [f"M{places[0]} {_Y}V{levels[0]}" if closed else f"M{places[0]} {levels[0]}"]
+    path += [
+        f"H{places[index]}V{levels[index]}" for index in range(1, len(levels)) if levels[index] != levels[index - 1]
+    ]
+    path.append(f"H{places[-1]}" + (f"V{_Y}Z" if closed else ""))
+    return "".join(path)
+
+
+def _lines(picture: PictureView) -> Iterator[str]:
+    """Lines of round numbers of bytes, of the device's size, and between steps."""
+    top = ceiling(picture)
+    step = 1
+    while step * 4 < top:
+        step *= 2
+    for number in range(1, 4):
+        if step * number < 0.95 * top:
+            yield _across(_height(step * number, top), format_bytes(step * number), "ps-grid")
+    if picture.capacity_bytes is not None and picture.capacity_bytes <= top:
+        height = _height(picture.capacity_bytes, top)
+        yield _across(height, f"size of the device, {format_bytes(picture.capacity_bytes)}", "ps-full")
+    for band in picture.steps[1:]:
+        at = f"{100 * band.start:.2f}%"
+        yield f'<line class="ps-grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_TOP + _PLOT}"/>'
+
+
+def _height(bytes_: float, top: float) -> float:
+    return _TOP + _PLOT * (1 - bytes_ / top)
+
+
+def _across(height: float, words: str, kind: str) -> str:
+    return (
+        f'<line class="{kind}" x1="0" x2="100%" y1="{height:.1f}" y2="{height:.1f}"/>'
+        f'<text x="4" y="{height - 3:.1f}">{escape(words)}</text>'
+    )
+
+
+def _below(picture: PictureView) -> Iterator[str]:
+    y = _TOP + _PLOT + 3
+    if picture.phases:
+        for band in picture.phases:
+            yield _strip(band, y, PHASE_COLORS[band.name])
+        y += _BANDS
+    if picture.steps:
+        every = -(-len(picture.steps) // FEW_NUMBERS)
+        for index, band in enumerate(picture.steps):
+            if index % every == 0:
+                middle = 50 * (band.start + band.end)
+                yield f'<text x="{middle:.2f}%" y="{y + 10}" text-anchor="middle">step {escape(band.name)}</text>'
+        y += _BANDS
+    yield f'<text x="0" y="{y + 13}">{escape(picture.begins)}</text>'
+    yield f'<text x="100%" y="{y + 13}" text-anchor="end">{escape(picture.ends)}</text>'
+
+
+def _strip(band: BandView, y: int, color: str) -> str:
+    width = max(100 * (band.end - band.start), 0.1)
+    return (
+        f'<rect x="{100 * band.start:.2f}%" y="{y}" width="{width:.2f}%" height="{_BANDS - 6}" fill="{color}">'
+        f"<title>{escape(band.name)}</title></rect>"
+    )
+
+
+def _peak(picture: PictureView) -> str:
+    x, y = f"{100 * picture.peak_place:.2f}%", _height(picture.peak_bytes, ceiling(picture))
+    anchor = "start" if picture.peak_place < 0.25 else "end" if picture.peak_place > 0.75 else "middle"
+    return (
+        f'<line class="ps-peak" x1="{x}" x2="{x}" y1="18" y2="{_TOP + _PLOT}"/>'
+        f'<circle class="ps-peak" cx="{x}" cy="{y:.1f}" r="4"/>'
+        f'<text class="ps-said" x="{x}" y="13" text-anchor="{anchor}">'
+        f"peak {escape(format_bytes(picture.peak_bytes))}</text>"
+    )
