@@ -8,6 +8,8 @@ import pytest
 
 from perfscope.analyzers.facts.jax_growth import jax_growth
 from perfscope.analyzers.load import load_one
+from perfscope.analyzers.readers import _jax_moments
+from perfscope.profiler.captures import jax_memory
 from perfscope.profiler.captures.jax_memory import MemoryLog
 from tests.profiler.jax_programs import LOOP, run_folder
 from tests.profiler.programs import captured, only, passes, write
@@ -78,6 +80,10 @@ def test_a_profile_that_cannot_be_taken_is_said_and_harms_nothing(
     capture = log.save(tmp_path, tmp_path)
     assert (capture.state, capture.artifact) == ("missing", None)
     assert "UNIMPLEMENTED: heap profile" in (capture.reason or "")
+
+
+def test_the_reader_knows_the_files_by_the_same_names() -> None:
+    assert (_jax_moments.MOMENTS, _jax_moments.SUFFIX) == (jax_memory.MOMENTS, jax_memory.SUFFIX)
 
 
 def test_one_moment_is_kept_where_the_second_never_came(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import numpy as np
 
 from perfscope.analyzers.readers import jax_memory
 from perfscope.analyzers.trace import MISSING, Rows, Trace
-from perfscope.profiler.captures.jax_memory import MOMENTS, SUFFIX
 from perfscope.profiler.errors import DataError
+
+MOMENTS, SUFFIX = ("before", "after"), ".prof"
+"""As `profiler/captures/jax_memory.py` names them, which imports jax."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
