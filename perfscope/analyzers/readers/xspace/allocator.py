@@ -62,7 +62,7 @@ def with_sizes(columns: Columns) -> tuple[Columns, int]:
     total: dict[tuple[bool, int], int] = {}
     names = ("on_device", "ordinal", "address", "bytes", "allocated_bytes")
     rows = zip(freed.tolist(), *(columns[name].tolist() for name in names), strict=True)
-    for row, (gone, on_device, ordinal, address, told, allocated) in enumerate(rows):
+    for row, (gone, on_device, ordinal, address, told, allocated) in enumerate(rows if (size == MISSING).any() else ()):
         memory = (on_device, ordinal)
         if not gone:
             held[*memory, address] = told
