@@ -7,6 +7,7 @@ and never exits by itself: ``perfscope.__main__.main`` does. What is heavy it im
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "advise": "perfscope.commands.advise:advise",
     "analyze": "perfscope.commands.analyze:analyze",
     "doctor": "perfscope.commands.doctor:doctor",
     "rules": "perfscope.commands.rules:rules",

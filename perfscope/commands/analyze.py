@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.inputs import device_named, spare
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.hardware import Device
     from perfscope.analyzers.load import Loaded, Skipped
     from perfscope.analyzers.scale.judge import Mapper
 
@@ -78,7 +77,7 @@ def analyze(
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
-    named = None if device is None else _device(device)
+    named = None if device is None else device_named(device)
     links = None if topology is None else read_topology(topology)
     mapper = None if scheduler is None else _cluster(scheduler, jobs)
     judged = judge_paths(paths, chosen, device=named, jobs=jobs, mapper=mapper, topology=links)
@@ -109,18 +108,6 @@ def _format_for(output: str, form: str | None) -> str:
     return found
 
 
-def _device(name: str) -> Device:
-    """The device a person named; one line with close names where there is none of that name."""
-    from perfscope.analyzers.hardware import DEVICES, close_names, named_device
-
-    found = named_device(name)
-    if found is None:
-        close = close_names(name)
-        known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
-        raise AskedWronglyError(f"--device {name}: not in the hardware tables; {known}")
-    return found
-
-
 def _cluster(address: str, jobs: int | None) -> Mapper:
     """The workers of a Dask scheduler; how many there are is the cluster's affair."""
     from functools import partial
@@ -136,10 +123,7 @@ def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
     """Refuse to write a report over a trace that it is about."""
     files = [trace.source.path for trace in loaded.traces]
     files += [module.source for trace in loaded.traces if trace.source.programs for module in trace.hlo]
-    inputs = {Path(file).resolve() for file in files}
-    for output in outputs:
-        if Path(output).resolve() in inputs:
-            raise AskedWronglyError(f"{output}: is the trace itself; the report needs another file")
+    spare(files, outputs)
 
 
 def _tell(skipped: Sequence[Skipped]) -> None:

@@ -111,3 +111,9 @@ class StepModel:
     """It is host memory: there is nowhere to offload to."""
     measured_peak_bytes: int | None = None
     """The peak of the recorded step as the allocator or the compiler saw it: what the model is held against."""
+    world_size: int = 1
+    """Devices that train together now."""
+    sharded: bool = False
+    """Parameters are divided among them already."""
+    reserve_share: float | None = None
+    """What the allocator held from the driver beyond the peak, as a share of it; ``None``: not recorded."""

@@ -1,0 +1,231 @@
+"""The plans worth having: what to checkpoint, offload and divide, by predicted peak against predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from perfscope.analyzers.advice.greedy import Group, greedy, groups_of, with_policy
+from perfscope.analyzers.advice.sharding import Links, Transfer, device_of, links_of, placements, transfer
+from perfscope.analyzers.advice.simulate import Placement, Simulation, Simulator, keep_all, todays
+from perfscope.analyzers.advice.step_model import Policy, StepModel
+
+MOST_WORK = 60_000_000
+"""Positions and values that the search may look at, all plans together: some seconds."""
+
+MOST_PLANS = 3_000
+MOST_SHOWN = 12
+"""Plans of the front that are kept: more than a person compares."""
+
+SAME_PEAK = 0.002
+"""Of the peak: plans that differ by less are one choice, and the quicker one is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run the step, with what it is predicted to need and take."""
+
+    policies: tuple[Policy, ...]
+    placement: Placement
+    simulation: Simulation
+    transfer: Transfer
+    added_low_ns: int
+    """Beyond today's step (negative: less), with all transfers hidden."""
+    added_high_ns: int | None
+    """With none of them hidden; ``None`` where a bandwidth is not known."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted live bytes at the highest moment."""
+        return self.simulation.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """The front, and where today's step and the budget lie beside it."""
+
+    model: StepModel
+    today: Plan
+    front: tuple[Plan, ...]
+    """Quickest first. None of them needs more and takes longer than another."""
+    recommended: Plan | None
+    """The quickest that fits the budget; ``None`` without a budget, or if none fits."""
+    budget_bytes: int | None
+    budget_from: str | None
+    """``asked`` or ``device``: whose memory the budget is."""
+    links: Links
+    looked_at: int
+    """Plans that were predicted."""
+    complete: bool
+    """Every choice of how many copies of each layer to checkpoint was among them."""
+
+    def needs(self, plan: Plan) -> int:
+        """Bytes a plan needs of the device: its peak, and what the allocator was seen to hold beyond a peak."""
+        return round(plan.peak_bytes * (1 + (self.model.reserve_share or 0.0)))
+
+    def fits(self, plan: Plan) -> bool | None:
+        """True if a plan fits the budget; ``None`` without one."""
+        return None if self.budget_bytes is None else self.needs(plan) <= self.budget_bytes
+
+    def step_ns(self, plan: Plan) -> tuple[int, int | None] | None:
+        """Predicted step at best and at worst; ``None`` where today's is not known."""
+        if self.model.step_ns is None:
+            return None
+        high = None if plan.added_high_ns is None else max(0, self.model.step_ns + plan.added_high_ns)
+        return max(0, self.model.step_ns + plan.added_low_ns), high
+
+
+def plan_memory(
+    model: StepModel, *, budget_bytes: int | None = None, devices: int | None = None, device: str | None = None
+) -> Plans:
+    """All that is worth having. Without ``budget_bytes`` that of the device, where recorded.
+
+    ``devices``: among how many parameters, gradients and optimizer state may be divided (default: as many as train
+    together now). ``device``: name of the product whose links count where the recording names none.
+    """
+    simulator = Simulator(model)
+    count = devices or model.world_size
+    links = links_of(device_of(model, device), count)
+    here = Placement(devices=count)
+    base = simulator.run(todays(model))
+    found: dict[tuple[tuple[Policy, ...], Placement], Plan] = {}
+
+    def look(policies: tuple[Policy, ...], placement: Placement) -> None:
+        if (policies, placement) not in found:
+            simulation = simulator.run(policies, placement)
+            found[policies, placement] = _plan(model, policies, placement, simulation, base, links)
+
+    candidates = [todays(model), keep_all(model), *(step.policies for step in greedy(simulator))]
+    grid, complete = _grid(model, simulator)
+    for policies in (*candidates, *grid):
+        look(policies, here)
+    chosen = [plan.policies for plan in _front(found.values())]
+    for placement in placements(model, count):
+        for policies in dict.fromkeys((todays(model), *chosen)):
+            look(policies, placement)
+    budget, source = (budget_bytes, "asked") if budget_bytes is not None else (model.capacity_bytes, "device")
+    front = _front(found.values())
+    partial = Plans(
+        model=model,
+        today=_plan(model, todays(model), Placement(devices=model.world_size), base, base, links),
+        front=tuple(front),
+        recommended=None,
+        budget_bytes=budget,
+        budget_from=None if budget is None else source,
+        links=links,
+        looked_at=len(found),
+        complete=complete,
+    )
+    recommended = _recommended(partial)
+    return Plans(
+        model=model,
+        today=partial.today,
+        front=tuple(_thinned(front, recommended)),
+        recommended=recommended,
+        budget_bytes=budget,
+        budget_from=partial.budget_from,
+        links=links,
+        looked_at=partial.looked_at,
+        complete=complete,
+    )
+
+
+def _plan(
+    model: StepModel,
+    policies: tuple[Policy, ...],
+    placement: Placement,
+    simulation: Simulation,
+    base: Simulation,
+    links: Links,
+) -> Plan:
+    moved = transfer(model, placement, simulation, links)
+    added = simulation.recompute_ns - base.recompute_ns
+    return Plan(
+        policies=policies,
+        placement=placement,
+        simulation=simulation,
+        transfer=moved,
+        added_low_ns=added,
+        added_high_ns=None if moved.worst_ns is None else added + moved.worst_ns,
+    )
+
+
+def _grid(model: StepModel, simulator: Simulator) -> tuple[list[tuple[Policy, ...]], bool]:
+    """How many copies of each layer get which policy: all choices, or evenly many of them where they are too many."""
+    groups = groups_of(model)
+    offered: tuple[Policy, ...] = ("full", "selective") if model.on_host else ("full", "selective", "offload")
+    most = max(50, min(MOST_PLANS, MOST_WORK // max(1, simulator.size)))
+    stride = 1
+    while True:
+        ways = [list(_ways(len(group.units), len(offered), stride)) for group in groups]
+        total = 1
+        for way in ways:
+            total *= len(way)
+        if total <= most or stride > max((len(group.units) for group in groups), default=1):
+            break
+        stride += 1
+    plans: list[tuple[Policy, ...]] = []
+    for choice in product(*ways):
+        if len(plans) >= most:
+            break
+        plans.append(_assigned(model, groups, choice, offered))
+    return plans, stride == 1 and total <= most
+
+
+def _ways(units: int, offered: int, stride: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of units for each policy, ``units`` at most together, in steps of ``stride`` or all of the rest."""
+    levels = sorted({*range(0, units + 1, stride), units})
+    for counts in product(levels, repeat=offered):
+        if sum(counts) <= units:
+            yield counts
+
+
+def _assigned(
+    model: StepModel, groups: Sequence[Group], choice: Sequence[tuple[int, ...]], offered: Sequence[Policy]
+) -> tuple[Policy, ...]:
+    """The first copies get the first policy, the next ones the next; the last ones keep all."""
+    policies = keep_all(model)
+    for group, counts in zip(groups, choice, strict=True):
+        units = iter(group.units)
+        for policy, count in zip(offered, counts, strict=True):
+            for _ in range(count):
+                policies = with_policy(policies, next(units), policy)
+    return policies
+
+
+def _front(plans: Iterable[Plan]) -> list[Plan]:
+    """Those that no other beats in peak, in best time and in worst time; quickest first."""
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda one: (one.peak_bytes, _high(one), one.added_low_ns, one.placement.level)):
+        beaten = any(
+            other.peak_bytes <= plan.peak_bytes * (1 + SAME_PEAK)
+            and other.added_low_ns <= plan.added_low_ns
+            and _high(other) <= _high(plan)
+            for other in front
+        )
+        if not beaten:
+            front.append(plan)
+    return sorted(front, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes))
+
+
+def _high(plan: Plan) -> float:
+    return float("inf") if plan.added_high_ns is None else plan.added_high_ns
+
+
+def _recommended(plans: Plans) -> Plan | None:
+    fitting = [plan for plan in plans.front if plans.fits(plan)]
+    return min(fitting, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes), default=None)
+
+
+def _thinned(front: Sequence[Plan], recommended: Plan | None) -> list[Plan]:
+    """At most ``MOST_SHOWN``: the ends, the recommended one, and others evenly by peak."""
+    kept = list(front)
+    while len(kept) > MOST_SHOWN:
+        by_peak = sorted(kept, key=lambda one: one.peak_bytes)
+        inner = [(by_peak[i + 1].peak_bytes - by_peak[i - 1].peak_bytes, i) for i in range(1, len(by_peak) - 1)]
+        drop = next(
+            by_peak[i] for _, i in sorted(inner) if by_peak[i] is not recommended and by_peak[i] is not front[0]
+        )
+        kept.remove(drop)
+    return kept

@@ -1,0 +1,108 @@
+"""``perfscope advise``: what another plan of the same program would need and take, before it is written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.inputs import device_named, spare
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import DONE, AskedWronglyError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.dashboards.reports.advice_plan_rows import PlansView
+
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+@click.group()
+def advise() -> None:
+    """Say what to change, with what it is predicted to gain and cost."""
+
+
+@advise.command()
+@click.argument("path", metavar="PATH")
+@click.option("--budget", metavar="SIZE", help="Memory a step may need: 80GiB, 512MiB. [memory of the device]")
+@click.option("--devices", type=click.IntRange(min=1, max=1_000_000), metavar="N", help="Divide state among N devices.")
+@click.option("--device", metavar="NAME", help="Device whose links and peaks count (H100 ...) where none is recorded.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the plans here as JSON (- for stdout).")
+@click.option("--html", "html_file", metavar="FILE", help="Write the plans here as a page with the picture.")
+@quiet_option
+@verbose_option
+def memory(
+    path: str,
+    budget: str | None,
+    devices: int | None,
+    device: str | None,
+    json_file: str | None,
+    html_file: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Which modules to checkpoint, offload or divide among devices, and what each plan needs and takes.
+
+    PATH is a run of `perfscope run` (`latest`, or its name), or compiled programs of JAX. All plans that are worth
+    having are listed, from the quickest to the leanest; the quickest that fits the budget comes first.
+    """
+    from perfscope.analyzers.advice.models import step_models
+    from perfscope.analyzers.advice.plans import plan_memory
+    from perfscope.analyzers.load import load_path
+    from perfscope.dashboards.reports.advice_plan_rows import plans_view
+
+    allowed = None if budget is None else parse_size(budget)
+    name = None if device is None else device_named(device).name
+    loaded = load_path(path)
+    for trace in loaded.traces:
+        trace.judged_device = name
+    steps = step_models(loaded.traces)
+    unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
+    if not steps.models:
+        raise DataError(unseen[0] if unseen else f"{path}: no step to plan for")
+    plans = plan_memory(steps.models[0], budget_bytes=allowed, devices=devices, device=name)
+    view = plans_view(plans, path, unseen, len(steps.models) - 1)
+    _write(view, json_file, html_file, inputs=[trace.source.path for trace in loaded.traces], quiet=quiet)
+    if json_file != "-":
+        _print(view)
+    return DONE
+
+
+def parse_size(text: str) -> int:
+    """``80GiB``, ``80G``, ``80GB`` (decimal), ``1.5 TiB``, ``1073741824`` in bytes; ``AskedWronglyError`` else."""
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise AskedWronglyError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
+    number, prefix, suffix = found[1], found[2].lower(), (found[3] or "").lower()
+    factor = _DECIMAL[prefix + "b"] if prefix and suffix == "b" else 1 << _UNITS[prefix]
+    size = round(float(number) * factor)
+    if not 0 < size < 1 << 62:
+        raise AskedWronglyError(f"--budget {text[:40]}: not a memory; write 80GiB, 512MiB or a number of bytes")
+    return size
+
+
+def _write(
+    view: PlansView, json_file: str | None, html_file: str | None, *, inputs: Sequence[str], quiet: bool
+) -> None:
+    from perfscope.dashboards.reports import advice_plan_html, advice_plan_json, write
+    from perfscope.dashboards.shown import shown
+
+    spare(inputs, [file for file in (json_file, html_file) if file is not None and file != "-"])
+    for file, render in ((json_file, advice_plan_json.render), (html_file, advice_plan_html.render)):
+        if file == "-" and file == json_file:
+            click.echo(render(view), nl=False)
+        elif file is not None:
+            write(file, render(view))
+            if not quiet:
+                click.echo(f"perfscope: wrote {shown(file)}", err=True)
+
+
+def _print(view: PlansView) -> None:
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports.advice_plan_text import render
+
+    click.echo(render(view, width=width_of(sys.stdout), color=color_wanted(sys.stdout)), nl=False, color=True)

@@ -1,0 +1,108 @@
+"""Plans for the memory of a step as one HTML file: opens offline, loads nothing, reads well on a phone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.reports.advice_plan_json import render as render_json
+from perfscope.dashboards.reports.advice_plan_svg import STYLE as PICTURE_STYLE
+from perfscope.dashboards.reports.advice_plan_svg import caption, front_picture
+from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from perfscope.dashboards.reports.advice_plan_rows import PlanRow, PlansView
+
+
+def render(view: PlansView) -> str:
+    """The page. Every text of the recording is escaped; the policy forbids any request."""
+    style = STYLE + PICTURE_STYLE
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(SCRIPT)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    data = render_json(view).replace("<", "\\u003c")
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            '<link rel="icon" href="data:,">',
+            f"<title>perfscope: {escape(view.headline)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            *_page(view),
+            "</main>",
+            f'<script type="application/json" id="perfscope-advice">{data}</script>',
+            f"<script>{SCRIPT}</script>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _page(view: PlansView) -> Iterator[str]:
+    yield f"<header><h1><b>perfscope</b> <span>{escape(view.headline)}</span></h1>"
+    yield f'<p class="sub">{" · ".join(escape(fact) for fact in view.facts)}</p></header>'
+    yield f'<section class="card"><h2>Do</h2><p>{escape(view.verdict)}</p>'
+    if view.code:
+        lines = escape("\n".join(view.code))
+        yield f'<div class="code"><button class="copy" type="button">copy</button><pre>{lines}</pre></div>'
+    yield "</section>"
+    yield '<section class="card"><h2>Peak against time</h2>'
+    yield f'<p class="note">{escape(caption(view))}</p>'
+    yield front_picture(view) + "</section>"
+    yield '<section class="card"><h2>Plans worth having</h2><div class="scroll"><table class="stacks">'
+    yield _head(view)
+    yield "<tbody>" + "".join(_row(view, row) for row in view.rows) + "</tbody></table></div></section>"
+    items = "".join(f"<li>{escape(note)}</li>" for note in view.notes)
+    yield f'<section class="card unseen"><h2>How it is known</h2><ul>{items}</ul></section>'
+
+
+def _columns(view: PlansView) -> tuple[str, ...]:
+    budget = ("budget",) if view.plans.budget_bytes is not None else ()
+    return ("plan", "peak", "change", "step", "added", *budget)
+
+
+def _head(view: PlansView) -> str:
+    heads = "".join(f'<th scope="col"{_side(name)}>{name}</th>' for name in _columns(view))
+    return f"<thead><tr>{heads}</tr></thead>"
+
+
+def _side(name: str) -> str:
+    return "" if name in ("plan", "budget") else ' class="n"'
+
+
+def _row(view: PlansView, row: PlanRow) -> str:
+    chips = (' <span class="chip">today</span>' if row.today else "") + (
+        ' <span class="chip ok">recommended</span>' if row.recommended else ""
+    )
+    cells = {
+        "plan": f"<span>{row.number}. {escape(row.words)}{chips}</span>",
+        "peak": escape(row.peak),
+        "change": escape(row.change),
+        "step": escape(row.step),
+        "added": escape(row.added),
+        "budget": escape(row.fits),
+    }
+    mark = ' class="mark"' if row.recommended else ""
+    body = "".join(
+        f'<td data-name="{name}" class="{"t" if name == "plan" else "n" if _side(name) else ""}">{cells[name]}</td>'
+        for name in _columns(view)
+    )
+    return f"<tr{mark}>{body}</tr>"

@@ -1,0 +1,98 @@
+"""Plans for the memory of a step on a terminal: the one to take, its code, and all that are worth having."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfscope.dashboards.reports.text import NARROWEST, WIDTH
+from perfscope.dashboards.reports.text_tables import hanging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from perfscope.dashboards.reports.advice_plan_rows import PlanRow, PlansView
+
+BAR = 12
+"""Characters of a whole bar."""
+
+BAR_FROM = 100
+"""Columns from which the peaks are drawn and the step is told: in fewer the words of the plan need the room."""
+
+
+def render(view: PlansView, *, width: int = WIDTH, color: bool = False) -> str:
+    """The plans as text for ``width`` columns."""
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=max(width, NARROWEST),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for part in _parts(view, console.width):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+
+
+def _parts(view: PlansView, width: int) -> Iterator[RenderableType]:
+    yield Text(f"perfscope: {view.headline}", style="bold")
+    yield from (Padding(Text(fact), (0, 0, 0, 2)) for fact in view.facts)
+    yield ""
+    yield _labelled("do", view.verdict)
+    if view.code:
+        yield ""
+        yield from (Text(f"      {line}") for line in view.code)
+    yield ""
+    yield _table(view, width)
+    yield ""
+    yield from (hanging(note) for note in view.notes)
+
+
+def _labelled(label: str, text: str) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(f"  {label}", style="dim"), Text(text, style="bold"))
+    return table
+
+
+def _table(view: PlansView, width: int) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    bars, fits = width >= BAR_FROM, view.plans.budget_bytes is not None
+    if bars:
+        table.add_column("", no_wrap=True, width=BAR)
+    names = ("peak", "change", "step", "added") if width >= BAR_FROM else ("peak", "change", "added")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold", max_width=18)
+    if fits:
+        table.add_column("budget", no_wrap=True)
+    table.add_column("plan (predicted)", overflow="fold", ratio=1)
+    for row in view.rows:
+        cells = [Text(_mark(row))]
+        if bars:
+            cells.append(Text("█" * max(1, round(BAR * row.share)), style="green" if row.recommended else "dim"))
+        cells += [Text(str(getattr(row, name))) for name in names]
+        if fits:
+            cells.append(Text(row.fits))
+        table.add_row(*cells, Text(row.words + (" (today)" if row.today else "")), style=_style(row))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _mark(row: PlanRow) -> str:
+    return ">" if row.recommended else ""
+
+
+def _style(row: PlanRow) -> str:
+    return "bold" if row.recommended else ""
