@@ -62,8 +62,8 @@ class PassRunner:
         while self._queue and self.active is None:
             if self._held_up(number, program_profiles=program_profiles, compiles=compiles):
                 return
+            self._before(self._queue[0])  # if it raises, the pass is still to come, and missed with a reason
             due = self._queue.popleft()
-            self._before(due)
             self.starting = True
             try:
                 started = start_pass(due, number, directory, jax)
