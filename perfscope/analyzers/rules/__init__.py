@@ -30,6 +30,7 @@ RULES: dict[str, str] = {
     "input_stall": "perfscope.analyzers.rules.input_stall",
     "launch_bound": "perfscope.analyzers.rules.launch_bound",
     "link_contention": "perfscope.analyzers.rules.link_contention",
+    "memory_fragmentation": "perfscope.analyzers.rules.memory_fragmentation",
     "memory_leak": "perfscope.analyzers.rules.memory_leak",
     "nvlink_stall": "perfscope.analyzers.rules.nvlink_stall",
     "oom_near": "perfscope.analyzers.rules.oom_near",
