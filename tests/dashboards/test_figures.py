@@ -11,6 +11,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.engine import Step
 from perfscope.dashboards import figures
+from perfscope.profiler.errors import AskedWronglyError
+from tests.analyzers.test_memory_section import of_rank
 from tests.build import TraceBuilder
 from tests.dashboards.built import MS, STEPS, device
 
@@ -40,6 +42,18 @@ def test_step_times_keep_traced_and_untraced_apart() -> None:
         ("no profiler on, rank 0", 12), ("while traced, rank 0", 5), ("while traced, rank 1", 1)
     ]  # fmt: skip
     assert list(figure.data[2].y) == [5]
+
+
+def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:
+    trace = of_rank(0)
+    figure = figures.memory_timeline(trace)
+    assert [area.name for area in figure.data] == ["held before", "activation", "reserved", "peak 1.07 KiB"]
+    stacked = [area.y for area in figure.data if area.stackgroup]
+    assert max(map(sum, zip(*stacked, strict=True))) * 1024 * 1024 == pytest.approx(1100)
+    assert list(figure.data[-1].x) == [pytest.approx(0.015)]
+    assert figure.layout.title.text == "Memory of cuda:0, measured"
+    with pytest.raises(AskedWronglyError, match="no such memory in the trace; it has: cuda:0"):
+        figures.memory_timeline(trace, "cuda:9")
 
 
 def test_kernel_time_adds_up_and_names_the_rest() -> None:

@@ -22,8 +22,8 @@ from perfscope.analyzers.trace.memory_tables import MemoryCategory
 MOST_POINTS = 400
 """Positions of a picture: one for each pixel of a phone, every other one of a report's page."""
 
-MOST_BANDS = 60
-"""Phases or steps of a picture, the longest: narrower ones are not to be told apart on a phone."""
+MOST_BANDS = 240
+"""Phases or steps of a picture. More are narrower than four pixels: none is drawn, since some alone would mislead."""
 
 SCHEDULE_PARTS = 60
 """Equal parts of a program's schedule that are given a phase: scheduled instructions of two phases interleave."""
@@ -53,7 +53,10 @@ class MemoryPicture:
     """Most that was reserved from each position up to the next one; shape (n,)."""
     steps: tuple[Band, ...]
     phases: tuple[Band, ...]
-    """Of a program's schedule: the phase whose instructions make most bytes there."""
+    """By start; forward work that runs again lies within its backward pass.
+
+    Of a program's schedule: the phase whose instructions make most bytes there.
+    """
 
     @property
     def total(self) -> Int64:
@@ -119,13 +122,13 @@ def _step_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
     windows = timeline.of(trace).fact(step_windows)
     if timeline.axis == "ns" and timeline.space != "program" and windows.count:
         rows = zip(windows.starts.tolist(), windows.ends.tolist(), windows.numbers.tolist(), strict=True)
-        return _longest(timeline, [(str(number), start, end) for start, end, number in rows])
+        return _bands(timeline, [(str(number), start, end) for start, end, number in rows])
     known = step_ends(trace, timeline)
     if known is None:
         return ()
     ends = known[1].tolist()
     starts = [timeline.first, *ends[:-1]]
-    return _longest(timeline, [(str(at), start, end) for at, (start, end) in enumerate(zip(starts, ends, strict=True))])
+    return _bands(timeline, [(str(at), start, end) for at, (start, end) in enumerate(zip(starts, ends, strict=True))])
 
 
 def _phase_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
@@ -134,7 +137,18 @@ def _phase_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
     found = memory_phases(trace, timeline)
     rows = zip(found.phase.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
     named = [(MemoryPhase(phase).name.lower(), start, end) for phase, start, end in rows if phase]
-    return _longest(timeline, named)
+    return _bands(timeline, [*named, *_made_again(timeline)]) or _bands(timeline, named)
+
+
+def _made_again(timeline: MemoryTimeline) -> list[tuple[str, int, int]]:
+    """Where forward work ran again, within the backward pass: from its first allocation to its last one in a row."""
+    blocks = timeline.blocks
+    made = np.flatnonzero(~blocks["before"])
+    again = np.concatenate(([False], blocks["phase"][made] == MemoryPhase.RECOMPUTE, [False]))
+    starts = blocks["start"][made]
+    begins, ends = np.flatnonzero(again[1:] & ~again[:-1]), np.flatnonzero(again[:-1] & ~again[1:]) - 1
+    rows = zip(starts[begins].tolist(), starts[ends].tolist(), strict=True)
+    return [(MemoryPhase.RECOMPUTE.name.lower(), start, end + 1) for start, end in rows]
 
 
 def _schedule_phases(timeline: MemoryTimeline) -> tuple[Band, ...]:
@@ -151,12 +165,13 @@ def _schedule_phases(timeline: MemoryTimeline) -> tuple[Band, ...]:
     ends = np.concatenate((begins[1:], [parts]))
     rows = zip(begins.tolist(), ends.tolist(), strict=True)
     named = [(MemoryPhase(int(phase[begin])).name.lower(), edges[begin], edges[end]) for begin, end in rows]
-    return _longest(timeline, [one for one in named if one[0] != MemoryPhase.UNKNOWN.name.lower()])
+    return _bands(timeline, [one for one in named if one[0] != MemoryPhase.UNKNOWN.name.lower()])
 
 
-def _longest(timeline: MemoryTimeline, found: list[tuple[str, int, int]]) -> tuple[Band, ...]:
-    """Bands within the timeline, in order; of more than `MOST_BANDS` the longest."""
+def _bands(timeline: MemoryTimeline, found: list[tuple[str, int, int]]) -> tuple[Band, ...]:
+    """What of them lies within the timeline, in order; nothing if they are too many."""
     first, last = timeline.first, timeline.last + 1
     inside = [(name, max(start, first), min(end, last)) for name, start, end in found if start < last and end > first]
-    kept = sorted(inside, key=lambda one: one[1] - one[2])[:MOST_BANDS]
-    return tuple(Band(name=name, start=start, end=end) for name, start, end in sorted(kept, key=lambda one: one[1:]))
+    if len(inside) > MOST_BANDS:
+        return ()
+    return tuple(Band(name=name, start=start, end=end) for name, start, end in sorted(inside, key=lambda one: one[1:]))

@@ -247,7 +247,7 @@ def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
                 place_bytes=bytes_ if lined else int(timeline.blocks["bytes"][chosen[0]]),
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.bytes))
+    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
 
 
 def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:

@@ -20,13 +20,14 @@ FIRST_MEMORIES = 4
 
 def memory_cards(view: MemoriesView) -> Iterator[str]:
     """A card for each memory."""
-    for one in view.memories[:FIRST_MEMORIES]:
+    first = [one for one in view.memories[:FIRST_MEMORIES] if not one.minor]
+    for one in first:
         yield card(one.title, "".join(_memory(one)))
-    rest = view.memories[FIRST_MEMORIES:]
+    rest = view.memories[len(first) :]
     said = [f"<details><summary>{escape(f'{one.title}: {one.headline}')}</summary>{''.join(_body(one))}</details>"
             for one in rest]  # fmt: skip
     if view.memories_left:
-        said.append(f'<p class="note">and {view.memories_left:,} more memories, with lower peaks</p>')
+        said.append(f'<p class="note">and {view.memories_left:,} more, with lower peaks</p>')
     if said or view.notes:
         yield card("More memories" if view.memories else "Memory", "".join(said) + _list(view.notes))
 

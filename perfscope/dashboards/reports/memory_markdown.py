@@ -21,10 +21,11 @@ MOST_ROWS = 8
 
 def memory_details(view: MemoriesView) -> str:
     """A folded block for each memory; its summary is its peak."""
-    parts = [part for one in view.memories[:MOST_MEMORIES] for part in _memory(one)]
-    left = view.memories_left + len(view.memories[MOST_MEMORIES:])
+    memories = [one for one in view.memories[:MOST_MEMORIES] if not one.minor]
+    parts = [part for one in memories for part in _memory(one)]
+    left = view.memories_left + len(view.memories) - len(memories)
     if left:
-        parts.append(f"and {left:,} more memories, with lower peaks\n")
+        parts.append(f"and {left:,} more memor{'y' if left == 1 else 'ies'}, with lower peaks\n")
     return "\n".join([*parts, *(f"{escape(note)}\n" for note in view.notes)])
 
 

@@ -40,6 +40,9 @@ _KNOWN_BY = {
 MOST_PARTS, SMALL_PART = 2, 0.01
 """Categories of the sentence at the top, and the share of the peak from which they are worth naming there."""
 
+SMALL_MEMORY = 0.01
+"""Of the largest memory's peak: the host's few scalars beside a device full of tensors."""
+
 _PHASES = {MemoryPhase.RECOMPUTE: "recomputing forward"}
 
 
@@ -71,6 +74,8 @@ class MemoryView:
     others_left: int
     notes: tuple[str, ...]
     picture: PictureView | None
+    minor: bool
+    """So small beside the largest memory that it is told of only when asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +95,16 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
         return None
     return MemoriesView(
         summary=next((_summary(one) for one in section.entries if one.worst.basis == "measured"), ""),
-        memories=tuple(map(_entry, section.entries)),
+        memories=tuple(
+            _entry(one, minor=one.worst.peak_bytes < SMALL_MEMORY * section.entries[0].worst.peak_bytes)
+            for one in section.entries
+        ),
         memories_left=section.entries_left,
         notes=tuple(shown(problem) for problem in section.problems),
     )
 
 
-def _entry(entry: MemoryEntry) -> MemoryView:
+def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
     memory = entry.worst
     return MemoryView(
         title=_title(entry),
@@ -109,6 +117,7 @@ def _entry(entry: MemoryEntry) -> MemoryView:
         others_left=entry.others_left,
         notes=(*(shown(note) for note in memory.notes), *_unmatched(memory)),
         picture=None if memory.picture is None else picture_view(memory, memory.picture),
+        minor=minor,
     )
 
 
@@ -186,7 +195,7 @@ def _facts(memory: Memory) -> Iterator[str]:
         yield from _reserved(memory, memory.reserved)
     if memory.capacity_bytes is not None and memory.headroom_bytes is not None:
         left = format_bytes(max(0, memory.headroom_bytes))
-        yield f"of the device's {format_bytes(memory.capacity_bytes)} {left} were never taken"
+        yield f"{left} of the device's {format_bytes(memory.capacity_bytes)} were never taken"
     grown = memory.growth
     if grown is not None and grown.growing:
         full = "" if grown.steps_left is None else f": full in {grown.steps_left:,} more"
@@ -233,7 +242,9 @@ def _categories(memory: Memory) -> Iterator[Cells]:
     rows = [(one.bytes, _category(one, memory)) for one in memory.by_category]
     if memory.unseen_bytes:
         rows.append((memory.unseen_bytes, _unseen(memory)))
-    yield from (cells for _, cells in sorted(rows, key=lambda row: -row[0]))
+    filled = {name for _, cells in rows for name, cell in cells if cell}
+    for _, cells in sorted(rows, key=lambda row: -row[0]):
+        yield tuple((name, cell) for name, cell in cells if name in filled)
 
 
 def _category(one: HeldCategory, memory: Memory) -> Cells:

@@ -30,6 +30,9 @@ ROOM_ABOVE = 1.04
 NEAR = 1.5
 """The device's size is drawn if what was taken comes within it: else it would press all areas flat."""
 
+PLOT_LEAST = 400
+"""Part of the peak that is half a pixel high: what never holds so much has no colour to explain."""
+
 FEW_NUMBERS = 8
 """Numbers of steps below the areas: so many stand side by side on a phone."""
 
@@ -50,7 +53,8 @@ def memory_chart(picture: PictureView, words: str) -> str:
 
 def legend(picture: PictureView) -> str:
     """The colours in words, top to bottom as the areas lie, and those of the strip below them."""
-    said = [(area.color, area.name) for area in reversed(picture.areas)]
+    least = picture.peak_bytes / PLOT_LEAST
+    said = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
     if picture.reserved is not None:
         said.insert(0, (RESERVED_COLOR, "reserved (line)"))
     phases = [(PHASE_COLORS[name], name) for name in dict.fromkeys(one.name for one in picture.phases)]

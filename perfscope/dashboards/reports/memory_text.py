@@ -34,13 +34,13 @@ _GIVE_WAY = ("known by", "blocks", "there")
 
 def memory_section(view: MemoriesView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """Each memory's peak, and with ``-v`` its modules, lines and ranks. Ends with an empty line."""
-    memories = view.memories if verbose else view.memories[:FEW_MEMORIES]
+    memories = view.memories if verbose else [one for one in view.memories[:FEW_MEMORIES] if not one.minor]
     for one in memories:
         yield from _memory(one, width, verbose=verbose)
         yield ""
     left = view.memories_left + len(view.memories) - len(memories)
     if left:
-        yield f"    and {left:,} more memories, with lower peaks"
+        yield f"    and {left:,} more memor{'y' if left == 1 else 'ies'}, with lower peaks"
         yield ""
     for note in view.notes:
         yield hanging(note)

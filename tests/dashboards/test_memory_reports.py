@@ -1,0 +1,158 @@
+"""Memories in all reports: the sentence, who holds the peak, the picture, and silence where none is known of."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.memory.timeline import Line
+from perfscope.analyzers.memory_section import MemorySection
+from perfscope.dashboards.reports import html_report, json_report, markdown, text
+from perfscope.dashboards.reports.memory_rows import memory_view
+from perfscope.dashboards.reports.memory_svg import ceiling, legend, memory_chart
+from tests.analyzers.facts.memory_build import MemoryBuilder
+from tests.analyzers.test_memory_section import of_rank
+from tests.conftest import REPOSITORY
+from tests.dashboards.built import analysis
+from tests.dashboards.test_html_report import Parsed
+
+TITLE = "Memory of cuda:2 on rank 2, the fullest of 4"
+HEADLINE = "peak 1.08 KiB at 15.0 us of 200 us: step 4, forward, aten::mm, train.py:3"
+
+
+@pytest.fixture(scope="module")
+def judged() -> Analysis:
+    return analyze([of_rank(rank, size=100 + 10 * (rank == 2), capacity=4000) for rank in range(4)], [])
+
+
+def test_the_words_of_a_peak(judged: Analysis) -> None:
+    view = memory_view(judged.memory)
+    assert view is not None
+    (memory,) = view.memories
+    assert (memory.title, memory.headline) == (TITLE, HEADLINE)
+    assert view.summary == "memory of cuda:2 on rank 2, the fullest of 4: peak 1.08 KiB (activation 9.9%)"
+    assert memory.facts == (
+        "2.93 KiB reserved at most, 63.0% of it not in use then; 1.85 KiB more than the peak in use",
+        "1000 B of the device's 3.91 KiB were never taken",
+        "peaks of all: 1.07 KiB (rank 3) to 1.08 KiB (rank 2)",
+        "measured, allocator events of torch.profiler",
+    )
+    assert [dict(row) for row in memory.categories] == [
+        {"category": "held before the recording began", "bytes": "1000 B", "share": "90.1%", "blocks": "-",
+         "known by": "the allocator's total", "mostly at": "", "there": ""},
+        {"category": "activation", "bytes": "110 B", "share": "9.9%", "blocks": "1", "known by": "phases of the step",
+         "mostly at": "train.py:3", "there": "110 B"},
+    ]  # fmt: skip
+    assert dict(memory.others[0]) == {
+        "memory": "rank 2", "peak": "1.08 KiB", "reserved": "2.93 KiB", "never taken": "1000 B", "step": "4",
+        "phase": "forward",
+    }  # fmt: skip
+
+
+def test_text_is_short_and_tells_all_when_asked(judged: Analysis) -> None:
+    short = text.render(judged, width=80)
+    assert f"{TITLE}: {HEADLINE}".replace(" ", "") in re.sub(r"\s", "", short)
+    assert max(map(len, short.splitlines())) <= 80
+    assert "source line" not in short
+    verbose = text.render(judged, verbose=True)
+    assert "source line" in verbose
+    assert "rank 3" in verbose
+
+
+def test_markdown_and_html_hold_it(judged: Analysis) -> None:
+    folded = markdown.render(judged)
+    assert f"<details><summary>{TITLE}: {HEADLINE}</summary>" in folded
+    assert "| activation | 110 B |" in folded
+    page = html_report.render(judged)
+    assert page.count('<svg class="ps-memory"') == 1
+    assert "side by side" in page
+    assert "the picture in numbers" in page
+    assert Parsed(page).open == []
+
+
+def test_json_is_of_the_schema_and_sums(judged: Analysis) -> None:
+    held = json.loads(json_report.render(judged))
+    schema = json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())
+    Draft202012Validator(schema).validate(held)
+    (memory,) = held["memory"]["items"]
+    assert memory["peak_bytes"] == sum(one["bytes"] for one in memory["by_category"]) + memory["unseen_bytes"]
+    assert (memory["rank"], memory["source"], len(memory["others"])) == (2, 2, 4)
+    picture = memory["picture"]
+    at = picture["positions"].index(memory["peak_position"])
+    assert sum(held[at] for held in picture["bytes"].values()) + picture["unseen_bytes"] == memory["peak_bytes"]
+
+
+def test_the_picture_says_it_in_words_and_numbers_too(judged: Analysis) -> None:
+    view = memory_view(judged.memory)
+    assert view is not None
+    picture = view.memories[0].picture
+    assert picture is not None
+    drawn = memory_chart(picture, "what it shows")
+    assert 'role="img" aria-label="what it shows"' in drawn
+    assert "peak 1.08 KiB" in drawn
+    assert "size of the device, 3.91 KiB" in drawn
+    assert ceiling(picture) >= 4000
+    assert "style=" not in drawn  # the page's policy forbids it
+    assert re.findall(r"</svg> ([^<]+)<", legend(picture)) == [
+        "reserved (line)", "activation", "held before", "forward", "backward",
+    ]  # fmt: skip
+    peak = [row for row in picture.moments if dict(row)["in use"] == "1.08 KiB"]
+    assert len(peak) == 1
+    assert dict(peak[0]) == {
+        "at": "15.0 us of 200 us", "in use": "1.08 KiB", "held before": "1000 B", "activation": "110 B",
+        "reserved": "2.93 KiB",
+    }  # fmt: skip
+
+
+def test_a_moment_has_no_picture_and_no_peak() -> None:
+    b = MemoryBuilder()
+    b.row("held", on_device=True, ordinal=0, address=1, bytes=2048, count=1, state=0, segment=-1, category=1, frame=-1)
+    view = memory_view(analyze([b.build()], []).memory)
+    assert view is not None
+    assert (view.memories[0].headline, view.memories[0].picture) == ("2.00 KiB held at one moment", None)
+    assert view.summary == "memory of cuda:0 on rank 0: 2.00 KiB held at one moment (parameter 100.0%)"
+
+
+def test_a_memory_far_smaller_than_the_largest_is_folded() -> None:
+    b = MemoryBuilder()
+    b.make(1, 1 << 20, 1)
+    b.make(2, 8, 2, device=-1)
+    judged = analyze([b.build()], [])
+    assert "Memory of the host" not in text.render(judged)
+    assert "and 1 more memory, with lower peaks" in text.render(judged)
+    assert "Memory of the host" in text.render(judged, verbose=True)
+    assert "<summary>Memory of the host" in html_report.render(judged)
+
+
+def test_what_broke_is_said_and_nothing_is_silent() -> None:
+    broken = analysis(memory=MemorySection(problems=("the memory could not be summed up: x",)))
+    for said in (text.render(broken), markdown.render(broken), html_report.render(broken)):
+        assert "could not be summed up" in said
+    for said in (text.render(analysis()), markdown.render(analysis()), html_report.render(analysis())):
+        assert "Memory of" not in said
+
+
+def test_names_of_strangers_are_words(judged: Analysis) -> None:
+    evil = "<script>alert(1)</script>|`x`\x1b[31m"
+    entry = judged.memory.entries[0]
+    line = Line(file=f"/home/alice/{evil}.py", line=3)
+    category = replace(entry.worst.by_category[0], place=line, name=evil)
+    rows = tuple(replace(one, name=evil, line=line) for one in entry.worst.by_line.rows)
+    worst = replace(
+        entry.worst, label=evil, op=evil, line=line, notes=(evil,), by_category=(category,), known_from=evil,
+        by_line=replace(entry.worst.by_line, rows=rows), by_module=replace(entry.worst.by_line, rows=rows),
+    )  # fmt: skip
+    others = tuple(replace(one, label=evil) for one in entry.others)
+    shown = analysis(memory=replace(judged.memory, entries=(replace(entry, worst=worst, others=others),)))
+    assert "<script>alert" not in html_report.render(shown).split('<script type="application/json"')[0]
+    assert "<script>" not in markdown.render(shown)
+    for said in (text.render(shown, verbose=True), markdown.render(shown), html_report.render(shown),
+                 json_report.render(shown)):  # fmt: skip
+        assert "\x1b" not in said
+        assert "alice" not in said
+    assert Parsed(html_report.render(shown)).open == []
