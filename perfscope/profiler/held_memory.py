@@ -20,14 +20,17 @@ UNTIMED = "detail"
 class HeldMemory:
     """Stands beside the passes of a process. Without torch it only reads counters."""
 
-    def __init__(self) -> None:
-        """Nothing is listened to yet."""
+    def __init__(self, *, wanted: bool = True) -> None:
+        """Nothing is listened to yet, nor ever if it is not ``wanted``: it costs, where only times are taken."""
+        self._wanted = wanted
         self._tensors = TorchTensorsCapture()
         self._snapshots = TorchMemoryCapture()
         self._listens = False
 
     def listen(self) -> None:
         """Torch is imported: its models are about to be built."""
+        if not self._wanted:
+            return
         self._listens = True
         self._tensors.start()
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,19 +94,28 @@ def _environment(message: Message) -> dict[str, str]:
     return environment
 
 
-def _start(
-    line: list[str], environment: dict[str, str], *, own_group: bool, mask: set[int | signal.Signals]
-) -> subprocess.Popen[bytes]:
+def end_with_us() -> Callable[[], None]:
+    """What a child does between fork and exec, so that it is killed when we are: without us nobody ends it."""
     parent = os.getpid()
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if hasattr(libc, "prctl"):
-            # Without us nobody ends the program: it must not outlive a perfscope that was killed.
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare
+
+
+def _start(
+    line: list[str], environment: dict[str, str], *, own_group: bool, mask: set[int | signal.Signals]
+) -> subprocess.Popen[bytes]:
+    ends_with_us = end_with_us()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        ends_with_us()
 
     try:
         return subprocess.Popen(

@@ -37,6 +37,8 @@ class CaptureOptions:
     """Have XLA write what it compiles (jax only)."""
     capture: Tool | None = None
     """The profiler around the program; ``None``: the framework's own, inside it."""
+    times_only: bool = False
+    """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Message:
     """Whether processes that this process starts capture too."""
     recording: str | None = None
     """Where the export of ``options.capture`` will lie, relative to the run directory."""
+    checkout: str | None = None
+    """Folder that the program must not import from: it runs a copy of what lies there (A/B)."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -71,6 +75,7 @@ def load_message(text: str) -> Message:
         pythonpath=raw["pythonpath"],
         follow=raw["follow"],
         recording=raw.get("recording"),
+        checkout=raw.get("checkout"),
     )
 
 

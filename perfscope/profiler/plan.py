@@ -29,7 +29,8 @@ TRACE_SUFFIX = ".pt.trace.json.gz"
 GRAPH_SUFFIX = ".opgraph.json.gz"
 XSPACE_SUFFIX = ".xplane.pb"
 
-Framework = Literal["torch", "jax"]
+Framework = Literal["torch", "jax", "none"]
+"""``none``: a program that has neither, and calls ``perfscope.step()``; only its times can be taken."""
 
 TIMING_STEPS = 3
 """Enough to tell one odd step from two equal ones, few enough that the trace of a large model stays small."""
@@ -48,6 +49,8 @@ second begins (see `ranges.py`), also the ranges of C++ around an optimizer that
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """The passes that a level asks for, in the order they run."""
+    if options.times_only:
+        return ()
     if options.capture is not None:
         return ()  # one tool at a time can use CUPTI, and the one around the program began first
     level: Level = options.level

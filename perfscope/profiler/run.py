@@ -71,6 +71,8 @@ class Process:
     window_steps: int = 0
     window_compilations: int = 0
     """Programs that jax compiled, and frames that torch compiled, in the window."""
+    windows_ns: tuple[int, ...] = ()
+    """Where nothing but times was taken: all such windows in order, each of ``window_steps`` steps."""
     torch_compilations: int | None = None
     """Frames that torch.compile began to compile in the whole program; ``None``: nobody could look."""
     memory: Mapping[str, int] = field(default_factory=dict)

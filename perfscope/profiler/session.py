@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 
-from perfscope.profiler import annotate, observe
+from perfscope.profiler import ab_side, annotate, observe
 from perfscope.profiler.captures.torch_compile import TorchCompileCapture
 from perfscope.profiler.held_memory import HeldMemory
 from perfscope.profiler.hooks import Hooks
@@ -23,7 +23,7 @@ from perfscope.profiler.plan import SETTLING_STEPS, Framework, Pass, first_step
 from perfscope.profiler.run import PROCESS_FILE, Process, dump
 from perfscope.profiler.steps import Source, StepFinder
 from perfscope.profiler.store import write_atomically
-from perfscope.profiler.window import TimedWindows
+from perfscope.profiler.window import REPEATED_SIZES, SIZES, TimedWindows
 
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
@@ -48,6 +48,7 @@ class Session:
 
     def __init__(self, message: Message) -> None:
         """Plan the passes; nothing is hooked yet."""
+        self._message = message
         self.options = message.options
         self._run = Path(message.directory)
         self._pid = os.getpid()
@@ -57,7 +58,7 @@ class Session:
         self._frameworks: list[Framework] = []
         self._jax: JaxSide | None = None
         self._compile: TorchCompileCapture | None = None
-        self._held = HeldMemory()
+        self._held = HeldMemory(wanted=not self.options.times_only)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._finder = StepFinder(self.options, self, self._forget)
         self._seen: observe.Seen | None = None
@@ -67,10 +68,8 @@ class Session:
         self._running = False
         self._begin_ns = 0
         self._settling = 0
-        self._compiled = 0
-        """What torch.compile had compiled when the step before began."""
-        self._compiles = False
-        """Whether it compiled in the step before."""
+        self._compiled, self._compiles = 0, False
+        """What torch.compile had compiled when the step before began, and whether it compiled in it."""
         self._times: list[int] = []
         self._windows = self._new_windows()
         self._written = 0.0
@@ -87,7 +86,7 @@ class Session:
                     make_way=lambda: self._make_way("jax_profiler"),
                     whole=self._begin_whole if self.options.whole else None,
                 )
-            else:
+            elif framework == "torch":
                 make_way = functools.partial(self._make_way, "torch_profiler")
                 self._hooks.install(self._finder, ours=lambda: self._passes.starting, make_way=make_way)
                 self._compile = TorchCompileCapture(
@@ -218,11 +217,10 @@ class Session:
             self.broken(error)
 
     def _new_windows(self) -> TimedWindows:
-        return TimedWindows(self._wait, self._compilations)
+        return TimedWindows(self._wait, self._compilations, REPEATED_SIZES if self.options.times_only else SIZES)
 
     def _compilations(self) -> int:
-        sides = (self._jax, self._compile)
-        return sum(side.compilations for side in sides if side is not None)
+        return sum(side.compilations for side in (self._jax, self._compile) if side is not None)
 
     def _wait(self) -> bool:
         waited = self._jax is not None and self._jax.wait()
@@ -263,6 +261,7 @@ class Session:
                 self._passes.plan(self._framework(best))
                 self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
+            self._seen = ab_side.last_look(self._message, self._seen)
             self._write(last=True)
             self._silence()
         except Exception as error:
@@ -340,6 +339,7 @@ class Session:
             window_ns=self._windows.ns,
             window_steps=self._windows.steps,
             window_compilations=self._windows.compiled,
+            windows_ns=tuple(self._windows.each_ns) if self.options.times_only else (),
             torch_compilations=self._compile.compilations
             if self._compile is not None and self._compile.looks
             else None,

@@ -6,12 +6,17 @@ the steps took, device included, and leave the program's own overlap between the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
 SIZES = (4, 16, 64)
 """Steps of the windows, one after the other; the longest that was completed counts. Nobody says which step is a
 program's last, and a wait behind it would count what the program does then: so a short window comes first."""
+
+REPEATED_SIZES = (8,) * 1250
+"""Where nothing but times is taken: equal windows, one after the other. Of 8 steps a wait is a small part, and a
+program of 60 steps still gives several; no more steps than are kept one by one (10,000)."""
 
 MOST_RETRIES = 2
 """Windows that are given up because a program was compiled in them; one that compiles in each step is measured so."""
@@ -20,21 +25,23 @@ MOST_RETRIES = 2
 class TimedWindows:
     """Measures windows of whole steps. Methods are called at step boundaries, on the thread of the loop."""
 
-    def __init__(self, wait: Callable[[], bool], compiled: Callable[[], int]) -> None:
-        """Nothing is measured yet.
+    def __init__(self, wait: Callable[[], bool], compiled: Callable[[], int], sizes: tuple[int, ...] = SIZES) -> None:
+        """Nothing is measured yet; ``sizes``: steps of the windows to come.
 
         ``wait``: waits for all dispatched work, False if there is no device that works on its own;
         ``compiled``: how many programs were compiled so far.
         """
         self._wait = wait
         self._compiled = compiled
-        self._sizes = list(SIZES)
+        self._sizes = deque(sizes)
         self._retries = 0
         self._begin_ns: int | None = None
         self._compiled_before = 0
         self._inside = 0
         self.ns: int | None = None
         """Of the longest complete window; ``None`` before the first."""
+        self.each_ns: list[int] = []
+        """Of every complete window, in order."""
         self.steps = 0
         """In it."""
         self.compiled = 0
@@ -66,7 +73,8 @@ class TimedWindows:
         if compiled and self._retries < MOST_RETRIES:
             self._retries += 1
         elif waited:
-            self._sizes.pop(0)
+            self._sizes.popleft()
+            self.each_ns.append(duration)
             self.ns, self.steps, self.compiled = duration, self._inside, compiled
 
     def drop(self) -> None:

@@ -1,5 +1,7 @@
 """Runs at the start of every Python process of the program, takes itself out again, and waits for torch and jax.
 
+Where only times are taken (A/B) a program with neither is of use too: there it waits for our own marks as well.
+
 It sees the program's interpreter before anything else does, so it does almost nothing: no import of
 ours happens before the program imports torch or jax, and an error of ours never stops the program.
 """
@@ -14,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "PERFSCOPE_CAPTURE"
+MARKS = "perfscope.profiler.annotate"
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120 (pathlib costs 5 ms at start)
 PACKAGE = os.path.dirname(os.path.dirname(HERE))  # noqa: PTH120
 
@@ -35,13 +38,17 @@ def _leave_no_trace(text: str) -> None:
 
 def _attach(text: str, framework: Any) -> None:
     """torch or jax is imported: load our package from where this file lies, and begin."""
+    # A session imports the marks itself, and hears them: nobody need wait for them any more.
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not (isinstance(finder, _WaitForFramework) and finder.framework == MARKS)
+    ]
     try:
         if "perfscope" not in sys.modules:
             _load_package()
         from perfscope.profiler.options import load_message
         from perfscope.profiler.session import attach
 
-        attach(load_message(text), framework)
+        attach(load_message(text), "none" if framework == MARKS else framework)
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
 
@@ -65,10 +72,10 @@ class _WaitForFramework:
 
     def __init__(self, text: str, framework: Any) -> None:
         self._text = text
-        self._framework = framework
+        self.framework = framework
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name != self._framework:
+        if name != self.framework:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -80,7 +87,7 @@ class _WaitForFramework:
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            _attach(self._text, self._framework)
+            _attach(self._text, self.framework)
 
         loader.exec_module = exec_module
         return spec
@@ -101,7 +108,8 @@ if VARIABLE in os.environ and __name__ == "sitecustomize":
     _text = os.environ[VARIABLE]
     try:
         _leave_no_trace(_text)
-        sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in ("torch", "jax")]
+        _awaited = ("torch", "jax", MARKS) if '"times_only": true' in _text else ("torch", "jax")
+        sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in _awaited]
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
     _run_the_other()

@@ -1,0 +1,246 @@
+"""One process launch of an A/B: start the program in an arm's folder, take the times of its steps, end it.
+
+No profiler runs in it. The session inside (`session.py`, ``times_only``) finds the steps as `perfscope run` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from perfscope.profiler import ab_side, bootstrap, store
+from perfscope.profiler.errors import NotStartedError
+from perfscope.profiler.launch import Target, end_with_us
+from perfscope.profiler.options import VARIABLE, CaptureOptions, Message
+from perfscope.profiler.run import Process
+
+Arm = Literal["base", "head"]
+Phase = Literal["warm", "calibrate", "measure", "confirm"]
+
+TIMED_OUT = 124
+"""As `timeout` of coreutils ends."""
+GRACE_S = 5.0
+"""Between the polite signal and the other one, for a launch that is ended before its time."""
+LOG_LINES = 3
+"""Of the program's output, quoted where it failed."""
+MOST_LOG_BYTES = 64 << 10
+
+COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
+"""Counters of the allocators that do not depend on how fast the program was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What one launch gave. ``problem``: why its times are of no use, or ``None``."""
+
+    arm: Arm
+    phase: Phase
+    pair: int
+    """Number of the pair in its phase."""
+    slot: int
+    """0: it ran first in its pair, 1: second."""
+    seconds: float
+    """From start to end of the process."""
+    code: int
+    began_unix_s: float = 0.0
+    step_source: str | None = None
+    steps_seen: int = 0
+    step_ns: tuple[int, ...] = ()
+    """Duration of each step after the first two, in order, as the host saw it."""
+    windows_ns: tuple[int, ...] = ()
+    """Where a device works on its own: duration of windows of ``window_steps`` steps, waited for at both ends."""
+    window_steps: int = 0
+    exact: Mapping[str, int] = field(default_factory=dict)
+    """Counters that the program's speed does not change."""
+    strays: tuple[str, ...] = ()
+    """Modules that came from the checkout, not from the arm's folder."""
+    problem: str | None = None
+
+    def times_ns(self) -> tuple[float, ...]:
+        """Times per step, in order: of the windows where there are some, else of the single steps."""
+        if self.windows_ns and self.window_steps > 0:
+            return tuple(window / self.window_steps for window in self.windows_ns)
+        return tuple(map(float, self.step_ns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an arm runs. ``folder``: current directory of the program; ``root``: the top of its worktree."""
+
+    root: Path
+    folder: Path
+
+
+def launch_once(
+    target: Target,
+    place: Place,
+    *,
+    arm: Arm,
+    phase: Phase,
+    pair: int,
+    slot: int,
+    log: Path,
+    timeout_s: float | None = None,
+    checkout: Path | None = None,
+    step_annotation: str | None = None,
+) -> Launch:
+    """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
+
+    Whatever becomes of the program is told in ``Launch.problem``; ``NotStartedError`` only if it cannot be started.
+    Its process group is ended with it, also where we are interrupted.
+    """
+    run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
+    try:
+        options = CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation)
+        path = _python_path(place, checkout)
+        message = Message(
+            directory=str(run),
+            options=options,
+            pythonpath=path,
+            follow=target.command,
+            checkout=None if checkout is None else str(checkout),
+        )
+        began, clock = time.time(), time.monotonic()
+        code = _run(_line(target), place, message, log, timeout_s)
+        seconds = time.monotonic() - clock
+        processes, damaged = store.read_processes(run)
+        found = [process for process in processes if process.steps_seen]
+        process = found[0] if found else Process(rank=0, directory="")
+        launch = Launch(
+            arm=arm,
+            phase=phase,
+            pair=pair,
+            slot=slot,
+            began_unix_s=round(began, 3),
+            seconds=round(seconds, 3),
+            code=code,
+            step_source=process.step_source,
+            steps_seen=process.steps_seen,
+            step_ns=process.untraced_step_ns,
+            windows_ns=process.windows_ns,
+            window_steps=process.window_steps,
+            exact=_exact(process),
+            strays=ab_side.read(run),
+        )
+        problem = _problem(launch, damaged, log, timeout_s)
+        return launch if problem is None else replace(launch, problem=problem)
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _line(target: Target) -> list[str]:
+    """As `Target.command_line`, but the script is looked for by the program's own current directory."""
+    if target.module:
+        return [sys.executable, "-m", *target.arguments]
+    if target.command:
+        found = shutil.which(target.arguments[0])
+        if found is None:
+            raise NotStartedError(f"{target.arguments[0]}: no such command")
+        return [found, *target.arguments[1:]]
+    return [sys.executable, *target.arguments]
+
+
+def _python_path(place: Place, checkout: Path | None) -> str:
+    """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
+    entries = [str(place.root), *([str(place.root / "src")] if (place.root / "src").is_dir() else [])]
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        path = Path(entry).resolve()
+        if checkout is not None and path.is_relative_to(checkout):
+            entries.append(str(place.root / path.relative_to(checkout)))
+        else:
+            entries.append(str(path))
+    return os.pathsep.join(dict.fromkeys(entries))
+
+
+def _run(line: list[str], place: Place, message: Message, log: Path, timeout_s: float | None) -> int:
+    environment = dict(os.environ)
+    here = str(Path(bootstrap.__file__).parent.resolve())
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, message.pythonpath)))
+    environment[VARIABLE] = message.dump()
+    with log.open("wb") as out:
+        try:
+            child = subprocess.Popen(
+                line,
+                cwd=place.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=end_with_us(),
+            )
+        except OSError as error:
+            raise NotStartedError(f"{line[0]}: cannot be started: {error.strerror or error}") from error
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = TIMED_OUT
+        finally:
+            _end(child)
+    return 128 - code if code < 0 else code
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the group: children of a launch that outlive it would be noise in the next."""
+    _signal(child, signal.SIGTERM)
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        _signal(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except (ProcessLookupError, PermissionError):  # nobody is left in it (macOS says it the second way)
+        return
+
+
+def _exact(process: Process) -> dict[str, int]:
+    counters = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
+    if process.steps_seen:
+        counters["steps"] = process.steps_seen
+    if process.torch_compilations is not None:
+        counters["torch_compilations"] = process.torch_compilations
+    return counters
+
+
+def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
+    if launch.code == TIMED_OUT and timeout_s is not None and launch.seconds >= timeout_s:
+        return f"it ran past {timeout_s:.0f} s and was ended (--timeout)"
+    if launch.code != 0:
+        how = f"exit code {launch.code}"
+        if launch.code > 128:
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"killed by {names.get(launch.code - 128, f'signal {launch.code - 128}')}"
+        return f"{how}: {tail(log)}"
+    if damaged:
+        return damaged[0]
+    if not launch.times_ns():
+        if launch.steps_seen:
+            return f"only {launch.steps_seen} steps: the first two are warm-up, and none is left to be timed"
+        return (
+            "no steps were found in it: call perfscope.step() at the end of the loop's body, "
+            "or name its annotation with --step-annotation"
+        )
+    return None
+
+
+def tail(log: Path) -> str:
+    """The last words of a program, on one line."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - MOST_LOG_BYTES))
+        lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-LOG_LINES:]) or "it printed nothing"
