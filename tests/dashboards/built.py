@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from perfscope.analyzers.compile_log import Place
 from perfscope.analyzers.compile_section import CompileSection, RankCompile
 from perfscope.analyzers.engine import Analysis, Step
@@ -13,10 +15,15 @@ from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSumma
 from perfscope.analyzers.facts.device_time import DeviceTime
 from perfscope.analyzers.facts.hlo_roofline import Utilization
 from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace, HotSpots
+from perfscope.analyzers.facts.memory_picture import Band, MemoryPicture
 from perfscope.analyzers.facts.programs import Execution, LeastTime, Program
+from perfscope.analyzers.facts.trace_memories import Growing, Held, HeldCategory, Holders, Memory, Reserved
 from perfscope.analyzers.finding import Finding, Outcome, Where
+from perfscope.analyzers.memory.timeline import KnownBy, Line, MemoryPhase
+from perfscope.analyzers.memory_section import MemoryEntry, MemorySection, RankMemory
 from perfscope.analyzers.programs_section import ProgramsSection
 from perfscope.analyzers.trace import Source
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
 
 MS = 1_000_000
 
@@ -237,4 +244,36 @@ def hostile(name: str) -> Analysis:
         run={"command": [name], name: {"deep": name}},
         programs=programs(name, name, name),
         compile=compiled(name, name, name),
+        memory=memory(name),
     )
+
+
+def memory(name: str) -> MemorySection:
+    """Two ranks' device memory in which everything is called ``name``: 30 B at the peak, half of them an activation."""
+    line = Line(file=name, line=1, function=name)
+    held = Holders(rows=(Held(name=name, bytes=30, blocks=2, members=2, line=line),))
+    category = HeldCategory(
+        category=MemoryCategory.ACTIVATION, bytes=15, blocks=1, known_by=KnownBy.OP, place=line, name=name,
+        place_bytes=15,
+    )  # fmt: skip
+    picture = MemoryPicture(
+        positions=np.array([0, 5, 9]), categories=(MemoryCategory.ACTIVATION, MemoryCategory.UNKNOWN),
+        bytes=np.array([[0, 15, 0], [15, 15, 15]]), unseen_bytes=0, reserved=np.array([40, 40, 40]),
+        steps=(Band(name=name, start=0, end=10),), phases=(Band(name="forward", start=0, end=9),),
+    )  # fmt: skip
+    worst = Memory(
+        rank=0, space="device", label=name, known_from=name, axis="ns", basis="measured", of_driver=False, first=0,
+        last=9, peak_bytes=30, peak_position=5, phase=MemoryPhase.FORWARD, step=1, op=name, line=line,
+        by_category=(category, replace(category, category=MemoryCategory.UNKNOWN, place=None)), by_module=held,
+        by_line=held, unseen_bytes=0,
+        reserved=Reserved(peak_bytes=40, allocated_bytes=30, as_requested=True, requested_bytes=30, excess_bytes=10,
+                          split_bytes=10, largest_free_bytes=10),
+        capacity_bytes=50, out_of_memory=1, failed_bytes=20, unmatched=1,
+        growth=Growing(steps=9, growing=True, bytes_per_step=3.0, steps_left=3), notes=(name,), picture=picture,
+    )  # fmt: skip
+    rows = [
+        RankMemory(rank=rank, source=rank, label=name, peak_bytes=30, reserved_bytes=40, headroom_bytes=10,
+                   phase=MemoryPhase.FORWARD, step=1, out_of_memory=1)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    return MemorySection(entries=(MemoryEntry(worst=worst, source=0, others=tuple(rows)),), problems=(name,))

@@ -129,6 +129,15 @@ def test_a_memory_far_smaller_than_the_largest_is_folded() -> None:
     assert "<summary>Memory of the host" in html_report.render(judged)
 
 
+def test_a_reserve_that_cannot_be_is_said_and_no_share_is_made_of_it() -> None:
+    view = memory_view(analyze([of_rank(0, size=5000)], []).memory)
+    assert view is not None
+    assert view.memories[0].facts[0] == (
+        "2.93 KiB reserved at most, as recorded: less than what is in use, so one of the two is not complete"
+    )
+    assert "-" not in view.memories[0].facts[0]
+
+
 def test_what_broke_is_said_and_nothing_is_silent() -> None:
     broken = analysis(memory=MemorySection(problems=("the memory could not be summed up: x",)))
     for said in (text.render(broken), markdown.render(broken), html_report.render(broken)):

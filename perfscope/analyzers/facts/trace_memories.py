@@ -86,8 +86,8 @@ class Reserved:
 
     @property
     def fragmentation(self) -> float | None:
-        """Share of the most that was reserved that was not handed out then."""
-        if self.allocated_bytes is None or not self.peak_bytes:
+        """Share of the most that was reserved that was not handed out then; None where less was reserved than that."""
+        if self.allocated_bytes is None or not self.peak_bytes or self.allocated_bytes > self.peak_bytes:
             return None
         return (self.peak_bytes - self.allocated_bytes) / self.peak_bytes
 

@@ -9,19 +9,29 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.facts.memory_holders import UNSEEN
 from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase
 from perfscope.analyzers.units import format_bytes, format_share
-from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, PLACE_LIMIT, place_end
+from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, place_end
 from perfscope.dashboards.reports.memory_picture_rows import (
     NOT_KNOWN,
     PictureView,
     category_words,
-    moment,
     picture_view,
 )
-from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
+from perfscope.dashboards.reports.memory_words import (
+    facts,
+    headline,
+    known_words,
+    memory_name,
+    path_text,
+    phase_words,
+    place_text,
+    size_words,
+    unmatched_words,
+)
+from perfscope.dashboards.shown import shorten, shown
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.facts.trace_memories import Held, HeldCategory, Holders, Memory, Reserved
-    from perfscope.analyzers.memory.timeline import Line
+    from perfscope.analyzers.facts.memory_picture import MemoryPicture
+    from perfscope.analyzers.facts.trace_memories import Held, HeldCategory, Holders, Memory
     from perfscope.analyzers.memory_section import MemoryEntry, MemorySection, RankMemory
 
 Cells = tuple[tuple[str, str], ...]
@@ -43,7 +53,8 @@ MOST_PARTS, SMALL_PART = 2, 0.01
 SMALL_MEMORY = 0.01
 """Of the largest memory's peak: the host's few scalars beside a device full of tensors."""
 
-_PHASES = {MemoryPhase.RECOMPUTE: "recomputing forward"}
+SMALL_PROGRAM = 0.1
+"""Of the largest program's peak: initialisation, metrics and conversions beside the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,28 +106,32 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
         return None
     return MemoriesView(
         summary=next((_summary(one) for one in section.entries if one.worst.basis == "measured"), ""),
-        memories=tuple(
-            _entry(one, minor=one.worst.peak_bytes < SMALL_MEMORY * section.entries[0].worst.peak_bytes)
-            for one in section.entries
-        ),
+        memories=tuple(_entry(one, minor=_is_minor(one, section)) for one in section.entries),
         memories_left=section.entries_left,
         notes=tuple(shown(problem) for problem in section.problems),
     )
+
+
+def _is_minor(entry: MemoryEntry, section: MemorySection) -> bool:
+    peak, program = entry.worst.peak_bytes, entry.worst.space == "program"
+    largest = section.entries[0].worst.peak_bytes
+    programs = [one.worst.peak_bytes for one in section.entries if one.worst.space == "program"]
+    return peak < SMALL_MEMORY * largest or (program and peak < SMALL_PROGRAM * programs[0])
 
 
 def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
     memory = entry.worst
     return MemoryView(
         title=_title(entry),
-        headline=_headline(memory),
-        facts=(*_facts(memory), *_beside(entry), _known(memory)),
+        headline=headline(memory),
+        facts=(*facts(memory), *_beside(entry), known_words(memory)),
         categories=tuple(_categories(memory)),
         modules=_holders("by module", "module", memory.by_module, memory.peak_bytes),
         lines=_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
         others=tuple(_other(one, entry) for one in entry.others),
         others_left=entry.others_left,
-        notes=(*(shown(note) for note in memory.notes), *_unmatched(memory)),
-        picture=None if memory.picture is None else picture_view(memory, memory.picture),
+        notes=(*(shown(note) for note in memory.notes), *unmatched_words(memory)),
+        picture=None if memory.picture is None or _is_flat(memory.picture) else picture_view(memory, memory.picture),
         minor=minor,
     )
 
@@ -129,14 +144,12 @@ def _summary(entry: MemoryEntry) -> str:
         for one in memory.by_category[:MOST_PARTS]
         if one.bytes >= SMALL_PART * memory.peak_bytes
     ]
-    return f"memory of {_whole_name(entry)}: {_size(memory)} ({', '.join(parts)})"
+    return f"memory of {_whole_name(entry)}: {size_words(memory)} ({', '.join(parts)})"
 
 
-def _name(memory: Memory) -> str:
-    label = shorten(shown(memory.label), NAME_LIMIT)
-    if memory.space == "program":
-        return f"program {label}"
-    return "the host" if memory.space == "host" else label
+def _is_flat(picture: MemoryPicture) -> bool:
+    """Nothing comes or goes: the table below says all of it."""
+    return bool((picture.total == picture.total[0]).all())
 
 
 def _title(entry: MemoryEntry) -> str:
@@ -147,81 +160,7 @@ def _whole_name(entry: MemoryEntry) -> str:
     several = len(entry.others) + entry.others_left
     whose = "" if entry.worst.rank is None else f" on rank {entry.worst.rank}"
     among = f", the fullest of {several:,}" if several else ""
-    return f"{_name(entry.worst)}{whose}{among}"
-
-
-def _headline(memory: Memory) -> str:
-    said = _size(memory)
-    if memory.first != memory.last:
-        said += f" at {moment(memory, memory.peak_position)}"
-    where = [] if memory.step is None else [f"step {memory.step}"]
-    if memory.phase != MemoryPhase.UNKNOWN:
-        where.append(phase_words(memory.phase))
-    if memory.op is not None:
-        where.append(shorten(shown(memory.op), PLACE_LIMIT))
-    if memory.line is not None:
-        where.append(place_text(memory.line))
-    return f"{said}: {', '.join(where)}" if where else said
-
-
-def _size(memory: Memory) -> str:
-    """One moment has no peak."""
-    bytes_ = format_bytes(memory.peak_bytes)
-    return f"{bytes_} held at one moment" if memory.first == memory.last else f"peak {bytes_}"
-
-
-def phase_words(phase: MemoryPhase) -> str:
-    """``forward``, ``recomputing forward``."""
-    return _PHASES.get(phase, phase.name.lower())
-
-
-def place_text(line: Line) -> str:
-    """``…/model.py:39``: the end of a path tells."""
-    return place_end(_path(line))
-
-
-def _path(line: Line) -> str:
-    """With the slashes that every other path has: a snapshot may come from Windows."""
-    file = shown(line.file, TEXT_LIMIT).replace("\\", "/")
-    return file if line.line is None else f"{file}:{line.line}"
-
-
-def _facts(memory: Memory) -> Iterator[str]:
-    if memory.out_of_memory:
-        many = "an allocation" if memory.out_of_memory == 1 else f"{memory.out_of_memory:,} allocations"
-        asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was asked for"
-        yield f"{many} failed for want of memory{asked}"
-    if memory.reserved is not None:
-        yield from _reserved(memory, memory.reserved)
-    if memory.capacity_bytes is not None and memory.headroom_bytes is not None:
-        left = format_bytes(max(0, memory.headroom_bytes))
-        yield f"{left} of the device's {format_bytes(memory.capacity_bytes)} were never taken"
-    grown = memory.growth
-    if grown is not None and grown.growing:
-        full = "" if grown.steps_left is None else f": full in {grown.steps_left:,} more"
-        yield f"grows by {format_bytes(grown.bytes_per_step)} a step, over {grown.steps:,} steps{full}"
-    elif grown is not None:
-        yield f"does not grow from step to step, over {grown.steps:,} steps"
-
-
-def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
-    most = format_bytes(reserved.peak_bytes)
-    if memory.space == "program":
-        if reserved.excess_bytes:
-            yield f"{most} assigned, {format_bytes(reserved.excess_bytes)} more than is in use at once"
-        return
-    said = f"{most} reserved at most"
-    if reserved.fragmentation is not None:
-        said += f", {format_share(reserved.peak_bytes - (reserved.allocated_bytes or 0), reserved.peak_bytes)} of it"
-        said += " not in use then" + (", rounding included" if reserved.as_requested else "")
-    if reserved.excess_bytes:
-        said += f"; {format_bytes(reserved.excess_bytes)} more than the peak in use"
-    yield said
-    if reserved.split_bytes:
-        yield (
-            f"{format_bytes(reserved.split_bytes)} of free pieces at the snapshot cannot go back to the driver, the "
-            f"largest free piece is {format_bytes(reserved.largest_free_bytes or 0)}"
-        )
+    return f"{memory_name(entry.worst)}{whose}{among}"
 
 
 def _beside(entry: MemoryEntry) -> Iterator[str]:
@@ -231,11 +170,6 @@ def _beside(entry: MemoryEntry) -> Iterator[str]:
             f"peaks of all: {format_bytes(least.peak_bytes)} ({_whose(least, entry)}) to "
             f"{format_bytes(entry.worst.peak_bytes)} ({_whose(entry.others[0], entry)})"
         )
-
-
-def _known(memory: Memory) -> str:
-    said = f"{memory.basis}, {shown(memory.known_from)}"
-    return f"{said}: blocks that a framework's allocator took from the driver" if memory.of_driver else said
 
 
 def _categories(memory: Memory) -> Iterator[Cells]:
@@ -288,7 +222,7 @@ def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTabl
 
 def _holder(column: str, one: Held, peak: int) -> Cells:
     name = NOT_KNOWN if one.name is None else shown(one.name)
-    name = place_end(name if one.line is None else _path(one.line))
+    name = place_end(name if one.line is None else path_text(one.line))
     many = f" ({one.members:,} of them)" if one.members > 1 else ""
     return ((column, name + many), *_amount(one.bytes, peak, one.blocks))
 
@@ -323,8 +257,3 @@ def _optional(name: str, of_all: Sequence[int | None], value: int | None) -> lis
     if all(one is None for one in of_all):
         return []
     return [(name, "" if value is None else format_bytes(max(0, value)))]
-
-
-def _unmatched(memory: Memory) -> Iterator[str]:
-    if memory.unmatched:
-        yield f"{memory.unmatched:,} events belong to no block: its allocation or its free was not recorded"

@@ -109,7 +109,7 @@ def _lines(picture: PictureView) -> Iterator[str]:
     while step * 4 < top:
         step *= 2
     for number in range(1, 4):
-        if step * number < 0.95 * top:
+        if step * number < 0.9 * top:  # higher up its words would lie on the peak's
             yield _across(_height(step * number, top), format_bytes(step * number), "ps-grid")
     if picture.capacity_bytes is not None and picture.capacity_bytes <= top:
         height = _height(picture.capacity_bytes, top)
