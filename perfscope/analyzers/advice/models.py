@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perfscope.analyzers.advice.step_model import StepModel
+from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.trace import Trace
@@ -26,7 +27,10 @@ def step_models(traces: Iterable[Trace]) -> Steps:
     unseen: list[str] = []
     for trace in traces:
         try:
-            models.append(trace.fact(torch_step_model))
+            if trace.op_graph is None and trace.hlo:
+                models += trace.fact(hlo_step_models)
+            else:
+                models.append(trace.fact(torch_step_model))
         except AbstainError as reason:
             unseen.append(f"{trace.source.path}: {reason}")
     models.sort(key=lambda model: -(model.measured_peak_bytes or 0))

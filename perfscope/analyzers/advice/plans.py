@@ -33,7 +33,7 @@ class Plan:
     added_low_ns: int
     """Beyond today's step (negative: less), with all transfers hidden."""
     added_high_ns: int | None
-    """With none of them hidden; ``None`` where a bandwidth is not known."""
+    """With none of them hidden; ``None`` where a bandwidth, or the work of the host's processor, is not known."""
 
     @property
     def peak_bytes(self) -> int:
@@ -77,12 +77,18 @@ class Plans:
 
 
 def plan_memory(
-    model: StepModel, *, budget_bytes: int | None = None, devices: int | None = None, device: str | None = None
+    model: StepModel,
+    *,
+    budget_bytes: int | None = None,
+    devices: int | None = None,
+    device: str | None = None,
+    moving: bool = True,
 ) -> Plans:
     """All that is worth having. Without ``budget_bytes`` that of the device, where recorded.
 
     ``devices``: among how many parameters, gradients and optimizer state may be divided (default: as many as train
     together now). ``device``: name of the product whose links count where the recording names none.
+    ``moving``: offload and divide as well, not only make again.
     """
     simulator = Simulator(model)
     count = devices or model.world_size
@@ -97,11 +103,11 @@ def plan_memory(
             found[policies, placement] = _plan(model, policies, placement, simulation, base, links)
 
     candidates = [todays(model), keep_all(model), *(step.policies for step in greedy(simulator))]
-    grid, complete = _grid(model, simulator)
+    grid, complete = _grid(model, simulator, moving=moving and not model.on_host)
     for policies in (*candidates, *grid):
         look(policies, here)
     chosen = [plan.policies for plan in _front(found.values())]
-    for placement in placements(model, count):
+    for placement in placements(model, count) if moving else ():
         for policies in dict.fromkeys((todays(model), *chosen)):
             look(policies, placement)
     budget, source = (budget_bytes, "asked") if budget_bytes is not None else (model.capacity_bytes, "device")
@@ -141,20 +147,22 @@ def _plan(
 ) -> Plan:
     moved = transfer(model, placement, simulation, links)
     added = simulation.recompute_ns - base.recompute_ns
+    # How long an optimizer on the host updates there is not known: its worst case neither.
+    worst = None if placement.optimizer_on_host else moved.worst_ns
     return Plan(
         policies=policies,
         placement=placement,
         simulation=simulation,
         transfer=moved,
         added_low_ns=added,
-        added_high_ns=None if moved.worst_ns is None else added + moved.worst_ns,
+        added_high_ns=None if worst is None else added + worst,
     )
 
 
-def _grid(model: StepModel, simulator: Simulator) -> tuple[list[tuple[Policy, ...]], bool]:
+def _grid(model: StepModel, simulator: Simulator, *, moving: bool) -> tuple[list[tuple[Policy, ...]], bool]:
     """How many copies of each layer get which policy: all choices, or evenly many of them where they are too many."""
     groups = groups_of(model)
-    offered: tuple[Policy, ...] = ("full", "selective") if model.on_host else ("full", "selective", "offload")
+    offered: tuple[Policy, ...] = ("full", "selective", "offload") if moving else ("full", "selective")
     most = max(50, min(MOST_PLANS, MOST_WORK // max(1, simulator.size)))
     stride = 1
     while True:

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.advice.step_model import Policy, StepModel, Value
+from perfscope.analyzers.advice.step_model import Change, Policy, StepModel, Value
 
 Int64 = npt.NDArray[np.int64]
 
@@ -202,10 +202,24 @@ class Simulator:
     def _effect(self, index: int, policy: Policy) -> _Effect:
         if not self._able[index]:
             policy = "keep"
+        known = dict(self.model.regions[index].changes)
+        if known and policy not in known:
+            policy = "keep"
+        if (index, policy) not in self._effects and known:
+            self._effects[index, policy] = self._changed(known.get(policy))
         if (index, policy) not in self._effects:
             make = {"keep": self._keep, "full": self._again, "selective": self._again, "offload": self._offload}
             self._effects[index, policy] = make[policy](index, policy)
         return self._effects[index, policy]
+
+    def _changed(self, change: Change | None) -> _Effect:
+        """What a compiled program's policy changes, as its model says."""
+        spans = _Spans()
+        if change is not None:
+            spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
+            for start, stop, size in change.spans:
+                spans.add(self._start(start), self._stop(stop), size)
+        return spans.effect()
 
     def _keep(self, index: int, _: Policy) -> _Effect:
         return _Spans().whole(self, self._own[index]).effect()

@@ -49,6 +49,18 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a policy changes in a compiled program, worked out from the program."""
+
+    spans: tuple[tuple[int, int, int], ...]
+    """From a position up to another, that many bytes more (or fewer) than ``StepModel.values`` hold."""
+    recompute_ns: int
+    """Time of what runs again."""
+    recomputed: int
+    """Values that are made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A part of the forward pass that can be checkpointed as a whole: a module, or a layer of a scan."""
 
@@ -69,6 +81,9 @@ class Region:
     is checkpointed today is told here, and simulated as any other plan."""
     parameter_bytes: int = 0
     """Of its own parameters; 0 where not known. What FSDP gathers at a time."""
+    changes: tuple[tuple[Policy, Change], ...] = ()
+    """Of a compiled program: what each policy it can be given makes of the values; it has no values of its own then,
+    and a policy that is not listed cannot be had (it counts as ``keep``). Empty: the general rules hold."""
 
     @property
     def today(self) -> Policy:
@@ -117,3 +132,5 @@ class StepModel:
     """Parameters are divided among them already."""
     reserve_share: float | None = None
     """What the allocator held from the driver beyond the peak, as a share of it; ``None``: not recorded."""
+    out_of_memory: int = 0
+    """Allocations that failed in the recording."""

@@ -37,6 +37,8 @@ _PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scale
 _ATTENTION = re.compile(
     r"aten\.(?:_scaled_dot_product\w*_attention\w*|_flash_attention_forward|_efficient_attention\w*)"
 )
+_SHARDED = re.compile(r"all_?gather|reduce_scatter")
+"""Collectives that FSDP runs and plain data parallelism does not."""
 _RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
@@ -88,6 +90,10 @@ def torch_step_model(trace: Trace) -> StepModel:
         device_name=held.device_name,
         on_host=graph.device == "cpu",
         measured_peak_bytes=held.measured_peak_bytes,
+        world_size=trace.source.world_size or 1,
+        sharded=any(_SHARDED.search(op.name) for op in graph.ops),
+        reserve_share=held.reserve_share,
+        out_of_memory=held.out_of_memory,
     )
 
 

@@ -30,6 +30,8 @@ class Held:
     capacity_bytes: int | None
     device_name: str | None
     measured_peak_bytes: int | None
+    reserve_share: float | None
+    out_of_memory: int
     notes: tuple[str, ...]
 
 
@@ -59,9 +61,11 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
         optimizer_bytes=optimizer,
         other_bytes=other,
         element_bytes=_element_bytes(graph),
-        capacity_bytes=None if on_host or not sizes else min(sizes),
+        capacity_bytes=None if on_host else (timeline and timeline.capacity_bytes) or min(sizes, default=None),
         device_name=next((name for name in names if name), None),
         measured_peak_bytes=None if timeline is None else _peak_of_steps(trace, timeline),
+        reserve_share=None if timeline is None else _reserve_share(timeline),
+        out_of_memory=0 if timeline is None else len(timeline.out_of_memory),
         notes=tuple(notes),
     )
 
@@ -128,3 +132,13 @@ def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
     begin = max(0, int(np.searchsorted(curve.positions, first, side="right")) - 1)
     end = int(np.searchsorted(curve.positions, last, side="left"))
     return int(curve.bytes[begin:end].max()) if end > begin else None
+
+
+def _reserve_share(timeline: MemoryTimeline) -> float | None:
+    """What the allocator held beyond the peak, as a share of the peak; 0 on the host, which reserves nothing."""
+    if timeline.space == "host":
+        return 0.0
+    if timeline.reserved is None or not len(timeline.reserved.bytes):
+        return None
+    peak = int(timeline.live().bytes.max(initial=0))
+    return max(0.0, int(timeline.reserved.bytes.max()) / peak - 1.0) if peak else None

@@ -41,10 +41,10 @@ def module_calls(graph: OpGraph) -> tuple[Call, ...]:
     """
     forward = [op for op in graph.ops if op.phase == "forward" and not op.recompute]
     made = {op.index: _made_bytes(graph, op) for op in forward}
-    levels = sorted({len(_NUMBERED.findall(op.module)) for op in forward if op.module} - {0})
+    deepest = max((len(_NUMBERED.findall(op.module)) for op in forward), default=0)
     best: tuple[Call, ...] = ()
     least: float = float("inf")
-    for level in levels:
+    for level in range(1, deepest + 1):
         calls = _blocks(forward, level)
         if not calls:
             continue

@@ -16,6 +16,14 @@ How it is found:
     where allocator events were recorded. A compiler's own recomputation inside its kernels does not
     show in a trace.
 
+    Where the op graph of a step was recorded (`perfscope run`) the step is simulated without the
+    checkpoints, and the finding says which of these holds: the peak lies elsewhere, at a moment at which
+    no checkpointed region is alive; the peak would be no higher without; everything would fit; another
+    choice of regions has as low a peak for less time; some regions could be kept. Only the share of the
+    time that need not be spent is the cost. Where the memory is needed there is no finding, and where
+    the size of the device is not known that is said. What each region buys is in the evidence. That holds
+    for both forms of `torch.utils.checkpoint` and for selective checkpointing.
+
     From the log of torch.compile: nodes that the forward and the backward graph both compute, from the same inputs in
     the same shape. Elementwise ops are computed again by design, which is cheaper than to save them, and are
     not flagged; matrix products, convolutions and attention are. The cost is the time of their kernels where
@@ -53,13 +61,15 @@ Fix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.hlo_remat_findings import program_findings
 from perfscope.analyzers.facts.hlo_remat_policies import dominated_policies
 from perfscope.analyzers.facts.inductor_recompute_findings import compiled_findings
 from perfscope.analyzers.facts.recompute import EVALUATE, RecomputeRegion, recompute_regions
+from perfscope.analyzers.facts.remat_bargain import Bargain, RegionBargain, remat_bargain
+from perfscope.analyzers.facts.remat_words import what_to_do, why
 from perfscope.analyzers.facts.span_work import NO_WORK
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
@@ -105,11 +115,15 @@ def _from_autograd(trace: Trace) -> Iterable[Finding]:
     total = sum(region.time.exposed_ns for region in regions)
     if not regions or total < MIN_SHARE * whole:
         return
+    bargain = trace.fact(remat_bargain)
+    if bargain is not None and bargain.verdict == "needed":
+        return
+    bought = _by_region(regions, bargain)
     by_place: dict[Where, list[RecomputeRegion]] = {}
     for region in regions:
         by_place.setdefault(_place(trace, region), []).append(region)
     for place, members in by_place.items():
-        yield _finding(trace, place, members, whole)
+        yield _finding(trace, place, members, whole, bargain, bought)
 
 
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
@@ -120,7 +134,27 @@ def _place(trace: Trace, region: RecomputeRegion) -> Where:
     return Where(file=site.file, line=site.line, module=module)
 
 
-def _finding(trace: Trace, place: Where, members: list[RecomputeRegion], whole: int) -> Finding:
+def _by_region(regions: Sequence[RecomputeRegion], bargain: Bargain | None) -> dict[int, RegionBargain]:
+    """By autograd node that ran a region again what that region buys; empty where they do not correspond.
+
+    In each step the regions run again in the order of their backward.
+    """
+    if bargain is None or not bargain.regions or len(regions) % len(bargain.regions):
+        return {}
+    begins = {region.name: region.backward[0] for region in bargain.model.regions}
+    order = sorted(bargain.regions, key=lambda one: begins[one.name])
+    nodes = sorted(region.node for region in regions)
+    return {node: order[place % len(order)] for place, node in enumerate(nodes)}
+
+
+def _finding(
+    trace: Trace,
+    place: Where,
+    members: list[RecomputeRegion],
+    whole: int,
+    bargain: Bargain | None,
+    bought: Mapping[int, RegionBargain],
+) -> Finding:
     time = sum((region.time for region in members), NO_WORK)
     ops = sum(len(region.ops) for region in members)
     hidden = time.sum_ns - time.exposed_ns
@@ -131,23 +165,35 @@ def _finding(trace: Trace, place: Where, members: list[RecomputeRegion], whole: 
     )
     if hidden > 0:
         title += f"; {format_ns(hidden)} of it hidden under other work"
+    cost = time.exposed_ns
+    if bargain is not None:
+        title += f"; {why(bargain)}"
+        cost = round(cost * bargain.avoidable)
     return Finding(
         subject="recomputed forward",
         title=title,
-        severity=severity_of(time.exposed_ns, whole),
+        severity=severity_of(cost, whole),
         basis="measured",
-        cost_ns=time.exposed_ns,
-        cost_ns_per_step=per_step(trace, time.exposed_ns),
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
         where=place,
-        evidence=tuple(_row(trace, region) for region in worst[:MAX_ROWS]),
-        advice=_advice(trace),
+        evidence=tuple(_row(trace, region, bargain, bought) for region in worst[:MAX_ROWS]),
+        advice=_advice(trace) if bargain is None else what_to_do(bargain) + _room(trace, bargain),
     )
 
 
-def _row(trace: Trace, region: RecomputeRegion) -> dict[str, Cell]:
+def _room(trace: Trace, bargain: Bargain) -> str:
+    if bargain.room_bytes is not None or bargain.verdict in ("elsewhere", "not lowered"):
+        return ""
+    return "How much memory the device has was not recorded."
+
+
+def _row(
+    trace: Trace, region: RecomputeRegion, bargain: Bargain | None, bought: Mapping[int, RegionBargain]
+) -> dict[str, Cell]:
     names = trace.rows["slices"]["name"]
     ops = Counter(trace.text(int(names[row])).rpartition("::")[2] for row in region.ops)
-    return {
+    row: dict[str, Cell] = {
         "at": _place(trace, region).label(),
         "module": _place(trace, region).module,
         "asked_by": trace.text(int(names[region.node])).removeprefix(EVALUATE).lstrip(": "),
@@ -157,6 +203,26 @@ def _row(trace: Trace, region: RecomputeRegion) -> dict[str, Cell]:
         "recompute_ns": region.time.sum_ns,
         "exposed_ns": region.time.exposed_ns,
     }
+    if bargain is None:
+        return row
+    one = bought.get(region.node)
+    known = ("at", "asked_by", "recomputed", "ops", "recompute_ns", "exposed_ns")
+    return {
+        "region": row["module"] if one is None else one.name,
+        **{key: row[key] for key in known},
+        "form": _form(row["asked_by"], one),
+        "held_bytes": None if one is None else one.held_bytes,
+        "bought_bytes": None if one is None else one.bought_bytes,
+    }
+
+
+def _form(asked_by: Cell, one: RegionBargain | None) -> str | None:
+    """Which form of checkpointing it is."""
+    if "CheckpointFunction" in str(asked_by):
+        return "reentrant"
+    if one is None:
+        return None
+    return "selective" if one.policy == "selective" else "non-reentrant"
 
 
 def _advice(trace: Trace) -> str:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNHURRIED_NS = 1_000
 """Changes of a step below it are none: no clock of a step is that steady."""
 
+ONE_NUMBER = 0.02
+"""Of what a plan adds: a range that is narrower is shown as its worst case."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
@@ -119,6 +122,8 @@ def step_words(plans: Plans, plan: Plan) -> str:
 def added_words(plan: Plan) -> str:
     """What a plan adds to the step: ``+14.4 ms``, ``+0 to +3.1 ms``."""
     high = None if plan.added_high_ns is None else _signed(plan.added_high_ns)
+    if plan.added_high_ns is not None and plan.added_high_ns - plan.added_low_ns < ONE_NUMBER * abs(plan.added_high_ns):
+        return _signed(plan.added_high_ns)
     return _range(_signed(plan.added_low_ns), high)
 
 

@@ -108,8 +108,8 @@ def caption(view: PlansView) -> str:
     first, last, top = _ranges(view)
     said = (
         f"Predicted. Upwards: the peak, from nothing to {format_bytes(top)}. To the right: what a plan adds to "
-        f"the step, from {format_ns(first)} to {format_ns(last)}; the upright line is today's step. A bar reaches from all "
-        "transfers hidden to none."
+        f"the step, from {format_ns(first)} to {format_ns(last)}; the upright line is today's step. A bar reaches "
+        "from all transfers hidden to none."
     )
     if plans.budget_bytes is None:
         return said

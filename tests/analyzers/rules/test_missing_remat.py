@@ -1,0 +1,85 @@
+"""Flagged close to capacity and out of memory; clean with room; nothing left to checkpoint; abstained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from perfscope.analyzers.advice.simulate import keep_all, simulate
+from perfscope.analyzers.advice.step_model import StepModel
+from perfscope.analyzers.advice.step_model_torch import torch_step_model
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.rules import load_rule
+from tests.analyzers.advice.steps import checkpointed, layers
+from tests.build import EVERYTHING, TraceBuilder
+
+
+def outcome(model: StepModel | None) -> Outcome:
+    trace = TraceBuilder(recorded=EVERYTHING).build()
+    if model is not None:
+        trace.seed(torch_step_model, model)
+    return judge(load_rule("missing_remat"), trace)
+
+
+def model(room: float, **changes: Any) -> StepModel:
+    """A step whose peak takes ``room`` of the device."""
+    found = layers(6)
+    peak = simulate(found, keep_all(found)).peak_bytes
+    return replace(found, capacity_bytes=round(peak / room), **changes)
+
+
+def test_close_to_capacity_names_the_cheapest_first_with_its_curve() -> None:
+    (finding,) = outcome(model(0.95)).findings
+    assert finding.severity == "medium"
+    assert finding.basis == "modelled"
+    assert finding.cost_ns is None
+    assert (finding.cost_bytes or 0) > 0
+    assert "blocks.0" in finding.title
+    assert [row["order"] for row in finding.evidence] == list(range(1, len(finding.evidence) + 1))
+    peaks = [int(row["peak_bytes"] or 0) for row in finding.evidence]
+    assert peaks == sorted(peaks, reverse=True)
+    assert finding.evidence[0]["saved_bytes"] == 100
+    assert finding.evidence[0]["recompute_ns"] == 10
+    assert finding.evidence[0]["saved_bytes_a_ms"] == 10_000_000
+    assert "perfscope advise memory" in finding.advice
+
+
+def test_only_as_much_as_takes_the_peak_out_of_the_last_tenth() -> None:
+    (finding,) = outcome(model(0.905)).findings
+    assert finding.cost_bytes == 100
+    (wider,) = outcome(model(0.99)).findings
+    assert (wider.cost_bytes or 0) > 100
+
+
+def test_with_a_tenth_free_it_is_clean() -> None:
+    assert outcome(model(0.89)).status == "clean"
+    assert outcome(model(0.9)).status == "flagged"
+
+
+def test_what_the_allocator_holds_beyond_the_peak_counts() -> None:
+    assert outcome(model(0.8, reserve_share=0.2)).status == "flagged"
+
+
+def test_out_of_memory_is_high_also_where_the_size_is_unknown() -> None:
+    (finding,) = outcome(replace(layers(6), out_of_memory=1)).findings
+    assert finding.severity == "high"
+    assert "ran out of memory" in finding.title
+
+
+def test_nothing_left_to_checkpoint_is_clean() -> None:
+    assert outcome(checkpointed(model(2.0))).status == "clean"
+
+
+def test_abstains_where_the_size_is_unknown_or_the_host_computes() -> None:
+    unknown = outcome(layers(2))
+    assert unknown.status == "abstained"
+    assert "memory size of the device was not recorded" in (unknown.reason or "")
+    host = outcome(replace(layers(2), on_host=True))
+    assert "host's memory" in (host.reason or "")
+
+
+def test_abstains_without_an_op_graph() -> None:
+    told = outcome(None)
+    assert told.status == "abstained"
+    assert "op graph" in (told.reason or "")
