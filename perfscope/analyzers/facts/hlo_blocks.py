@@ -99,6 +99,39 @@ def _capacity(trace: Trace) -> int | None:
     return int(known.min()) if len(known) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramBlock:
+    """A block of a program's memory, with everything that is written into it. Positions as in ``Schedule``."""
+
+    start: int
+    end: int
+    """Half open; behind the last position where it is held to the end."""
+    bytes: int
+    made: tuple[Made, ...]
+    """Who writes it, the first first: what shares the memory of another follows it."""
+    known: MemoryCategory | None
+    """What it is for where the assignment itself says so; else who makes it tells."""
+
+
+def program_blocks(module: HloModule, schedule: Schedule) -> tuple[ProgramBlock, ...]:
+    """All blocks of a program whose buffers XLA assigned, by start; none where the file does not say."""
+    arena = arena_of(module)
+    if arena is None:
+        return ()
+    blocks = _assigned(module, arena, schedule)
+    last = max([len(schedule) - 1, *(max(one.start, (one.end or 0) - 1) for one in blocks)])
+    return tuple(
+        ProgramBlock(
+            start=one.start,
+            end=last + 1 if one.end is None else one.end,
+            bytes=one.bytes,
+            made=tuple(one.made),
+            known=None if one.owner is None else one.owner[0],
+        )
+        for one in sorted(blocks, key=lambda one: (one.start, one.number))
+    )
+
+
 def _assigned(module: HloModule, arena: Arena, schedule: Schedule) -> list[_Block]:
     assignment = module.buffer_assignment
     assert assignment is not None

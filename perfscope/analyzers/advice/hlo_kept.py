@@ -1,0 +1,70 @@
+"""What the backward of a checkpointed layer reads of what it computed again: what keeping everything would keep.
+
+``jax.checkpoint`` marks what runs again in the path of its instructions (``rematted_computation``), also inside
+fusions. A value made there and read outside is one that the layer would hand from its forward to its backward.
+"""
+
+from __future__ import annotations
+
+from perfscope.analyzers.advice.hlo_layers import reached
+from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.scope import scope_of
+
+_FREE = frozenset({"constant", "iota", "parameter", "tuple", "get-tuple-element", "broadcast"})
+"""They take nothing to make again, and XLA keeps none of them."""
+
+
+def runs_again(op_name: str, *, loops: bool) -> bool:
+    """Whether an instruction runs a layer's forward again; what a layer recomputes of itself is inside a further loop.
+
+    ``loops``: a loop runs the layers.
+    """
+    before, mark, _ = op_name.partition("rematted_computation")
+    return bool(mark) and before.split("/").count("while") == int(loops)
+
+
+def read_again(module: HloModule, flow: Flow, body: str, scope: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
+    """Numbers in ``Flow`` and bytes of the values between recomputation and backward of one layer.
+
+    ``body``: the computation that runs the backward of the layer, ``scope``: its path where it shares that computation.
+    A value that its readers cast is counted as it is made. Linear in the computation and what it calls.
+    """
+    within = reached(module, body)
+    found: dict[int, int] = {}
+    for value in flow.values:
+        one = value.instruction
+        if value.computation.name not in within or value.names or not one.op_name or not _is_of(one.op_name, scope):
+            continue
+        if runs_again(one.op_name, loops=not scope):
+            continue
+        for operand in value.operands:
+            for number in _made(flow, operand, within):
+                made = flow.values[number].instruction
+                if runs_again(made.op_name, loops=not scope) and made.opcode not in _FREE:
+                    found[number] = made.shape.bytes
+    return tuple(found.items())
+
+
+def _is_of(op_name: str, scope: tuple[str, ...]) -> bool:
+    return scope_of(op_name).path[: len(scope)] == scope
+
+
+def _made(flow: Flow, number: int, within: frozenset[str]) -> list[int]:
+    """What computes a value, behind other layouts of it, within the layer."""
+    found, waiting, seen = [], [number], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        value = flow.values[one]
+        if value.computation.name not in within or value.carried:
+            continue
+        if value.names:
+            waiting.extend(value.names)
+        elif value.instruction.opcode in VIEWS - {"convert", "broadcast"}:
+            waiting.extend(value.operands)
+        else:
+            found.append(one)
+    return found

@@ -1,0 +1,288 @@
+"""The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
+
+The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is worked out from
+the program (``hlo_effects.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves what it
+can. How far this is from programs compiled with the policy is in docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perfscope.analyzers.advice.hlo_effects import Effects, blocks_of
+from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
+from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
+from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
+from perfscope.analyzers.advice.hlo_unrolled import single_layers
+from perfscope.analyzers.advice.step_model import Change, Policy, Region, StepModel, Value
+from perfscope.analyzers.facts.hlo_blocks import program_timelines
+from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.hlo_executions import executions
+from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
+from perfscope.analyzers.facts.hlo_memory import arena_of
+from perfscope.analyzers.facts.hlo_product import fusions_of
+from perfscope.analyzers.facts.hlo_program import program_label
+from perfscope.analyzers.facts.hlo_saving import once_ns
+from perfscope.analyzers.facts.program_device import program_device
+from perfscope.analyzers.finding import AbstainError
+from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.memory.timeline import MemoryTimeline
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace.memory_tables import MemoryCategory
+
+MODELLED = (
+    "the peak of another policy is predicted from this program; XLA may order and fuse it otherwise: programs compiled "
+    "with the policy were within 10% where a loop runs the layers, and within 25% where they are unrolled"
+)
+FROM_KEPT = (
+    "layers are checkpointed today: what keeping everything takes is what their backward reads of the values it makes "
+    "again; XLA may keep other values than these"
+)
+
+
+def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
+    """One model for each program with layers, in the order of ``trace.hlo``; ``AbstainError`` where there is none."""
+    found = []
+    for index, module in enumerate(trace.hlo):
+        if not module.is_scheduled or arena_of(module) is None:
+            continue
+        program = _Program(trace, index)
+        if program.layers:
+            found.append(program.model())
+    if not found:
+        raise AbstainError(_why_none(trace))
+    return tuple(found)
+
+
+def _why_none(trace: Trace) -> str:
+    if not trace.hlo:
+        return "no compiled XLA program"
+    if all(arena_of(module) is None for module in trace.hlo):
+        return (
+            "the compiled programs carry no buffer assignment (HLO text has none): record with perfscope run, or dump "
+            "with --xla_dump_hlo_as_proto"
+        )
+    return (
+        "no layers found in the compiled programs: neither a loop over layers whose backward is a loop as well "
+        "(jax.lax.scan), nor numbered scopes (jax.named_scope) with a forward and a backward"
+    )
+
+
+class _Program:
+    """One module of a trace, with what is asked of it more than once."""
+
+    def __init__(self, trace: Trace, index: int) -> None:
+        module = trace.hlo[index]
+        self._trace = trace
+        self._index = index
+        self._module = module
+        self._flow = Flow(module)
+        self._schedule = Schedule(module)
+        self._cost: ModuleCost = trace.fact(hlo_costs)[index]
+        self._times = trace.fact(once_ns)
+        self._fusions = fusions_of(module)
+        self.layers = layers_of(module, self._flow, self._schedule)
+        self._effects = Effects(module, self._flow, self._schedule, blocks_of(module, self._schedule), self.layers)
+
+    def model(self) -> StepModel:
+        """The step as it is, with what each policy would change."""
+        timeline = _timeline(self._trace, self._module)
+        held = _held(timeline)
+        device = self._trace.fact(program_device)
+        regions = tuple(self._region(layers) for layers in self.layers)
+        notes = [MODELLED]
+        if any(region.checkpointed for region in regions):
+            notes.append(FROM_KEPT)
+        measured = self._index in self._trace.fact(executions)
+        return StepModel(
+            label=program_label(self._module, self._trace),
+            values=_values(timeline),
+            regions=regions,
+            length=timeline.last + 1,
+            parameter_bytes=held[MemoryCategory.PARAMETER],
+            gradient_bytes=0,
+            optimizer_bytes=held[MemoryCategory.OPTIMIZER_STATE],
+            other_bytes=held[MemoryCategory.UNKNOWN],
+            gradients_in_values=True,
+            step_ns=self._sum_ns(self._cost.launched),
+            basis="measured" if measured else "modelled",
+            capacity_bytes=_capacity(self._trace),
+            trainable_parameters_dtype_bytes=_parameter_width(self._module),
+            notes=tuple(notes),
+            framework="jax",
+            device_name=None if device is None else device.device.name,
+            on_host=self._module.platform == "cpu",
+            measured_peak_bytes=timeline.peak()[1],
+            world_size=self._module.num_partitions,
+        )
+
+    def _region(self, layers: Layers) -> Region:
+        today = self._today(layers)
+        changes: list[tuple[Policy, Change]] = []
+        if today == "keep":
+            products = unbatched_products(self._flow)
+            changes = [
+                ("keep", Change(spans=(), recompute_ns=0, recomputed=0)),
+                ("selective", self._less(layers, products)),
+                ("full", self._less(layers, nothing)),
+            ]
+        else:
+            changes = [
+                ("keep", self._more(layers)),
+                (today, Change(spans=(), recompute_ns=self._again_ns(layers), recomputed=len(self._again(layers)))),
+            ]
+        return Region(
+            name=layers.name,
+            group=layers.group,
+            forward=layers.forward,
+            backward=layers.backward,
+            input_bytes=0,
+            checkpointed=today != "keep",
+            selective=today == "selective",
+            changes=tuple(changes),
+        )
+
+    def _less(self, layers: Layers, keeps: Keeps) -> Change:
+        """Less kept, of layers that keep everything today."""
+        again, spans = self._effects.of(layers, keeps)
+        return Change(
+            spans=spans,
+            recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
+            recomputed=len(again.buffers),
+        )
+
+    def _more(self, layers: Layers) -> Change:
+        """Everything kept, of layers that are checkpointed today."""
+        body, scope = self._backward_body(layers), layers.scope
+        values = read_again(self._module, self._flow, body, scope)
+        size = layers.count * sum(size for _, size in values)
+        products = unbatched_products(self._flow)
+        # the backward needs what is computed from the kept products, and seldom the products themselves
+        size -= sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
+        return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
+
+    def _today(self, layers: Layers) -> Policy:
+        if not self._again(layers):
+            return "keep"
+        products = unbatched_products(self._flow)
+        return "selective" if any(self._is_kept_product(one, products) for one in layers.kept) else "full"
+
+    def _is_kept_product(self, kept: Kept, products: Keeps) -> bool:
+        """Whether what is kept is the result of a product, behind casts and other layouts."""
+        waiting, seen = [kept.number], set[int]()
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            value = self._flow.values[number]
+            if products(number):
+                return True
+            if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision"}):
+                waiting.extend(value.names or value.operands)
+        return False
+
+    def _backward_body(self, layers: Layers) -> str:
+        for one in self._module.entry_computation().instructions:
+            if one.opcode == "while" and self._schedule.positions[one.name] + 1 == layers.backward[1]:
+                return one.called[-1]
+        return self._module.entry
+
+    def _again(self, layers: Layers) -> list[InstructionCost]:
+        """Kernels of the layers' backward that run the layers' forward again."""
+        inside = reached(self._module, self._backward_body(layers))
+        return [
+            row
+            for row in self._cost.launched
+            if row.computation in inside
+            and runs_again(row.instruction.op_name, loops=not layers.scope)
+            and scope_of(row.instruction.op_name).path[: len(layers.scope)] == layers.scope
+        ]
+
+    def _again_ns(self, layers: Layers) -> int:
+        return self._sum_ns(self._again(layers)) or 0
+
+    def _kernels(self, numbers: Iterable[int], layers: Layers) -> list[InstructionCost]:
+        """The kernels that compute values, but for those that only keep them."""
+        found: dict[tuple[str, str], InstructionCost] = {}
+        for number in numbers:
+            value = self._flow.values[number]
+            place, name = value.computation.name, value.instruction.name
+            while place in self._fusions:
+                place, holder = self._fusions[place]
+                name = holder.name
+            row = self._cost.by_name.get((place, name))
+            if row is not None and row.place == "launched" and name not in layers.takers:
+                found[place, name] = row
+        return list(found.values())
+
+    def _sum_ns(self, rows: Iterable[InstructionCost]) -> int:
+        total = 0.0
+        for row in rows:
+            total += self._times.get((self._index, row.computation, row.instruction.name), 0.0) * row.runs
+        return round(total)
+
+
+def layers_of(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
+    """Loops over layers, else layers with a scope each."""
+    return layer_loops(module, flow, schedule) or single_layers(module, flow, schedule)
+
+
+def _timeline(trace: Trace, module: HloModule) -> MemoryTimeline:
+    """That of ``module``: programs that are not scheduled have none."""
+    at = [one for one in trace.hlo if arena_of(one) is not None or one.is_scheduled].index(module)
+    return trace.fact(program_timelines)[at]
+
+
+def _held(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:
+    """Bytes held from the first position to the last: parameters, optimizer state, and all else as ``UNKNOWN``."""
+    found = {MemoryCategory.PARAMETER: 0, MemoryCategory.OPTIMIZER_STATE: 0, MemoryCategory.UNKNOWN: 0}
+    blocks = timeline.blocks
+    for row in range(len(blocks["bytes"])):
+        if _lasts(timeline, row):
+            category = MemoryCategory(int(blocks["category"][row]))
+            found[category if category in found else MemoryCategory.UNKNOWN] += int(blocks["bytes"][row])
+    return found
+
+
+def _lasts(timeline: MemoryTimeline, row: int) -> bool:
+    blocks = timeline.blocks
+    return bool(blocks["start"][row] <= timeline.first and blocks["end"][row] > timeline.last)
+
+
+def _values(timeline: MemoryTimeline) -> tuple[Value, ...]:
+    blocks = timeline.blocks
+    return tuple(
+        Value(
+            bytes=int(blocks["bytes"][row]),
+            birth=int(blocks["start"][row]),
+            death=int(blocks["end"][row]),
+            last_forward_use=int(blocks["start"][row]),
+            kind="other",
+            region=None,
+            needed_by=frozenset(),
+            cost_ns=0,
+            gradient=blocks["category"][row] == MemoryCategory.GRADIENT,
+        )
+        for row in range(len(blocks["bytes"]))
+        if not _lasts(timeline, row)
+    )
+
+
+def _capacity(trace: Trace) -> int | None:
+    sizes = trace.rows["devices"]["memory_bytes"]
+    known = sizes[sizes > 0]
+    return int(known.min()) if len(known) else None
+
+
+def _parameter_width(module: HloModule) -> int:
+    """Bytes of an element of most of the arguments' memory."""
+    sizes: dict[int, int] = {}
+    for one in module.entry_computation().instructions:
+        if one.opcode == "parameter" and one.shape.elements:
+            width = max(1, one.shape.bytes // one.shape.elements)
+            sizes[width] = sizes.get(width, 0) + one.shape.bytes
+    return max(sizes, key=lambda width: sizes[width], default=4)
