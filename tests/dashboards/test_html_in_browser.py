@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.reports.html_report import render
-from tests.dashboards.built import HOSTILE_NAMES, analysis, compiled, device, hostile, source
+from tests.dashboards.built import HOSTILE_NAMES, analysis, compiled, device, hostile, memory, source
 from tests.dashboards.chromium import Page, binary, browser
 
 WIDTHS = (390, 768, 1280)
@@ -41,6 +41,7 @@ def test_opens_quietly_and_fits(page: Page, tmp_path: Path, width: int, dark: bo
         devices=tuple(device(rank, compute=160 - rank % 3) for rank in ranks),
         sources=tuple(source(f"rank{rank}.json", rank) for rank in ranks),
         compile=compiled(),
+        memory=memory("cuda:0"),
     )
     file = written(tmp_path, render(held))
     page.open(file, width=width, dark=dark)

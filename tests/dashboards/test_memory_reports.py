@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.dashboards.built import analysis
 from tests.dashboards.test_html_report import Parsed
 
-TITLE = "Memory of cuda:2 on rank 2, the fullest of 4"
+TITLE = "Memory of cuda:2 on rank 2, the fullest of 4 ranks"
 HEADLINE = "peak 1.08 KiB at 15.0 us of 200 us: step 4, forward, aten::mm, train.py:3"
 
 
@@ -35,7 +35,7 @@ def test_the_words_of_a_peak(judged: Analysis) -> None:
     assert view is not None
     (memory,) = view.memories
     assert (memory.title, memory.headline) == (TITLE, HEADLINE)
-    assert view.summary == "memory of cuda:2 on rank 2, the fullest of 4: peak 1.08 KiB (activation 9.9%)"
+    assert view.summary == "memory of cuda:2 on rank 2, the fullest of 4 ranks: peak 1.08 KiB (activation 9.9%)"
     assert memory.facts == (
         "2.93 KiB reserved at most, 63.0% of it not in use then; 1.85 KiB more than the peak in use",
         "1000 B of the device's 3.91 KiB were never taken",
@@ -136,6 +136,20 @@ def test_a_reserve_that_cannot_be_is_said_and_no_share_is_made_of_it() -> None:
         "2.93 KiB reserved at most, as recorded: less than what is in use, so one of the two is not complete"
     )
     assert "-" not in view.memories[0].facts[0]
+
+
+def test_a_rank_that_has_two_recordings_and_one_of_two_devices_are_told_apart() -> None:
+    twice = memory_view(analyze([of_rank(0), of_rank(0, size=50)], []).memory)
+    assert twice is not None
+    assert twice.memories[0].title == "Memory of cuda:0 on rank 0, the fullest of 2 recordings"
+    assert [dict(row)["memory"] for row in twice.memories[0].others] == ["source 0", "source 1"]
+    b = MemoryBuilder()
+    b.make(1, 10, 1)
+    b.make(1, 20, 2, device=1)
+    once = memory_view(analyze([b.build()], []).memory)
+    assert once is not None
+    assert once.memories[0].title == "Memory of cuda:1 on rank 0, the fullest of 2 devices"
+    assert [dict(row)["memory"] for row in once.memories[0].others] == ["cuda:1", "cuda:0"]
 
 
 def test_what_broke_is_said_and_nothing_is_silent() -> None:

@@ -159,8 +159,22 @@ def _title(entry: MemoryEntry) -> str:
 def _whole_name(entry: MemoryEntry) -> str:
     several = len(entry.others) + entry.others_left
     whose = "" if entry.worst.rank is None else f" on rank {entry.worst.rank}"
-    among = f", the fullest of {several:,}" if several else ""
+    among = f", the fullest of {several:,} {_members(entry)}" if several else ""
     return f"{memory_name(entry.worst)}{whose}{among}"
+
+
+def _members(entry: MemoryEntry) -> str:
+    """What stands side by side."""
+    sources = {one.source for one in entry.others}
+    if len(sources) == 1:
+        return "devices"
+    return "ranks" if _is_of_ranks(entry) and len(sources) == len(entry.others) else "recordings"
+
+
+def _is_of_ranks(entry: MemoryEntry) -> bool:
+    """Every trace is another rank's: a run has the memory at a failed allocation as a trace of its own."""
+    ranks = {one.rank for one in entry.others}
+    return None not in ranks and len(ranks) == len({one.source for one in entry.others})
 
 
 def _beside(entry: MemoryEntry) -> Iterator[str]:
@@ -228,12 +242,12 @@ def _holder(column: str, one: Held, peak: int) -> Cells:
 
 
 def _whose(one: RankMemory, entry: MemoryEntry) -> str:
-    """``rank 3``; several devices of one trace by their own name."""
+    """``rank 3``, ``source 3``; several devices of one trace by their own name."""
     label = shorten(shown(one.label), NAME_LIMIT)
     sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return label
-    whose = f"source {one.source}" if one.rank is None else f"rank {one.rank}"
+    whose = f"rank {one.rank}" if _is_of_ranks(entry) else f"source {one.source}"
     alike = len({(other.source, other.label) for other in entry.others}) > len(sources)
     return f"{whose} {label}" if alike else whose
 
