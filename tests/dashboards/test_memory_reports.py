@@ -152,6 +152,17 @@ def test_a_rank_that_has_two_recordings_and_one_of_two_devices_are_told_apart() 
     assert [dict(row)["memory"] for row in once.memories[0].others] == ["cuda:1", "cuda:0"]
 
 
+def test_lists_that_are_cut_say_what_is_missing() -> None:
+    b = MemoryBuilder()
+    for line in range(25):
+        b.python(f"train.py({line + 1}): main", 10 * line, 10 * line + 9)
+        b.make(line + 1, 1024, 10 * line + 1)
+    held = analyze([b.build()], [])
+    assert "and 15 more, 15.0 KiB together" in text.render(held, verbose=True)
+    assert "- and 17 more, 17.0 KiB together" in markdown.render(held)
+    assert "and 5 more, 5.00 KiB together" in html_report.render(held)
+
+
 def test_what_broke_is_said_and_nothing_is_silent() -> None:
     broken = analysis(memory=MemorySection(problems=("the memory could not be summed up: x",)))
     for said in (text.render(broken), markdown.render(broken), html_report.render(broken)):

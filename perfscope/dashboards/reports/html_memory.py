@@ -55,8 +55,8 @@ def _body(one: MemoryView) -> Iterator[str]:
 
 
 def _holders(holders: HolderTable) -> str:
-    left = f'<p class="note">{escape(holders.left)}</p>' if holders.left else ""
-    return cells_table(holders.rows) + left
+    left = holders.left(len(holders.rows))
+    return cells_table(holders.rows) + (f'<p class="note">{escape(left)}</p>' if left else "")
 
 
 def _list(said: tuple[str, ...]) -> str:

@@ -36,8 +36,8 @@ def _memory(one: MemoryView) -> Iterator[str]:
     for holders in (one.modules, one.lines):
         if holders is not None:
             yield cells_table(holders.rows[:MOST_ROWS])
-            if len(holders.rows) <= MOST_ROWS and holders.left:
-                yield f"- {escape(holders.left)}"
+            if left := holders.left(MOST_ROWS):
+                yield f"- {left}"
     if one.others:
         yield cells_table(one.others[:MOST_ROWS])
     more = one.others_left + len(one.others[MOST_ROWS:])

@@ -63,8 +63,18 @@ class HolderTable:
 
     title: str
     rows: tuple[Cells, ...]
-    left: str
-    """``'and 12 more, 40.0 MiB together'``; ``''`` if nothing."""
+    row_bytes: tuple[int, ...]
+    """Of each row."""
+    more: int
+    """Owners that have no row, and what they hold."""
+    more_bytes: int
+
+    def left(self, most: int) -> str:
+        """``'and 12 more, 40.0 MiB together'`` behind the first ``most`` rows; ``''`` if there is nothing."""
+        count = max(0, len(self.rows) - most) + self.more
+        return f"and {count:,} more, {format_bytes(sum(self.row_bytes[most:]) + self.more_bytes)} together" * bool(
+            count
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +238,13 @@ def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTabl
     """A table of owners; ``None`` where no owner but what is not known is told of."""
     if all(one.name is None or one.name == UNSEEN for one in holders.rows):
         return None
-    left = ""
-    if holders.left:
-        left = f"and {holders.left:,} more, {format_bytes(holders.left_bytes)} together"
-    return HolderTable(title=title, rows=tuple(_holder(column, one, peak) for one in holders.rows), left=left)
+    return HolderTable(
+        title=title,
+        rows=tuple(_holder(column, one, peak) for one in holders.rows),
+        row_bytes=tuple(one.bytes for one in holders.rows),
+        more=holders.left,
+        more_bytes=holders.left_bytes,
+    )
 
 
 def _holder(column: str, one: Held, peak: int) -> Cells:

@@ -75,7 +75,5 @@ def _lead(text: str) -> RenderableType:
 def _holders(holders: HolderTable, width: int) -> Iterator[RenderableType]:
     rows: Sequence[tuple[tuple[str, str], ...]] = holders.rows[:MOST_ROWS]
     yield table_of(fitting([dict(cells) for cells in rows], ("blocks",), width))
-    if len(rows) < len(holders.rows):
-        yield f"    and more {holders.title}: the JSON report has them"
-    elif holders.left:
-        yield f"    {holders.left}"
+    if left := holders.left(MOST_ROWS):
+        yield f"    {left}"
