@@ -74,7 +74,7 @@ def memory(
 
 def parse_size(text: str) -> int:
     """``80GiB``, ``80G``, ``80GB`` (decimal), ``1.5 TiB``, ``1073741824`` in bytes; ``AskedWronglyError`` else."""
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
     if found is None:
         raise AskedWronglyError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
     number, prefix, suffix = found[1], found[2].lower(), (found[3] or "").lower()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from perfscope.analyzers.advice.op_times import OpTimes, op_times
 from perfscope.analyzers.advice.simulate import KEPT_KINDS
 from perfscope.analyzers.advice.step_model import Region, StepModel, Value, ValueKind
 from perfscope.analyzers.advice.torch_checkpointing import Repeats, repeats
-from perfscope.analyzers.advice.torch_held import held_of
+from perfscope.analyzers.advice.torch_held import held_of, timeline_of
 from perfscope.analyzers.advice.torch_regions import Call, inside, module_calls
+from perfscope.analyzers.advice.torch_workspace import workspaces
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
 from perfscope.analyzers.op_graph_memory import storage_devices, taken_over
@@ -67,6 +68,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     times = trace.fact(op_times)
     step = _Step(graph, graph.storages, module_calls(graph))
     values, gradient_bytes = step.values(times)
+    values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
     held = held_of(trace, graph, step.gradients)
     notes = [*held.notes, *([times.note] if times.note else [])]
     if step.again.unmatched:
@@ -154,6 +156,16 @@ class _Step:
                 cost = 0
         found.extend(self._reads_of_inputs())
         return found, gradient_bytes
+
+    def scratch(self, sizes: Mapping[int, int]) -> list[Value]:
+        """What ops hold while they run; a forward op that runs again holds it again."""
+        found = []
+        for index, size in sizes.items():
+            op, at = self.graph.ops[index], self.at[index]
+            if not op.recompute:
+                region = self.call_of_op.get(index) if op.phase == "forward" else None
+                found.append(replace(_marker(at, region, 0, frozenset(), "other"), bytes=size))
+        return found
 
     def regions(self) -> list[Region]:
         """The regions, in the order of the calls."""

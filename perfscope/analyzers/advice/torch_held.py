@@ -37,7 +37,7 @@ class Held:
 
 def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
     """From the program's own list of tensors where it was recorded, else from what the graph's ops touch."""
-    timeline = _timeline(trace, graph)
+    timeline = timeline_of(trace, graph)
     notes: list[str] = []
     listed = _listed(trace, graph)
     if listed is None:
@@ -116,7 +116,8 @@ def _element_bytes(graph: OpGraph) -> int:
     return max(set(sizes), key=sizes.count) if sizes else 4
 
 
-def _timeline(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
+def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
+    """The recorded memory that the graph's program computes in; None where no allocator was watched."""
     space = "host" if graph.device == "cpu" else "device"
     found = (one for one in trace.fact(memory_timelines) if one.space == space and not one.of_driver)
     return next(found, None)
