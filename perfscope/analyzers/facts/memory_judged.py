@@ -11,6 +11,12 @@ NO_MEMORY = f"not recorded: {RECORDED['memory']}"
 """Why rules on memory cannot look. The detail pass of a run may have what the timing pass lacks, so no rule ``NEEDS``
 it of the trace itself."""
 
+HOST_ONLY = "the program computes in the host's memory: what the machine has left is not judged"
+"""Why rules on the headroom of a device cannot look at a program without one."""
+
+OF_XLA = "allocator events of XLA"
+"""How `MemoryTimeline.known_from` begins where XLA's allocator was watched."""
+
 SCARCE_SHARE = 0.9
 """Of the device, at the peak of what its allocator holds: what lies outside of the allocator (the CUDA context,
 communicators, other processes) takes some of the rest, and a longer batch the remainder. It is also what vLLM takes by

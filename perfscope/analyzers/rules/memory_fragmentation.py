@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.memory_fragmentation import Fragmentation, memory_fragmentation
-from perfscope.analyzers.facts.memory_judged import judged_timelines, said_line, severity_of_bytes
+from perfscope.analyzers.facts.memory_judged import OF_XLA, judged_timelines, said_line, severity_of_bytes
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_reserves import UnneededReserve, in_use, unneeded_reserves
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
@@ -53,13 +53,16 @@ EXPANDABLE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments the
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a device whose allocator holds memory that it cannot use."""
-    labels = {timeline.label for timeline in judged_timelines(trace)}
+    timelines = judged_timelines(trace)
+    if all(timeline.space == "host" for timeline in timelines):
+        raise AbstainError("the program computes in the host's memory, of which its allocator keeps nothing back")
+    labels = {timeline.label for timeline in timelines}
     judged = [one for one in trace.fact(memory_fragmentation) if one.timeline.label in labels]
     if not judged:
-        raise AbstainError("not recorded: what the allocator holds from the driver (the CPU's keeps nothing)")
+        raise AbstainError("not recorded: what the allocator holds from the driver")
     found, blind = [], []
     for one in judged:
-        if one.timeline.known_from.startswith("allocator events of XLA"):
+        if one.timeline.known_from.startswith(OF_XLA):
             blind.append("XLA's allocator takes its share of the device at once: it reserves nothing later")
             continue
         finding = _failed(trace, one) or _grown(trace, one, blind)

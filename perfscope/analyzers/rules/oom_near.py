@@ -26,7 +26,7 @@ import numpy as np
 from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
 from perfscope.analyzers.facts.memory_fragmentation import ReservedMoment, memory_fragmentation
 from perfscope.analyzers.facts.memory_holders import PeakHolders, holders_at
-from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE, judged_timelines, peak_held, said_line
+from perfscope.analyzers.facts.memory_judged import HOST_ONLY, SCARCE_SHARE, judged_timelines, peak_held, said_line
 from perfscope.analyzers.facts.memory_sites import block_sites
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
@@ -67,7 +67,7 @@ def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
     timelines = judged_timelines(trace)
     devices = tuple(one for one in timelines if one.space == "device")
     if not devices:
-        raise AbstainError("the host's memory alone was recorded: what the machine has left is not judged")
+        raise AbstainError(HOST_ONLY)
     return devices
 
 

@@ -28,7 +28,7 @@ from perfscope.analyzers.facts.avoidable_blocks import Avoidable, Replayed, bloc
 from perfscope.analyzers.facts.avoidable_loss import loss_copies
 from perfscope.analyzers.facts.avoidable_optimizer import lasting_gradients, optimizer_temporaries
 from perfscope.analyzers.facts.avoidable_unread import held_unread, kept_into_next_step
-from perfscope.analyzers.facts.memory_judged import judged_timelines, said_line, severity_of_bytes
+from perfscope.analyzers.facts.memory_judged import OF_XLA, judged_timelines, said_line, severity_of_bytes
 from perfscope.analyzers.facts.memory_leaks import memory_leaks
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.finding import AbstainError, Finding, Where
@@ -56,6 +56,11 @@ def check(trace: Trace) -> Iterable[Finding]:
     timelines = [one for one in judged_timelines(trace) if one.first != one.last]
     if not timelines:
         raise AbstainError("one moment was recorded: what else is needed, and when, takes a history of allocations")
+    timelines = [one for one in timelines if not one.known_from.startswith(OF_XLA)]
+    if not timelines:
+        raise AbstainError(
+            "XLA's allocator hands out the memory of whole programs: who holds it is in the compiled programs"
+        )
     known = [one for one in timelines if (one.blocks["op"] != MISSING).any() or (one.blocks["frame"] != MISSING).any()]
     if not known:
         raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")

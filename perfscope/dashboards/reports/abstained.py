@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 LOG_FORMAT = "torch_trace"
 """The format of torch.compile's log alone."""
 
+NO_MEMORY = f"not recorded: {RECORDED['memory']}"
+"""Why the rules on memory cannot look."""
+
 NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
 """Why the rules on XLA programs cannot look at a recording of PyTorch."""
 
@@ -47,6 +50,7 @@ RANK_RULES = frozenset(
 FOLDED = {
     ONE_PROCESS: "jobs of several processes",
     NO_PROGRAMS: "XLA programs",
+    NO_MEMORY: "memory",
     f"not recorded: {RECORDED['compile_log']}": "torch.compile",
     "nothing was compiled": "torch.compile",
     LOG_ALONE: "recordings of a run",
