@@ -1,0 +1,1 @@
+"""Two versions of a program compared: statistics that give a verdict per metric, and say when they cannot."""
