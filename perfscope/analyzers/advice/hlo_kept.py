@@ -15,6 +15,10 @@ _FREE = frozenset({"constant", "iota", "parameter", "tuple", "get-tuple-element"
 """They take nothing to make again, and XLA keeps none of them."""
 
 
+_MOVES = (VIEWS | {"slice", "pad", "concatenate"}) - {"convert", "broadcast"}
+"""Opcodes that put elements elsewhere: what they take is kept, once."""
+
+
 def runs_again(op_name: str, *, loops: bool) -> bool:
     """Whether an instruction runs a layer's forward again; what a layer recomputes of itself is inside a further loop.
 
@@ -28,7 +32,8 @@ def read_again(module: HloModule, flow: Flow, body: str, scope: tuple[str, ...] 
     """Numbers in ``Flow`` and bytes of the values between recomputation and backward of one layer.
 
     ``body``: the computation that runs the backward of the layer, ``scope``: its path where it shares that computation.
-    A value that its readers cast is counted as it is made. Linear in the computation and what it calls.
+    A value that its readers cast is counted as it is made. Of layers without a loop XLA keeps less (it computes what is
+    cheap again by itself), so the sum is an upper bound there. Linear in the computation and what it calls.
     """
     within = reached(module, body)
     found: dict[int, int] = {}
@@ -63,8 +68,24 @@ def _made(flow: Flow, number: int, within: frozenset[str]) -> list[int]:
             continue
         if value.names:
             waiting.extend(value.names)
-        elif value.instruction.opcode in VIEWS - {"convert", "broadcast"}:
+        elif value.instruction.opcode in _MOVES and not _of_kept(flow, value.operands, within):
             waiting.extend(value.operands)
         else:
             found.append(one)
     return found
+
+
+def _of_kept(flow: Flow, numbers: tuple[int, ...], within: frozenset[str]) -> bool:
+    """Whether something comes from outside of the layer's backward: a part of it is a value of its own."""
+    waiting, seen = list(numbers), set[int]()
+    while waiting:
+        one = waiting.pop()
+        value = flow.values[one]
+        if one in seen:
+            continue
+        seen.add(one)
+        if value.computation.name not in within or value.carried:
+            return True
+        if value.names or value.instruction.opcode in _MOVES | {"dynamic-slice"}:
+            waiting.extend(value.names or value.operands[:1])
+    return False

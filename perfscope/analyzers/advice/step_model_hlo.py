@@ -181,7 +181,7 @@ class _Program:
             value = self._flow.values[number]
             if products(number):
                 return True
-            if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision"}):
+            if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision", "slice"}):
                 waiting.extend(value.names or value.operands)
         return False
 

@@ -1,0 +1,142 @@
+"""Checkpoint policies of compiled JAX programs: predicted from a program without the policy, against the compiled one.
+
+    python benchmarks/memory_plans_jax.py fixtures/h100-programs
+    python benchmarks/memory_plans_jax.py FOLDER [FOLDER ...]        what fixtures/compile_h100.py --all wrote
+
+Programs of one step are those whose file names differ by their last word, the policy. From each program that keeps
+everything the peak and the recomputed arithmetic of ``full`` and ``dots`` are predicted, and from each that is
+checkpointed the peak of keeping everything. Nothing is run, and no time is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.analyzers.advice.hlo_effects import Effects, blocks_of
+from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.advice.simulate import Simulator
+from perfscope.analyzers.advice.step_model import Policy, StepModel
+from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of
+from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.readers import hlo_proto
+from perfscope.analyzers.trace import Trace
+
+POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
+KEEPS = {"full": lambda flow: nothing, "dots": unbatched_products}
+ENDING = ".hlo.pb.xz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prediction. Bytes, FLOPs of one run."""
+
+    program: str
+    source: str
+    policy: str
+    predicted: int
+    compiled: int
+    predicted_flops: int | None
+    compiled_flops: int
+
+    @property
+    def error(self) -> float:
+        """Of the peak, as a share of the compiled one."""
+        return self.predicted / self.compiled - 1
+
+
+def rows(folders: Sequence[Path]) -> Iterator[Row]:
+    """A row for each pair of programs of one step."""
+    groups: dict[str, dict[str, Path]] = {}
+    for path in sorted(path for folder in folders for path in folder.glob(f"*{ENDING}")):
+        stem, _, policy = path.name.removesuffix(ENDING).rpartition("-")
+        if policy in POLICIES:
+            groups.setdefault(stem, {})[policy] = path
+    for stem, members in groups.items():
+        traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
+        models = {policy: hlo_step_models(trace)[0] for policy, trace in traces.items()}
+        again = {policy: _recomputed(trace) for policy, trace in traces.items()}
+        for source, model in models.items():
+            for policy in models:
+                if policy == source or not _has(model, POLICIES[policy]):
+                    continue
+                compiled = models[policy].measured_peak_bytes
+                assert compiled is not None
+                yield Row(
+                    program=stem,
+                    source=source,
+                    policy=policy,
+                    predicted=Simulator(model).run([POLICIES[policy]] * len(model.regions)).peak_bytes,
+                    compiled=compiled,
+                    predicted_flops=again[source] + _flops(traces[source], policy) if source == "none" else None,
+                    compiled_flops=again[policy],
+                )
+
+
+def _has(model: StepModel, policy: Policy) -> bool:
+    return policy in dict(model.regions[0].changes)
+
+
+def _recomputed(trace: Trace) -> int:
+    """What a program computes again as it is."""
+    phases = trace.fact(hlo_costs)[0].phases
+    return phases["recompute"].flops if "recompute" in phases else 0
+
+
+def _flops(trace: Trace, policy: str) -> int:
+    """What a policy would compute again besides."""
+    module = trace.hlo[0]
+    flow, schedule = Flow(module), Schedule(module)
+    found = layers_of(module, flow, schedule)
+    effects = Effects(module, flow, schedule, blocks_of(module, schedule), found)
+    numbers = [effects.of(layers, KEEPS[policy](flow))[0].computed for layers in found]
+    return sum(flops_of(trace.fact(hlo_costs)[0], flow, one) for one in numbers)
+
+
+def table(found: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "| step | from | policy | predicted peak | compiled peak | error | recomputed GFLOP, predicted | compiled |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {row.program} | {row.source} | {row.policy} | {row.predicted / 1e6:,.0f} MB | {row.compiled / 1e6:,.0f} MB "
+        f"| {100 * row.error:+.1f}% | {'' if row.predicted_flops is None else f'{row.predicted_flops / 1e9:,.1f}'} "
+        f"| {row.compiled_flops / 1e9:,.1f} |"
+        for row in found
+    ]
+    return "\n".join(lines)
+
+
+def summary(found: Sequence[Row]) -> str:
+    """How many are how close, loops and unrolled layers apart."""
+    lines = []
+    for label, chosen in (
+        ("loops", [row for row in found if "-scan-" in row.program.removeprefix("ssm-scan")]),
+        ("unrolled", [row for row in found if "-unrolled-" in row.program]),
+    ):
+        errors = sorted(abs(row.error) for row in chosen)
+        if errors:
+            close = sum(error <= 0.05 for error in errors)
+            lines.append(
+                f"{label}: {close} of {len(errors)} within 5%, median {100 * errors[len(errors) // 2]:.1f}%, "
+                f"worst {100 * errors[-1]:.1f}%"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    found = list(rows(parser.parse_args().folders))
+    print(table(found))
+    print(summary(found))
+
+
+if __name__ == "__main__":
+    main()
