@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
 from perfscope.dashboards.reports.device_rows import fold_devices
-from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, summarize
+from perfscope.dashboards.reports.summary import SHARE_OF, summarize
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def analysis_html(analysis: Analysis) -> str:
 
 
 def _cells(row: FindingRow) -> tuple[str, ...]:
-    return (row.saves or NO_TIME, row.share, f"{row.rule}: {row.title}{row.on_ranks}", row.where, row.known_by)
+    return (row.gain, row.share, f"{row.rule}: {row.title}{row.on_ranks}", row.where, row.known_by)
 
 
 def _devices(rows: Sequence[DeviceRow]) -> str:

@@ -10,11 +10,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.analyzers.memory.timeline import Line
 from perfscope.analyzers.memory_section import MemorySection
+from perfscope.analyzers.rules import RULES
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.memory_rows import memory_view
 from perfscope.dashboards.reports.memory_svg import ceiling, legend, memory_chart
+from perfscope.dashboards.reports.summary import OF_MEMORY, summarize
 from tests.analyzers.facts.memory_build import MemoryBuilder
 from tests.analyzers.test_memory_section import of_rank
 from tests.conftest import REPOSITORY
@@ -190,3 +193,26 @@ def test_names_of_strangers_are_words(judged: Analysis) -> None:
         assert "\x1b" not in said
         assert "alice" not in said
     assert Parsed(html_report.render(shown)).open == []
+
+
+def test_what_a_fix_gives_back_of_the_memory_is_its_gain_and_not_what_it_moves() -> None:
+    finding = Finding(
+        subject="scores", title="scores hold 2 GiB", severity="medium", basis="measured", advice="Do not.",
+        cost_bytes=2 << 30,
+    )  # fmt: skip
+    told = [
+        summarize(analysis(outcomes=(Outcome(rule=rule, status="flagged", findings=(finding,)),))).findings[0]
+        for rule in ("peak_owner", "oom_near", "resharding_collective")
+    ]
+    assert [(row.gain, row.bytes) for row in told] == [
+        ("2.00 GiB", ""), ("no time", ""), ("no time", "2.00 GiB"),
+    ]  # fmt: skip
+    held = analysis(outcomes=(Outcome(rule="peak_owner", status="flagged", findings=(finding,)),))
+    assert "  2.00 GiB     peak-owner: scores hold 2 GiB" in text.render(held)
+    assert "| 2.00 GiB |" in markdown.render(held)
+    assert "<b>2.00 GiB</b><span>of memory</span>" in html_report.render(held)
+    assert "moves" not in text.render(held, verbose=True)
+
+
+def test_every_rule_on_memory_is_one_of_ours() -> None:
+    assert set(RULES) >= OF_MEMORY

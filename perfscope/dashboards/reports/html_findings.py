@@ -41,7 +41,9 @@ def findings(summary: Summary) -> Iterator[str]:
 
 def _finding(row: FindingRow, *, opened: bool) -> str:
     share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
-    saves = f"<b>{escape(row.saves)}</b>{share}" if row.saves else f"<span>{NO_TIME}</span>"
+    if row.memory and not row.saves:
+        share = "<span>of memory</span>"
+    saves = f"<b>{escape(row.gain)}</b>{share}" if row.saves or row.memory else f"<span>{NO_TIME}</span>"
     place = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
     moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
     return (

@@ -13,7 +13,7 @@ from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
 from perfscope.dashboards.reports.memory_markdown import memory_details
 from perfscope.dashboards.reports.program_markdown import programs_details
-from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.reports.summary import SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,7 +91,7 @@ def _count(summary: Summary, level: str) -> int:
 
 def _row(row: FindingRow) -> tuple[str, ...]:
     title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
-    return (_MARKS[row.severity], row.saves or NO_TIME, row.share, title, code(row.where), row.known_by)
+    return (_MARKS[row.severity], row.gain, row.share, title, code(row.where), row.known_by)
 
 
 def _finding(row: FindingRow) -> str:

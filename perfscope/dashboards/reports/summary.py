@@ -39,6 +39,12 @@ HOST_AHEAD = 1.1
 WAITED = "without a profiler, waited for at both ends"
 """How steps were timed whose work the devices go on with behind them."""
 
+GIVES_BACK = frozenset({"donation_missed", "memory_fragmentation", "memory_leak", "missing_remat", "peak_owner"})
+"""Rules whose ``cost_bytes`` are memory that a fix gives back."""
+
+OF_MEMORY = frozenset({*GIVES_BACK, "oom_near"})
+"""Rules on memory: their bytes are held or asked for, and not moved."""
+
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
 
@@ -75,11 +81,19 @@ class FindingRow:
     on_ranks: str
     """``' (ranks 0-7)'``, ``''`` where there is one source only."""
     bytes: str
+    """What it moves through memory."""
+    memory: str
+    """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
     advice: str
     evidence: tuple[Mapping[str, Cell], ...]
     """The first rows, without columns that hold nothing."""
     evidence_left: int
     """Rows that are not in ``evidence``."""
+
+    @property
+    def gain(self) -> str:
+        """What a fix saves: time where that is known, else memory, else that no time is known."""
+        return self.saves or self.memory or NO_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +315,8 @@ def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool,
         place=tuple((what, shown(name)) for what, name in place if name),
         known_by=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",
-        bytes="" if finding.cost_bytes is None else format_bytes(finding.cost_bytes),
+        bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
+        memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
         advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE]),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),

@@ -112,7 +112,7 @@ def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
         table.add_column("where", no_wrap=True)
     table.add_column("known by", no_wrap=True)
     for row in rows:
-        saves = Text(row.saves or NO_TIME, style=_STYLES[row.severity] if row.saves else "dim")
+        saves = Text(row.gain, style="dim" if row.gain == NO_TIME else _STYLES[row.severity])
         place = tail(row.where, width * WHERE_SHARE // 100)
         title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{place}"))
         title.stylize("bold", 0, len(row.rule))
