@@ -7,23 +7,20 @@ made again is a need of the value that the forward made, and what ran again is l
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from perfscope.analyzers.advice.op_times import OpTimes, op_times
 from perfscope.analyzers.advice.simulate import KEPT_KINDS
 from perfscope.analyzers.advice.step_model import Region, StepModel, Value, ValueKind
-from perfscope.analyzers.advice.torch_checkpointing import Repeats, repeats
 from perfscope.analyzers.advice.torch_held import held_of, timeline_of
-from perfscope.analyzers.advice.torch_regions import Call, inside, module_calls
+from perfscope.analyzers.advice.torch_joins import StepJoins
+from perfscope.analyzers.advice.torch_regions import Call, module_calls
 from perfscope.analyzers.advice.torch_workspace import workspaces
 from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
-from perfscope.analyzers.op_graph_memory import storage_devices, taken_over
+from perfscope.analyzers.op_graph import GraphOp
+from perfscope.analyzers.op_graph_memory import storage_devices
 from perfscope.analyzers.trace import Trace
 
 RANDOM_STATE_BYTES = 5_056
@@ -99,34 +96,8 @@ def torch_step_model(trace: Trace) -> StepModel:
     )
 
 
-@dataclass(slots=True)
-class _Readers:
-    """Who reads a storage: regions whose backward does, and the ops."""
-
-    regions: set[int | None] = field(default_factory=set)
-    last_forward: int = -1
-    last_backward: int = -1
-    last_again: int = -1
-    """Last of the forward ops that were run again, by the op they repeat."""
-
-
-class _Step:
+class _Step(StepJoins):
     """Works out values and regions of one graph."""
-
-    def __init__(self, graph: OpGraph, storages: tuple[GraphStorage, ...], calls: Sequence[Call]) -> None:
-        self.graph, self.storages, self.calls = graph, storages, calls
-        self.again: Repeats = repeats(graph, calls)
-        # Positions leave out what ran again.
-        kept = np.array([not op.recompute for op in graph.ops], np.int64)
-        self.at: list[int] = [0, *np.cumsum(kept).tolist()]
-        self.call_of_op = self._calls_of_ops()
-        self.node_end = self._node_ends()
-        self.backward = self._backward_intervals()
-        self.readers = self._all_readers()
-        self.taken_over = taken_over(graph, storages)
-        self.gradients = self._gradients()
-        # Counts ops with work, to tell how long a storage outlives a moment.
-        self.work = np.concatenate(([0], np.cumsum([not op.view and not op.recompute for op in graph.ops])))
 
     def values(self, times: OpTimes) -> tuple[list[Value], int]:
         """Values in the order they are made, and the bytes of the gradients among them."""
@@ -213,11 +184,11 @@ class _Step:
         died = len(self.graph.ops) if storage.died is None else storage.died
         reads = max(readers.last_forward, birth)
         last_use, death = reads, died
-        ends = [self.node_end[self.readers[one].last_backward] for one in (index, *copies) if self._is_read(one)]
+        ends = [self.node_end[self.readers[one].last_backward] for one in (index, *copies) if self.is_read(one)]
         if copies and ends:  # what the backward would have kept had a shorter life: what is seen is that of the forward
             last_use, death = max(reads, died - 1) if died <= ends[0] else reads, max(*ends, died)
         elif ends:
-            if self._work_between(max(ends), died) > HELD_LONGER:
+            if self.work_between(max(ends), died) > HELD_LONGER:
                 needed = needed | {None}
         elif readers.last_again >= 0 or self._kept_selectively(op):
             death = reads + 1  # a checkpoint held it, and the backward does not need it
@@ -258,7 +229,7 @@ class _Step:
     def _reads_of_inputs(self) -> list[Value]:
         """One value of no bytes a region: it must run up to the last op that saves anything, made by it or not."""
         last: dict[int, int] = {}
-        saving = {op.sequence for op in self.graph.ops if self._reads_saved(op)}
+        saving = {op.sequence for op in self.graph.ops if self.reads_saved(op)}
         for place, call in enumerate(self.calls):
             for op in self.graph.ops[call.first : call.last]:
                 if not op.view and op.sequence is not None and op.sequence in saving:
@@ -272,12 +243,6 @@ class _Step:
     def _needed_by(self, index: int) -> set[int | None]:
         return set(self.readers[index].regions)
 
-    def _is_read(self, index: int) -> bool:
-        return self.readers[index].last_backward >= 0
-
-    def _work_between(self, first: int, last: int) -> int:
-        return int(self.work[max(first, last)] - self.work[first])
-
     def _kept_selectively(self, op: GraphOp) -> bool:
         """True for a costly op that did not run again although its region did."""
         place = self.call_of_op.get(op.index, -1)
@@ -287,116 +252,7 @@ class _Step:
     def _of_repeat(self, index: int) -> bool:
         """True for what repeated ops made besides: it is gone with them."""
         born = self.storages[index].born
-        return born is not None and self.graph.ops[born].recompute and not self._is_read(index)
-
-    def _reads_saved(self, op: GraphOp) -> bool:
-        """True for a backward op that reads what the forward or the program made."""
-        if op.phase != "backward" or op.recompute or op.view:
-            return False
-        return any(self._is_saved(self.graph.tensors[index].storage) for index in op.inputs)
-
-    def _is_saved(self, storage: int) -> bool:
-        born = self.storages[storage].born
-        if born is None:
-            return True
-        made = self.graph.ops[born]
-        return made.phase in ("forward", "other") or made.recompute
-
-    def _calls_of_ops(self) -> dict[int, int]:
-        """By op (forward, repeated, backward) the call it belongs to."""
-        found: dict[int, int] = {}
-        by_sequence: dict[int, int] = {}
-        for place, call in enumerate(self.calls):
-            for op in self.graph.ops[call.first : call.last]:
-                if op.phase == "forward":
-                    found[op.index] = place
-                    if op.sequence is not None:
-                        by_sequence[op.sequence] = place
-        for again, first in self.again.of_op.items():
-            if first in found:
-                found[again] = found[first]
-        for op in self.graph.ops:
-            if op.recompute and op.index in found and op.sequence is not None:
-                by_sequence.setdefault(op.sequence, found[op.index])
-        sequences = sorted(by_sequence)
-        for op in self.graph.ops:
-            if op.phase == "backward" and not op.recompute and op.sequence is not None:
-                of_backward = self._call_of_backward(op, by_sequence, sequences)
-                if of_backward is not None:
-                    found[op.index] = of_backward
-        return found
-
-    def _call_of_backward(self, op: GraphOp, by_sequence: dict[int, int], sequences: list[int]) -> int | None:
-        """By its sequence number; a number that no op of the graph has is told by the module and the next number."""
-        number = op.sequence or 0
-        if number in by_sequence:
-            return by_sequence[number]
-        near = bisect_left(sequences, number)
-        for one in sequences[max(0, near - 1) : near + 1]:
-            if inside(op.module, self.calls[by_sequence[one]].module):
-                return by_sequence[one]
-        return None
-
-    def _node_ends(self) -> list[int]:
-        """Of each op: behind the last op of the autograd node that runs it."""
-        ends = list(range(1, len(self.graph.ops) + 1))
-        for index in range(len(self.graph.ops) - 2, -1, -1):
-            here, after = self.graph.ops[index], self.graph.ops[index + 1]
-            if here.phase == after.phase == "backward" and here.sequence == after.sequence is not None:
-                ends[index] = ends[index + 1]
-        return ends
-
-    def _backward_intervals(self) -> dict[int, tuple[int, int]]:
-        """By call: from the first node of its backward that reads what was saved to its last op."""
-        found: dict[int, tuple[int, int]] = {}
-        for op in self.graph.ops:
-            place = self.call_of_op.get(op.index)
-            if place is None or op.phase != "backward" or op.recompute or op.view:
-                continue
-            if place not in found and not self._reads_saved(op):
-                continue
-            found[place] = (found.get(place, (op.index, 0))[0], op.index + 1)
-        return {place: (self._node_start(first), last) for place, (first, last) in found.items()}
-
-    def _node_start(self, index: int) -> int:
-        """The first op of the node that runs op ``index``, as far as nothing else ran between."""
-        sequence = self.graph.ops[index].sequence
-        while index and sequence is not None:
-            before = self.graph.ops[index - 1]
-            if before.phase != "backward" or before.recompute or before.sequence != sequence:
-                break
-            index -= 1
-        return index
-
-    def _all_readers(self) -> dict[int, _Readers]:
-        found: dict[int, _Readers] = defaultdict(_Readers)
-        for op in self.graph.ops:
-            for index in op.inputs:
-                one = found[self.graph.tensors[index].storage]
-                if op.recompute:
-                    if not op.view:
-                        one.last_again = op.index
-                elif op.phase == "backward":
-                    if not op.view:
-                        one.regions.add(self.call_of_op.get(op.index))
-                        one.last_backward = op.index
-                elif op.phase in ("forward", "other"):
-                    one.last_forward = op.index
-        return found
-
-    def _gradients(self) -> frozenset[int]:
-        """Storages made in the backward that the optimizer reads or that outlive the step."""
-        read = {
-            self.graph.tensors[index].storage for op in self.graph.ops if op.phase == "optimizer" for index in op.inputs
-        }
-        return frozenset(
-            index
-            for index, storage in enumerate(self.storages)
-            if storage.born is not None
-            and self.graph.ops[storage.born].phase == "backward"
-            and not self.graph.ops[storage.born].recompute
-            and (index in read or storage.died is None)
-        )
+        return born is not None and self.graph.ops[born].recompute and not self.is_read(index)
 
 
 def _marker(at: int, region: int | None, cost: int, needed: frozenset[int | None], kind: ValueKind) -> Value:

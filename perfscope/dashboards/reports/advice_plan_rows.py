@@ -213,6 +213,8 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
             f"To fit, a plan must leave room for the {format_share(model.reserve_share, 1)} that the allocator held "
             "beyond today's peak."
         )
+    if model.on_host and model.framework == "torch" and any("selective" in plan.policies for plan in plans.front):
+        notes.append("A selective policy runs Python for every op of its modules, on the host: that time is not in it.")
     if model.on_host:
         notes.append("The program ran in host memory: offloading to it was not looked at.")
     if model.sharded:

@@ -5,7 +5,6 @@ Both are taken in this process, of two steps of one program, without `perfscope 
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,10 +45,9 @@ def trace_of(graph: OpGraph) -> Trace:
 
 
 def recorded(folder: Path, *, change: Callable[[Any], None] | None = None, **options: Any) -> Step:
-    """Two steps of the workload ``transformer``, size tiny; ``change``: what is done to the model before them."""
+    """The workload ``transformer``, small; ``change``: what is done to the model before."""
     import torch
 
-    from perfscope.profiler.captures.op_graph import OpGraphCapture
     from perfscope.workloads.data import batches
     from perfscope.workloads.options import Options, Size
     from perfscope.workloads.transformer import build, loss_of
@@ -69,6 +67,34 @@ def recorded(folder: Path, *, change: Callable[[Any], None] | None = None, **opt
         optimizer.zero_grad()
         del loss, logits, hidden
 
+    return recorded_steps(folder, step)
+
+
+def recorded_net(folder: Path, name: str, *, checkpointed: bool) -> Step:
+    """A net of `nets.py`, two batches a step for ``accumulated``."""
+    import torch
+
+    from tests.analyzers.advice.nets import NETS
+
+    torch.manual_seed(0)
+    model = NETS[name](checkpointed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+    def step() -> None:
+        for _ in range(2 if name == "accumulated" else 1):
+            model(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return recorded_steps(folder, step)
+
+
+def recorded_steps(folder: Path, step: Callable[[], None]) -> Step:
+    """A step in the op graph, and another one under torch's profiler."""
+    import torch
+
+    from perfscope.profiler.captures.op_graph import OpGraphCapture
+
     step()
     capture = OpGraphCapture()
     capture.start(1)
@@ -84,8 +110,7 @@ def recorded(folder: Path, *, change: Callable[[Any], None] | None = None, **opt
 
 def _peak(path: Path) -> int:
     """Most bytes handed out since the recording began, by the allocator's events."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        events = json.load(file)["traceEvents"]
+    events = json.loads(path.read_text())["traceEvents"]
     memory = sorted((event["ts"], index) for index, event in enumerate(events) if event["name"] == "[memory]")
     changes = [events[index]["args"]["Bytes"] for _, index in memory]
     return int(np.cumsum(changes).max())

@@ -15,7 +15,7 @@ from perfscope.analyzers.advice.step_model import Policy
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
 from perfscope.analyzers.advice.words import code_for
 from perfscope.analyzers.finding import AbstainError
-from tests.analyzers.advice.recorded import Step, recorded, trace_of
+from tests.analyzers.advice.recorded import Step, recorded, recorded_net, trace_of
 from tests.build import TraceBuilder
 
 POLICY: dict[str, Policy] = {"none": "keep", "full": "full", "selective": "selective"}
@@ -79,6 +79,18 @@ def test_recomputing_costs_what_the_ops_that_ran_again_cost(steps: dict[str, Ste
     )
     model = trace.fact(torch_step_model)
     assert Simulator(model).run(todays(model)).recompute_ns == again
+
+
+@pytest.mark.parametrize("name", ["nested", "in place", "shared", "accumulated"])
+def test_other_nets_are_predicted_both_ways(name: str, tmp_path: Path) -> None:
+    steps = {policy: recorded_net(tmp_path, name, checkpointed=policy == "full") for policy in ("keep", "full")}
+    assert steps["full"].peak_bytes < 0.8 * steps["keep"].peak_bytes
+    for step in steps.values():
+        model = step.model()
+        assert len(model.regions) == {"shared": 6, "accumulated": 10}.get(name, 5)
+        for asked, truth in steps.items():
+            told = Simulator(model).run([asked] * len(model.regions))  # type: ignore[list-item]
+            assert told.peak_bytes - told.held_bytes == pytest.approx(truth.peak_bytes, rel=WITHIN)
 
 
 def test_the_recommended_code_does_what_was_predicted(steps: dict[str, Step], tmp_path: Path) -> None:
