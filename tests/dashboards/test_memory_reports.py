@@ -38,7 +38,15 @@ def test_the_words_of_a_peak(judged: Analysis) -> None:
     assert view is not None
     (memory,) = view.memories
     assert (memory.title, memory.headline) == (TITLE, HEADLINE)
-    assert view.summary == "memory of cuda:2 on rank 2, the fullest of 4 ranks: peak 1.08 KiB (activation 9.9%)"
+    assert view.fullest == (
+        "peak memory",
+        "1.08 KiB",
+        "cuda:2 on rank 2, the fullest of 4 ranks; held before the recording began 90.1%, activation 9.9%",
+    )
+    assert view.summary == (
+        "memory of cuda:2 on rank 2, the fullest of 4 ranks: peak 1.08 KiB "
+        "(held before the recording began 90.1%, activation 9.9%)"
+    )
     assert memory.facts == (
         "2.93 KiB reserved at most, 63.0% of it not in use then; 1.85 KiB more than the peak in use",
         "1000 B of the device's 3.91 KiB were never taken",
@@ -73,6 +81,7 @@ def test_markdown_and_html_hold_it(judged: Analysis) -> None:
     assert "| activation | 110 B |" in folded
     page = html_report.render(judged)
     assert page.count('<svg class="ps-memory"') == 1
+    assert '<div class="tile">peak memory</div><div class="big">1.08 KiB</div>' in page
     assert "side by side" in page
     assert "the picture in numbers" in page
     assert Parsed(page).open == []

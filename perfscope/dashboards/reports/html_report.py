@@ -158,6 +158,8 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         best = summary.timed[0]
         share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
         yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
+    if summary.memory is not None and summary.memory.fullest is not None:
+        yield _tile(*summary.memory.fullest)
     unseen = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
     blind = f"; {unseen} could not look" if unseen else ""
     yield _tile("findings", str(len(summary.findings)), f"{len(summary.clean)} rules clean{blind}")

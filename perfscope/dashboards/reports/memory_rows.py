@@ -105,6 +105,8 @@ class MemoriesView:
 
     summary: str
     """The fullest memory that was measured, in a sentence; ``''`` where there is none."""
+    fullest: tuple[str, str, str] | None
+    """The same for a glance: what it is, how much, and whose."""
     memories: tuple[MemoryView, ...]
     memories_left: int
     notes: tuple[str, ...]
@@ -114,8 +116,10 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
     """The section as rows; ``None`` where no memory is known of."""
     if not section.entries and not section.problems:
         return None
+    fullest = next((one for one in section.entries if one.worst.basis == "measured"), None)
     return MemoriesView(
-        summary=next((_summary(one) for one in section.entries if one.worst.basis == "measured"), ""),
+        summary="" if fullest is None else _summary(fullest),
+        fullest=None if fullest is None else _glance(fullest),
         memories=tuple(_entry(one, minor=_is_minor(one, section)) for one in section.entries),
         memories_left=section.entries_left,
         notes=tuple(shown(problem) for problem in section.problems),
@@ -149,12 +153,25 @@ def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
 def _summary(entry: MemoryEntry) -> str:
     """``'memory of cuda:0: peak 11.6 GiB (activation 57.3%, optimizer state 27.2%)'``."""
     memory = entry.worst
-    parts = [
-        f"{category_words(one.category)} {format_share(one.bytes, memory.peak_bytes)}"
-        for one in memory.by_category[:MOST_PARTS]
-        if one.bytes >= SMALL_PART * memory.peak_bytes
+    return f"memory of {_whole_name(entry)}: {size_words(memory)} ({', '.join(_parts(memory))})"
+
+
+def _glance(entry: MemoryEntry) -> tuple[str, str, str]:
+    """``('peak memory', '11.6 GiB', 'cuda:0; activation 57.3%, optimizer state 27.2%')``."""
+    memory = entry.worst
+    what = "memory held" if memory.first == memory.last else "peak memory"
+    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}; {', '.join(_parts(memory))}"
+
+
+def _parts(memory: Memory) -> list[str]:
+    """The largest of its categories, what was held before among them."""
+    held = [(one.bytes, category_words(one.category)) for one in memory.by_category]
+    largest = sorted([*held, (memory.unseen_bytes, UNSEEN)], key=lambda one: -one[0])[:MOST_PARTS]
+    return [
+        f"{words} {format_share(bytes_, memory.peak_bytes)}"
+        for bytes_, words in largest
+        if bytes_ >= SMALL_PART * memory.peak_bytes
     ]
-    return f"memory of {_whole_name(entry)}: {size_words(memory)} ({', '.join(parts)})"
 
 
 def _is_flat(picture: MemoryPicture) -> bool:
