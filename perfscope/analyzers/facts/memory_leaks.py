@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.facts.memory_growth import LEAST_STEPS, STILL, SURE, WARM_UP, How, step_ends, trend
 from perfscope.analyzers.facts.memory_ops import asking_op
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.memory.pairing import Int64
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
@@ -66,8 +67,19 @@ class MemoryLeaks:
     """Those that grow, most bytes a step first."""
 
 
-def memory_leaks(trace: Trace, timeline: MemoryTimeline) -> MemoryLeaks | None:
+def memory_leaks(trace: Trace) -> dict[tuple[str, str], MemoryLeaks]:
+    """By space and label of the memory: its growth, where enough steps are known to judge it."""
+    judged = (one for one in trace.fact(memory_timelines) if one.space != "program" and not one.of_driver)
+    found = {(one.space, one.label): _judged(trace, one) for one in judged}
+    return {key: leaks for key, leaks in found.items() if leaks is not None}
+
+
+def leaks_of(trace: Trace, timeline: MemoryTimeline) -> MemoryLeaks | None:
     """Growth of ``timeline``; None where too few steps are known to judge it."""
+    return trace.fact(memory_leaks).get((timeline.space, timeline.label))
+
+
+def _judged(trace: Trace, timeline: MemoryTimeline) -> MemoryLeaks | None:
     known = step_ends(trace, timeline)
     if known is None:
         return None

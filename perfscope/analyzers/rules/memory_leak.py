@@ -30,8 +30,8 @@ from perfscope.analyzers.facts.memory_leaks import (
     FEWEST_STEPS,
     LeakingPlace,
     MemoryLeaks,
+    leaks_of,
     left_behind,
-    memory_leaks,
 )
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
@@ -88,7 +88,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     blind: list[str] = []
     looked = False
     for timeline in judged_timelines(trace):
-        leaks = memory_leaks(trace, timeline)
+        leaks = leaks_of(trace, timeline)
         if leaks is not None:
             looked = True
             found += _of_steps(leaks)

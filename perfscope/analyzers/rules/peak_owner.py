@@ -29,7 +29,7 @@ from perfscope.analyzers.facts.avoidable_loss import loss_copies
 from perfscope.analyzers.facts.avoidable_optimizer import lasting_gradients, optimizer_temporaries
 from perfscope.analyzers.facts.avoidable_unread import held_unread, kept_into_next_step
 from perfscope.analyzers.facts.memory_judged import OF_XLA, judged_timelines, said_line, severity_of_bytes
-from perfscope.analyzers.facts.memory_leaks import memory_leaks
+from perfscope.analyzers.facts.memory_leaks import leaks_of
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.finding import AbstainError, Finding, Where
 from perfscope.analyzers.memory.timeline import MemoryTimeline
@@ -81,7 +81,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _without_leaks(trace: Trace, timeline: MemoryTimeline, found: Avoidable) -> Avoidable:
     """Without the blocks of lines that `memory_leak` tells of: they are not let go later, but never."""
-    leaks = memory_leaks(trace, timeline)
+    leaks = leaks_of(trace, timeline)
     if leaks is None or not leaks.growing:
         return found
     lines = {place.line for place in leaks.places}
