@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.advice.spans import Effect, Spans
 from perfscope.analyzers.advice.step_model import Change, Policy, StepModel, Value
 
 Int64 = npt.NDArray[np.int64]
@@ -71,17 +72,6 @@ class Simulation:
     """Sent to the host, and as much back."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    """What one region under one policy adds: changes of live bytes along the axis, and its price."""
-
-    at: Int64
-    change: Int64
-    recompute_ns: int = 0
-    recomputed: int = 0
-    offloaded_bytes: int = 0
-
-
 class Simulator:
     """Predicts many plans of one step. What a region adds under a policy is worked out once."""
 
@@ -106,9 +96,9 @@ class Simulator:
                 self._own[value.region].append(value)
             else:
                 plain.append(value)
-        self._base = self._curve_of(_Spans().whole(self, plain).effect())
+        self._base = self._curve_of(self._whole(plain))
         self._gradients = gradients
-        self._effects: dict[tuple[int, Policy], _Effect] = {}
+        self._effects: dict[tuple[int, Policy], Effect] = {}
         self._placed: dict[Placement, Int64] = {}
 
     @property
@@ -142,12 +132,12 @@ class Simulator:
         """Live bytes along the axis, with the room before each backward: shape (ops and rooms,)."""
         return self._held(placement) + self._curve(self._chosen(policies), placement)
 
-    def _chosen(self, policies: Sequence[Policy]) -> list[_Effect]:
+    def _chosen(self, policies: Sequence[Policy]) -> list[Effect]:
         if len(policies) != len(self.model.regions):
             raise ValueError(f"{len(policies)} policies for {len(self.model.regions)} regions")
         return [self._effect(index, policy) for index, policy in enumerate(policies)]
 
-    def _curve(self, effects: Sequence[_Effect], placement: Placement) -> Int64:
+    def _curve(self, effects: Sequence[Effect], placement: Placement) -> Int64:
         change = np.zeros(self._length + 1, np.int64)
         for effect in effects:
             np.add.at(change, effect.at, effect.change)
@@ -165,7 +155,7 @@ class Simulator:
     def _placement_curve(self, placement: Placement) -> Int64:
         """The values that no policy touches, gradients as placed, and parameters while they are gathered."""
         if placement not in self._placed:
-            spans = _Spans()
+            spans = Spans()
             parts = placement.parts(2)
             for value in self._gradients:
                 start, stop = self._start(value.birth), self._stop(value.death)
@@ -183,7 +173,7 @@ class Simulator:
         last = max((one.backward[1] for one in self.model.regions), default=gradient.birth + 1)
         return self._stop(max(min((end for _, end in ends), default=last), gradient.birth + 1))
 
-    def _gather(self, spans: _Spans) -> None:
+    def _gather(self, spans: Spans) -> None:
         """FSDP holds the parameters of the region that runs and of the next one, and those of no region throughout."""
         regions = self.model.regions
         own = sum(one.parameter_bytes for one in regions)
@@ -199,7 +189,7 @@ class Simulator:
                 first = self._room_starts[before] if phase == "backward" else self._start(start)
                 spans.add(first, self._stop(stop), regions[index].parameter_bytes)
 
-    def _effect(self, index: int, policy: Policy) -> _Effect:
+    def _effect(self, index: int, policy: Policy) -> Effect:
         if not self._able[index]:
             policy = "keep"
         known = dict(self.model.regions[index].changes)
@@ -212,20 +202,20 @@ class Simulator:
             self._effects[index, policy] = make[policy](index, policy)
         return self._effects[index, policy]
 
-    def _changed(self, change: Change | None) -> _Effect:
+    def _changed(self, change: Change | None) -> Effect:
         """What a compiled program's policy changes, as its model says."""
-        spans = _Spans()
+        spans = Spans()
         if change is not None:
             spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
             for start, stop, size in change.spans:
                 spans.add(self._start(start), self._stop(stop), size)
         return spans.effect()
 
-    def _keep(self, index: int, _: Policy) -> _Effect:
-        return _Spans().whole(self, self._own[index]).effect()
+    def _keep(self, index: int, _: Policy) -> Effect:
+        return self._whole(self._own[index])
 
-    def _offload(self, index: int, _: Policy) -> _Effect:
-        spans, back = _Spans(), self._start(self.model.regions[index].backward[0])
+    def _offload(self, index: int, _: Policy) -> Effect:
+        spans, back = Spans(), self._start(self.model.regions[index].backward[0])
         for value in self._own[index]:
             start, stop = self._start(value.birth), self._stop(value.death)
             left = self._stop(value.last_forward_use + 1)
@@ -237,8 +227,8 @@ class Simulator:
                 spans.add(start, stop, value.bytes)
         return spans.effect()
 
-    def _again(self, index: int, policy: Policy) -> _Effect:
-        region, spans = self.model.regions[index], _Spans()
+    def _again(self, index: int, policy: Policy) -> Effect:
+        region, spans = self.model.regions[index], Spans()
         kept_kinds = KEPT_KINDS if policy == "selective" else frozenset()
         limit = max((value.birth for value in self._own[index] if index in value.needed_by), default=-1)
         gone = self._stop(region.backward[1])
@@ -252,7 +242,7 @@ class Simulator:
                 spans.recomputed += 1
         return spans.effect()
 
-    def _life(self, spans: _Spans, index: int, value: Value, *, kept: bool, limit: int, gone: int) -> None:
+    def _life(self, spans: Spans, index: int, value: Value, *, kept: bool, limit: int, gone: int) -> None:
         """The lifetimes of a value of a region that runs again up to position ``limit``."""
         first, last = self.model.regions[index].forward
         start, stop = self._start(value.birth), self._stop(value.death)
@@ -276,6 +266,13 @@ class Simulator:
             spans.add(start, stop, value.bytes)
             spans.add(made_again, gone, value.bytes)
 
+    def _whole(self, values: Sequence[Value]) -> Effect:
+        """The values with the lifetimes they have."""
+        spans = Spans()
+        for value in values:
+            spans.add(self._start(value.birth), self._stop(value.death), value.bytes)
+        return spans.effect()
+
     def _start(self, position: int) -> int:
         """Where an op is on the axis: behind the rooms before it."""
         return position + int(self._room[np.searchsorted(self._room_at, position, side="right")])
@@ -284,7 +281,7 @@ class Simulator:
         """Where what is gone at ``position`` ends on the axis: before the room that precedes that op."""
         return position + int(self._room[np.searchsorted(self._room_at, position, side="left")])
 
-    def _curve_of(self, effect: _Effect) -> Int64:
+    def _curve_of(self, effect: Effect) -> Int64:
         change = np.zeros(self._length + 1, np.int64)
         np.add.at(change, effect.at, effect.change)
         return np.cumsum(change)[:-1]
@@ -303,38 +300,6 @@ class Simulator:
             if region.backward[0] <= position < region.backward[1]:
                 return "backward", index, position
         return "between", None, position
-
-
-class _Spans:
-    """Collects lifetimes on the axis."""
-
-    def __init__(self) -> None:
-        self._at: list[int] = []
-        self._change: list[int] = []
-        self.recompute_ns = 0
-        self.recomputed = 0
-        self.offloaded = 0
-
-    def add(self, start: int, stop: int, size: int) -> None:
-        """``size`` bytes are held from ``start`` up to ``stop``; nothing where that is empty."""
-        if stop > start and size:
-            self._at += (start, stop)
-            self._change += (size, -size)
-
-    def whole(self, simulator: Simulator, values: Sequence[Value]) -> _Spans:
-        """The values with the lifetimes they have."""
-        for value in values:
-            self.add(simulator._start(value.birth), simulator._stop(value.death), value.bytes)
-        return self
-
-    def effect(self) -> _Effect:
-        return _Effect(
-            np.array(self._at, np.int64),
-            np.array(self._change, np.int64),
-            self.recompute_ns,
-            self.recomputed,
-            self.offloaded,
-        )
 
 
 def simulate(model: StepModel, policies: Sequence[Policy], placement: Placement = HERE) -> Simulation:
