@@ -23,20 +23,19 @@ communicators, other processes) takes some of the rest, and a longer batch the r
 default, as the most that is safe (``gpu_memory_utilization``)."""
 
 
-def judged_timelines(trace: Trace, *, programs: bool = False) -> tuple[MemoryTimeline, ...]:
+def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     """Memories of devices as their allocators saw them; the host's only where the program computes there.
 
-    ``programs``: with those of compiled programs, where no allocator was recorded. `AbstainError` where there is none.
+    `AbstainError` where there is none. What compiled programs need is modelled, and judged by rules of its own.
     """
     known = [one for one in trace.fact(memory_timelines) if not one.of_driver]
     devices = tuple(one for one in known if one.space == "device")
     if devices:
         return devices
     hosts = tuple(one for one in known if one.space == "host") if not len(trace.rows["kernels"]) else ()
-    found = hosts or (tuple(one for one in known if one.space == "program") if programs else ())
-    if not found:
+    if not hosts:
         raise AbstainError(NO_MEMORY)
-    return found
+    return hosts
 
 
 def is_scarce(timeline: MemoryTimeline) -> bool:
