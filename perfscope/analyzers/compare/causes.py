@@ -1,0 +1,118 @@
+"""What changed in the program, by source line: the counts that moved, before any time that may be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from perfscope.analyzers.compare.change import PartChange, StepChange
+from perfscope.analyzers.compare.findings import FindingChange
+from perfscope.analyzers.compare.structure import Structure
+
+LEAST_SHARE = 0.005
+"""Of the step: parts that moved by less do not explain a change of 2%, the least that counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricAt:
+    """A place's part of an exact metric."""
+
+    name: str
+    unit: str
+    base: float
+    head: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What happened at one place. ``exact``: counts say so; otherwise it is a difference of two measured times."""
+
+    place: str
+    """``file:line``, else module or op; ``''`` where nothing is known."""
+    delta_ns: int
+    """Change of the parts at this place, ns a step."""
+    exact: bool
+    parts: tuple[PartChange, ...] = ()
+    """The largest change first."""
+    metrics: tuple[MetricAt, ...] = ()
+    """Exact metrics that changed at this place."""
+    findings: tuple[FindingChange, ...] = field(default=())
+    """Findings that are new, worse, fixed or better at this place."""
+
+
+def causes(change: StepChange | None, structure: Structure, findings: Sequence[FindingChange]) -> tuple[Cause, ...]:
+    """Places where something changed: first those where counts did, by the time their parts moved; then the others.
+
+    Among the first, a place with a finding that came or went stands before those without.
+    """
+    held: dict[str, _Place] = {}
+    for part in change.parts if change is not None else ():
+        if part.counts_differ or (change is not None and abs(part.each_ns) >= LEAST_SHARE * change.base_ns):
+            held.setdefault(_place(part), _Place()).parts.append(part)
+    for metric in structure.metrics:
+        for at in metric.places if metric.result.verdict != "no change" else ():
+            found_at = MetricAt(name=metric.result.name, unit=metric.result.unit, base=at.base, head=at.head)
+            held.setdefault(at.place, _Place()).metrics.append(found_at)
+    for one in findings:
+        where = one.shown.where
+        if one.change in ("new", "worse", "fixed", "better") and where.file is not None:
+            held.setdefault(where.label(), _Place()).findings.append(one)
+    found = [place.cause(at) for at, place in _one_file_one_name(held).items()]
+    return tuple(sorted(found, key=_first))
+
+
+def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
+    """A line under the shortest of its file's names: compiled programs hold whole paths, recordings the end of one."""
+    found: dict[str, _Place] = {}
+    by_end: dict[str, list[str]] = {}
+    for at in held:
+        by_end.setdefault(at.rpartition("/")[2], []).append(at)
+    for at, place in held.items():
+        alike = by_end[at.rpartition("/")[2]]
+        name = min((other for other in alike if at == other or at.endswith(f"/{other}")), key=len)
+        known = found.setdefault(name, _Place())
+        known.parts += place.parts
+        known.metrics += place.metrics
+        known.findings += place.findings
+    return found
+
+
+class _Place:
+    """What is gathered of one place."""
+
+    def __init__(self) -> None:
+        self.parts: list[PartChange] = []
+        self.metrics: list[MetricAt] = []
+        self.findings: list[FindingChange] = []
+
+    def cause(self, at: str) -> Cause:
+        return Cause(
+            place=at,
+            delta_ns=sum(part.delta_ns for part in self.parts),
+            exact=bool(self.metrics or self.findings) or any(part.counts_differ for part in self.parts),
+            parts=tuple(sorted(self.parts, key=lambda part: (not part.counts_differ, -abs(part.delta_ns)))),
+            metrics=tuple(self.metrics),
+            findings=tuple(self.findings),
+        )
+
+
+def _place(part: PartChange) -> str:
+    key = part.key()
+    return key.place() or key.name()
+
+
+def _first(cause: Cause) -> tuple[bool, bool, int, float, str]:
+    return (
+        not cause.exact,
+        not cause.findings,
+        -_moved(cause.parts),
+        -max((abs(one.head - one.base) for one in cause.metrics), default=0.0),
+        cause.place,
+    )
+
+
+def _moved(parts: Iterable[PartChange]) -> int:
+    """Time of the parts whose counts changed; where none did, of all."""
+    held = list(parts)
+    counted = [part for part in held if part.counts_differ]
+    return sum(abs(part.delta_ns) for part in counted or held)

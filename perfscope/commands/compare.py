@@ -1,0 +1,94 @@
+"""``perfscope compare``: what changed from one run to another, how sure that is, and where."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.inputs import spare
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.analyzers.load import Loaded
+
+GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
+
+
+@click.command()
+@click.argument("base", metavar="BASE")
+@click.argument("head", metavar="HEAD")
+@click.option("--json", "json_file", metavar="FILE", help="Write the comparison as JSON (- for stdout, alone).")
+@click.option(
+    "--fail-on",
+    "fail_on",
+    multiple=True,
+    metavar="WHAT",
+    help="Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
+    "costlier than before). Repeatable.",
+)
+@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
+@quiet_option
+@verbose_option
+def compare(
+    base: str,
+    head: str,
+    json_file: str | None,
+    fail_on: tuple[str, ...],
+    strict: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Say what changed from BASE to HEAD, and where in the code.
+
+    BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
+    or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
+    launch on each side is split into parts and shown, and never fails a build.
+    """
+    from perfscope.analyzers.compare.comparison import compare as compared
+    from perfscope.analyzers.load import load_path
+
+    unknown = [one for one in fail_on if one not in GATES]
+    if unknown:
+        raise AskedWronglyError(f"--fail-on {unknown[0]}: not one of {', '.join(GATES)}")
+    loaded = load_path(base), load_path(head)
+    if json_file is not None and json_file != "-":
+        spare(_files(*loaded), [json_file])
+    comparison = compared(loaded[0].traces, loaded[1].traces)
+    failed = comparison.gates(fail_on)
+    _show(comparison, failed, json_file, quiet=quiet, verbose=verbose)
+    if failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+
+
+def _files(*loaded: Loaded) -> list[str]:
+    traces = [trace for one in loaded for trace in one.traces]
+    files = [trace.source.path for trace in traces]
+    return [*files, *(module.source for trace in traces if trace.source.programs for module in trace.hlo)]
+
+
+def _show(
+    comparison: Comparison, failed: tuple[str, ...], json_file: str | None, *, quiet: bool, verbose: bool
+) -> None:
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import compare_json, compare_text, write
+    from perfscope.dashboards.shown import shown
+
+    if json_file is not None:
+        text = compare_json.render(comparison, failed=failed)
+        if json_file == "-":
+            click.echo(text, nl=False)
+            return
+        write(json_file, text)
+        if not quiet:
+            click.echo(f"perfscope: wrote {shown(json_file)}", err=True)
+    screen = compare_text.render(
+        comparison, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
+    )
+    click.echo(screen, nl=False, color=True)
+    for line in failed:
+        click.echo(f"perfscope: gate not met: {shown(line)}", err=True)

@@ -1,0 +1,175 @@
+"""A comparison as JSON, ``perfscope.compare/1`` (docs/compare.md): what every other face of it is made from.
+
+Times are integer nanoseconds per step. Keys are only added within a schema version; a reader ignores others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from perfscope.analyzers.compare.keys import LEVEL_WORDS
+from perfscope.dashboards.reports.compare_rows import headline
+from perfscope.dashboards.shown import shown_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.compare.causes import Cause
+    from perfscope.analyzers.compare.change import PartChange, Side, StepChange
+    from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.analyzers.compare.findings import FindingChange
+    from perfscope.analyzers.compare.keys import Key
+    from perfscope.analyzers.finding import Finding
+
+SCHEMA = "perfscope.compare/1"
+
+MOST_PARTS = 2_000
+"""Parts of a step that are written; the rest is one row, so that they sum to the whole still."""
+
+MOST_KEYS = 50
+"""Keys of one side of a part: of a fusion of more kernels the first ones say what it is."""
+
+
+def render(comparison: Comparison, *, failed: Sequence[str] = ()) -> str:
+    """The comparison as indented JSON text; ``failed``: gates that were not met, in words."""
+    return json.dumps(document(comparison, failed=failed), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(comparison: Comparison, *, failed: Sequence[str] = ()) -> dict[str, Any]:
+    """The comparison as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
+    time = comparison.time
+    held: dict[str, Any] = shown_value(
+        {
+            "schema": SCHEMA,
+            "headline": comparison.headline,
+            "summary": headline(comparison),
+            "failed": list(failed),
+            "base": asdict(comparison.base),
+            "head": asdict(comparison.head),
+            "metrics": [
+                *([comparison.step_time.to_json() | {"places": []}] if comparison.step_time is not None else []),
+                *(
+                    one.result.to_json() | {"places": [asdict(place) for place in one.places]}
+                    for one in comparison.exact
+                ),
+            ],
+            "causes": [_cause(one) for one in comparison.causes],
+            "step": None if time is None else _step(time.median),
+            "worst_rank": None if time is None or time.worst is None else _step(time.worst),
+            "ranks": [] if time is None else [asdict(one) for one in time.ranks],
+            "findings": [_finding_change(one) for one in comparison.findings],
+            "not_looked": [asdict(one) for one in comparison.not_looked],
+            "notes": list(comparison.notes),
+        }
+    )
+    return held
+
+
+def _step(step: StepChange) -> dict[str, Any]:
+    kept, rest = step.parts[:MOST_PARTS], step.parts[MOST_PARTS:]
+    return {
+        "rank": step.rank,
+        "device": step.device,
+        "per": step.per,
+        "base_ns": step.base_ns,
+        "head_ns": step.head_ns,
+        "delta_ns": step.delta_ns,
+        "base_steps": step.base_steps,
+        "head_steps": step.head_steps,
+        "by_kind": {kind: {"base_ns": base, "head_ns": head} for kind, (base, head) in step.by_kind().items()},
+        "parts": [_part(part) for part in kept],
+        "other_parts": {
+            "count": len(rest),
+            "base_ns": sum(part.base.ns for part in rest),
+            "head_ns": sum(part.head.ns for part in rest),
+        },
+    }
+
+
+def _part(part: PartChange) -> dict[str, Any]:
+    return {
+        "kind": part.kind,
+        "status": part.status,
+        "name": part.key().name(),
+        "place": part.key().place(),
+        "matched": None if part.level is None else LEVEL_WORDS[part.level],
+        "countable": part.countable,
+        "delta_ns": part.delta_ns,
+        "count_ns": part.count_ns,
+        "each_ns": part.each_ns,
+        "base": _side(part.base),
+        "head": _side(part.head),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "ns": side.ns,
+        "calls": _number(float(side.calls)),
+        "keys": [_key(key) for key in side.keys[:MOST_KEYS]],
+        "keys_left": max(0, len(side.keys) - MOST_KEYS),
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    held = asdict(key)
+    held["line"] = key.line if key.line >= 0 else None
+    return held
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return {
+        "place": cause.place,
+        "exact": cause.exact,
+        "delta_ns": cause.delta_ns,
+        "parts": [
+            {
+                "status": part.status,
+                "name": part.key().name(),
+                "phase": part.key().phase,
+                "base_calls": _number(float(part.base.calls)),
+                "head_calls": _number(float(part.head.calls)),
+                "delta_ns": part.delta_ns,
+            }
+            for part in cause.parts
+        ],
+        "metrics": [
+            {"name": one.name, "unit": one.unit, "base": _number(one.base), "head": _number(one.head)}
+            for one in cause.metrics
+        ],
+        "findings": [{"rule": one.rule, "change": one.change} for one in cause.findings],
+    }
+
+
+def _finding_change(one: FindingChange) -> dict[str, Any]:
+    return {
+        "rule": one.rule,
+        "change": one.change,
+        "base": None if one.base is None else _finding(one.base),
+        "head": None if one.head is None else _finding(one.head),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "subject": finding.subject,
+        "title": finding.title,
+        "severity": finding.severity,
+        "basis": finding.basis,
+        "cost_ns": finding.cost_ns,
+        "cost_ns_per_step": finding.cost_ns_per_step,
+        "cost_bytes": finding.cost_bytes,
+        "where": asdict(finding.where),
+        "advice": finding.advice,
+        "ranks": list(finding.ranks),
+    }
+
+
+def _number(held: float) -> float | int | None:
+    """Whole numbers as such; ``None`` for what is not finite."""
+    if not math.isfinite(held):
+        return None
+    return int(held) if held == int(held) else held
