@@ -145,7 +145,7 @@ def _model() -> str:
     return hashlib.blake2b(json.dumps([READER_VERSION, declared]).encode(), digest_size=8).hexdigest()
 
 
-READER_VERSION = 2
+READER_VERSION = 3
 """Raised when the reader fills the same columns differently."""
 
 

@@ -41,7 +41,8 @@ from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers._jax_moments import Moments, read_moments
 from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
-from perfscope.analyzers.readers._run_snapshot import attach_snapshot
+from perfscope.analyzers.readers._run_peers import carry_peers
+from perfscope.analyzers.readers._run_snapshot import attach_snapshot, mark_failed
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.readers.torch_tensors import Listings, read_tensors
@@ -118,6 +119,8 @@ def _failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataErr
                     traces.append(torch_memory.read(path / capture.artifact))
                 except DataError as error:
                     damaged = error
+                else:
+                    mark_failed(traces[-1])
     return traces, damaged
 
 
@@ -238,6 +241,8 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     notes += [] if held is None else held.notes()
     if snapshot is not None and "detail" in timed:
         attach_snapshot(timed["detail"], snapshot)
+    if "timing" in timed and "detail" in timed:
+        notes += carry_peers(timed["timing"], timed["detail"])
     main = next((timed[name] for name in _TIMED if name in timed), None)
     if main is not None and moments is not None:
         moments.attach(main)
@@ -261,15 +266,15 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     if main is not None:
         compiling_ns = _compiling_ns(main, logs.get("compile_log"))
         notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
-    several = part.several or (process.world_size or 1) > 1
+    rank, world_size = _rank(main, part, process)
     source = Source(
         path=str(path),
         format=FORMAT,
-        rank=process.rank if several else None,
+        rank=rank,
         events_read=sum(trace.source.events_read for trace in timed.values()),
         events_unplaced=sum(trace.source.events_unplaced for trace in timed.values()),
         notes=tuple(notes),
-        world_size=process.world_size,
+        world_size=world_size,
     )
     if main is not None:
         source = replace(
@@ -300,6 +305,19 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     )
     trace.allocator_counters = _counters(process)
     return trace
+
+
+def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, int | None]:
+    """(Rank, world size): the launcher's, else what the recording itself says of a process started without one.
+
+    The number of the only process of a run, which nobody else knows of, is no rank.
+    """
+    if part.several or (process.world_size or 1) > 1:
+        return process.rank, process.world_size
+    told = None if main is None else main.source
+    if told is None or told.rank is None or (told.world_size or 1) < 2:
+        return None, process.world_size
+    return told.rank, told.world_size
 
 
 def _counters(process: Process) -> AllocatorCounters | None:

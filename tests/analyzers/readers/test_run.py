@@ -12,6 +12,7 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.load import load
+from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.readers import run as reader
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
@@ -65,7 +66,8 @@ def test_times_come_from_the_light_pass_and_sites_from_the_other(tmp_path: Path)
     assert trace.detail.rows["kernels"].nbytes == trace.rows["kernels"].nbytes
     assert trace.step_times_ns == (50_000, 60_000, 55_000)
     assert trace.source.format == "run"
-    assert trace.source.rank is None  # one process: nobody asks which
+    # the launcher knows of one process; the recording says which of a job's it is
+    assert (trace.source.rank, trace.source.world_size) == (3, 8)
     assert trace.source.events_read == 2 * len(events())
     assert "structure pass: compiled program" in trace.source.notes
     assert any("1.65 times as long" in note for note in trace.source.notes)
@@ -210,3 +212,20 @@ def test_compilations_in_the_window_are_said(tmp_path: Path) -> None:
     more = {"window_ns": 200_000, "window_steps": 4, "window_compilations": 4}
     trace = one(jax_run(tmp_path / "run", reads=False, **more))
     assert any(note.startswith("4 compilations are in the 4 steps") for note in trace.source.notes)
+
+
+def test_the_only_process_of_a_run_is_no_rank_where_the_recording_tells_none(tmp_path: Path) -> None:
+    for head in ({"distributedInfo": None}, {"distributedInfo": {"rank": 0, "world_size": 1, "backend": "gloo"}}):
+        folder = make(tmp_path / f"run{len(list(tmp_path.iterdir()))}", PROCESS)
+        (folder / TIMING).write_bytes(gzip.compress(text(events(), **head).encode()))
+        assert one(folder).source.rank is None
+
+
+def test_two_run_directories_of_one_job_are_joined(tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = make(tmp_path / f"task{rank}", PROCESS)
+        distributed = {"rank": rank, "world_size": 2, "backend": "nccl"}
+        (folder / TIMING).write_bytes(gzip.compress(text(events(), distributedInfo=distributed).encode()))
+    (found,) = rank_sets([*load(tmp_path / "task0"), *load(tmp_path / "task1")])
+    assert found.job.ranks == (0, 1)
+    assert len(found.matching.matched) == 2

@@ -5,6 +5,9 @@
 An event of a large group cuts its list of ranks short; some leave its size or description out. They name the group,
 and the head has the rest. Host collectives of gloo name none: where one group only runs gloo, it is theirs. A kernel
 without a name may be of a library with communicators of its own, and is left as it is.
+
+A send or receive on the host tells the other side by its number in the group: the group says which rank that is, and
+where it is not known, nobody does.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class ProcessGroup:
     size: int
     """``MISSING`` where it is not told, or does not fit the ranks."""
     ranks: tuple[int, ...]
+    by_place: tuple[int, ...]
+    """The same as listed: the n-th has the number n in the group (it may have been made unsorted)."""
     gloo: bool
 
 
@@ -78,6 +83,7 @@ def _group(entry: msgspec.Raw) -> ProcessGroup | None:
         description=None if one.description in UNDEFINED else one.description,
         size=len(ranks) or one.size,
         ranks=ranks,
+        by_place=tuple(one.ranks) if len(ranks) == len(one.ranks) else (),
         gloo="gloo" in one.backends.lower(),
     )
 
@@ -85,22 +91,26 @@ def _group(entry: msgspec.Raw) -> ProcessGroup | None:
 def completed(collectives: Rows, head: Head, strings: list[str]) -> Rows:
     """The rows of ``collectives`` with what only the head tells of their groups; its texts are added to ``strings``."""
     groups = process_groups(head)
-    if not groups or not len(collectives):
+    if not len(collectives):
         return collectives
     columns: dict[str, Any] = {
-        name: collectives[name].copy() for name in ("group", "description", "ranks", "group_size")
+        name: collectives[name].copy() for name in ("group", "description", "ranks", "group_size", "peer")
     }
     codes = {text: code for code, text in enumerate(strings)}
+    on_host = (collectives["slice"] != MISSING) & (collectives["kernel"] == MISSING)
     running_gloo = [group for group in groups if group.gloo]
     if len(running_gloo) == 1:
-        unnamed = (collectives["slice"] != MISSING) & (collectives["kernel"] == MISSING) & (columns["group"] == MISSING)
+        unnamed = on_host & (columns["group"] == MISSING)
         columns["group"][unnamed] = _code(running_gloo[0].name, strings, codes)
     held = {group.name: group for group in groups}
+    columns["peer"][on_host] = MISSING
     for code in np.unique(columns["group"]).tolist():
         group = None if code == MISSING else held.get(strings[code])
         if group is None:
             continue
         mine = columns["group"] == code
+        told = mine & on_host & (collectives["peer"] >= 0) & (collectives["peer"] < len(group.by_place))
+        columns["peer"][told] = np.array(group.by_place, np.int64)[collectives["peer"][told]]
         if group.ranks:
             lacking = mine & ~_whole(columns["ranks"], strings)
             if lacking.any():

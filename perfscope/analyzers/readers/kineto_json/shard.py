@@ -25,6 +25,7 @@ from perfscope.analyzers.readers.kineto_json.events import (
     Span,
 )
 from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
+from perfscope.analyzers.readers.kineto_json.messages import OPERATION_OF, table_of
 from perfscope.analyzers.readers.kineto_json.numbers import LARGEST_NS, floats_to_ns, text_to_ns
 from perfscope.analyzers.trace.columns import MISSING, Array
 
@@ -105,6 +106,7 @@ class Shard:
                 columns["forward_thread"] = _ids(attrgetter("forward_thread"), args)
                 columns["shapes"] = self._raw(attrgetter("shapes"), args)
                 columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
+                self._messages(columns, members)
             self.tables["slices"].append(columns)
             return
         args = [m.args or NO_ARGS for m in members]
@@ -125,6 +127,13 @@ class Shard:
         elif group in (Group.COPY, Group.MTIA):
             columns["bytes"] = _ids(_size, args)
         self.tables[group.name.lower()].append(columns)
+
+    def _messages(self, columns: Columns, members: list[Any]) -> None:
+        codes = [code for name in OPERATION_OF if (code := self.strings.get(name)) is not None]
+        places = np.flatnonzero(np.isin(columns["name"], codes)).tolist() if codes else []
+        told = [(place, members[place].name, members[place].args) for place in places if members[place].args]
+        if told:
+            self.tables["messages"].append(table_of(columns, told))
 
     def _kernel(self, columns: Columns, args: list[Args]) -> None:
         columns["blocks"] = _ids(lambda a: _product(a.grid), args)

@@ -10,6 +10,7 @@ import numpy as np
 from perfscope.analyzers.readers.kineto_json import categories
 from perfscope.analyzers.readers.kineto_json.document import Head
 from perfscope.analyzers.readers.kineto_json.grown import Columns, join
+from perfscope.analyzers.readers.kineto_json.messages import peers_of_spans
 from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.kineto_json.shard import Shard
 from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind
@@ -37,13 +38,13 @@ class Tables:
             np.array([self._thread(thread) for thread in shard.threads], np.int32) for shard in shards
         ]
         merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
-        merged |= {name: self._merge(name, shards) for name in ("memory", "counters", "described")}
+        merged |= {name: self._merge(name, shards) for name in ("memory", "counters", "described", "messages")}
         self._split_mtia(merged)
         self._slices(merged["slices"])
         self._calls(merged["calls"])
         self._devices(merged, head)
         self._device_work(merged)
-        self._collectives(merged["described"])
+        self._collectives(merged["described"], merged["messages"])
         self._syncs(merged["sync"])
         self._memory(merged["memory"])
         self._counters(merged["counters"])
@@ -216,7 +217,7 @@ class Tables:
                 return found.astype(np.int32)
             found[climbing] = slices["parent"][found[climbing]]
 
-    def _collectives(self, described: Columns) -> None:
+    def _collectives(self, described: Columns, messages: Columns) -> None:
         kernels, slices = self.rows["kernels"], self.rows["slices"]
         rows = np.flatnonzero(kernels["communication"])
         on_device: Columns = {
@@ -239,6 +240,11 @@ class Tables:
             "name": self._by_name(slices["name"][hosted], lambda name: self.code(name.split(":", 1)[1]), np.int32),
             "slice": hosted.astype(np.int32),
         }
+        if messages:
+            named = [self.strings[code] for code in on_host["name"].tolist()]
+            on_host["peer"] = peers_of_spans(
+                {key: slices[key][hosted] for key in ("start_ns", "thread")}, named, messages
+            )
         self._table("collectives", join([on_device, on_host]))
 
     def _describe(self, collectives: Columns, described: Columns, correlation: Array) -> None:
