@@ -1,10 +1,11 @@
-"""A CUDA memory snapshot of a run, put into the trace of the pass that it was taken in."""
+"""CUDA memory snapshots of a run: put into the trace of the pass they were taken in, or of a failed allocation."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from perfscope.analyzers.trace import MISSING, TABLES, Rows, Trace
+from perfscope.analyzers.trace.memory_tables import MemoryAction
 
 _ELSEWHERE = ("op", "thread")
 """Columns of events that point at tables of the snapshot's own, which are not taken."""
@@ -30,6 +31,32 @@ def attach_snapshot(trace: Trace, snapshot: Trace) -> None:
     order = np.argsort(joined["time_ns"], kind="stable")
     trace.rows["memory"] = Rows(TABLES["memory"], joined).take(order)
     trace.recorded |= {"memory"}
+
+
+def mark_failed(snapshot: Trace) -> None:
+    """Say in the snapshot that an allocation failed when it was taken: without a history nothing in it does.
+
+    How much was asked for is not known then. Of several devices it is not known which one was full, and none is marked.
+    """
+    events, segments = snapshot.rows["memory"], snapshot.rows["segments"]
+    ordinals = np.unique(segments["ordinal"][segments["on_device"]])
+    if (events["action"] == MemoryAction.OUT_OF_MEMORY).any() or len(ordinals) != 1:
+        return
+    last = {
+        "time_ns": int(events["time_ns"].max(initial=0)),
+        "on_device": True,
+        "ordinal": int(ordinals[0]),
+        "address": 0,
+        "bytes": 0,
+        "action": int(MemoryAction.OUT_OF_MEMORY),
+    }
+    row = Rows(
+        TABLES["memory"],
+        {column.name: [last.get(column.name, MISSING if column.default is None else column.default)]
+         for column in TABLES["memory"].columns if column.name in last or not column.nullable},
+    )  # fmt: skip
+    joined = {name: np.concatenate((events[name], row[name])) for name in events}
+    snapshot.rows["memory"] = Rows(TABLES["memory"], joined)
 
 
 def _moved(rows: Rows, offset: int) -> Rows:

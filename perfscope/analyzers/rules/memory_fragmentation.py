@@ -76,18 +76,23 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
     """An allocation that failed although more than it asked for was free."""
     for moment in one.moments:
-        asked = moment.failed_bytes
-        if moment.when != "out of memory" or asked is None or moment.unused_bytes < asked:
+        if moment.when != "out of memory":
             continue
+        asked, unused = moment.failed_bytes, moment.unused_bytes
+        # before it fails the allocator gives back what is free as a whole: what is left are pieces
+        least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked
+        if unused < least:
+            continue
+        wanted = "" if asked is None else f" for {format_bytes(asked)}"
         label = one.timeline.label
         return Finding(
             subject=f"fragmented memory of {label}",
-            title=f"{label} ran out of memory for {format_bytes(asked)} with {format_bytes(moment.unused_bytes)} "
+            title=f"{label} ran out of memory{wanted} with {format_bytes(unused)} "
             f"reserved and not in use, in pieces ({format_bytes(moment.reserved_bytes)} reserved, "
             f"{format_bytes(moment.allocated_bytes)} in use)",
             severity="high",
             basis="measured",
-            cost_bytes=moment.unused_bytes,
+            cost_bytes=unused,
             evidence=tuple(_pool_rows(one)),
             advice=f"{EXPANDABLE}. {_by_pools(one)}",
         )

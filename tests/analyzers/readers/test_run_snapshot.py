@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.load import load
 from perfscope.analyzers.readers import torch_memory
-from perfscope.analyzers.readers._run_snapshot import attach_snapshot
+from perfscope.analyzers.readers._run_snapshot import attach_snapshot, mark_failed
+from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import TABLES, Rows, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryAction
 from tests.build import TraceBuilder
@@ -95,6 +98,22 @@ def test_a_failed_allocation_is_a_trace_of_its_own(tmp_path: Path, corpus: Any) 
     assert failed.source.format == "torch_memory"
     assert failed.source.path.endswith("out_of_memory.pickle.gz")
     assert "memory_state" in failed.recorded
+    assert [timeline.out_of_memory != () for timeline in failed.fact(memory_timelines)] == [True]
+    assert judge(load_rule("oom_near"), failed).status == "flagged"
+
+
+@pytest.mark.corpus
+def test_a_failed_allocation_without_a_history(corpus: Any) -> None:
+    """The state alone, as it is written where memory runs out outside of the detail pass."""
+    snapshot = torch_memory.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
+    assert judge(load_rule("oom_near"), snapshot).status == "abstained"
+    again = torch_memory.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
+    mark_failed(again)
+    (finding,) = judge(load_rule("oom_near"), again).findings
+    assert finding.severity == "high"
+    assert "ran out of memory: an allocation failed with 11.0 GiB in use, 11.0 GiB reserved" in finding.title
+    # all but 4 MiB of what is reserved is in use
+    assert judge(load_rule("memory_fragmentation"), again).status == "clean"
 
 
 @pytest.mark.corpus
