@@ -100,8 +100,9 @@ def device_set(trace: Trace) -> DeviceSet | None:
         if not len(rows):
             continue
         worlds.add(world_of(one))
-        groups = _groups(trace, one, rows, left)
-        guessed |= len(groups) > 1
+        device_at = _device_at(trace, rows)
+        groups = _groups(trace, one, rows, device_at, left)
+        guessed |= len(groups) > 1 and device_at is None
         for kind, matched in _matched(trace, one, rows, groups, left):
             kinds[kind].append(matched)
     if not kinds:
@@ -142,10 +143,23 @@ def _kernel_rows(trace: Trace, one: Collective) -> Int64:
     return np.asarray(rows[chosen], np.int64)
 
 
-def _groups(trace: Trace, one: Collective, rows: Int64, left: Left) -> tuple[Group, ...]:
+def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
+    """Place in the program's groups -> number of the device there; ``None`` where it is not recorded of all rows."""
+    ops = trace.rows["hlo_ops"]
+    pairs = np.unique(np.stack([ops["place"][rows], ops["ordinal"][rows]]), axis=1)
+    places, numbers = pairs.tolist()
+    if MISSING in places or len(set(places)) < len(places) or len(set(numbers)) < len(numbers):
+        return None
+    return dict(zip(places, numbers, strict=True))
+
+
+def _groups(
+    trace: Trace, one: Collective, rows: Int64, device_at: Mapping[int, int] | None, left: Left
+) -> tuple[Group, ...]:
     """Devices of each group, by number; nothing where they are not known, which is counted.
 
-    Groups name partitions or replicas; without the program's device assignment the n-th is taken as the n-th device.
+    Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
+    n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
     """
     ops = trace.rows["hlo_ops"]
     if one.kind not in OPERATIONS:
@@ -164,10 +178,12 @@ def _groups(trace: Trace, one: Collective, rows: Int64, left: Left) -> tuple[Gro
     if len(members) == world == size:
         return (members,)
     listed = listed_groups(one)
-    if listed is None or len(members) != world:
+    if listed is None or (device_at is None and len(members) != world):
         left.groups += len(rows)
         return ()
-    found = tuple(tuple(sorted(members[place] for place in group)) for group in listed if len(group) > 1)
+    at = dict(enumerate(members)) if device_at is None else device_at
+    known = [group for group in listed if len(group) > 1 and all(place in at for place in group)]
+    found = tuple(tuple(sorted(at[place] for place in group)) for group in known)
     left.groups += int((~np.isin(ops["ordinal"][rows], [device for group in found for device in group])).sum())
     return found
 

@@ -40,9 +40,13 @@ ENTRY main {
 
 
 def recording(
-    spans: Sequence[tuple[str, int, int, float, float]], *, devices: int = 4, groups: str = "{{0,1,2,3}}"
+    spans: Sequence[tuple[str, int, int, float, float]],
+    *,
+    devices: int = 4,
+    groups: str = "{{0,1,2,3}}",
+    places: Sequence[int] = (-1, -1, -1, -1),
 ) -> Trace:
-    """``spans``: instruction, device, run, start and end in us."""
+    """``spans``: instruction, device, run, start and end in us. ``places``: of the devices, where recorded."""
     build = TraceBuilder()
     for device in range(devices):
         build.device(device)
@@ -50,7 +54,8 @@ def recording(
         build.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", start, end, device=device, communication=True)
         build.row(
             "hlo_ops", start_ns=int(start * 1000), end_ns=int(end * 1000), name=build.code(name),
-            module=build.code("jit_step"), program_id=5, run_id=run, ordinal=device, launch_end_ns=-1, encloses=False,
+            module=build.code("jit_step"), program_id=5, run_id=run, ordinal=device,
+            place=places[device], launch_end_ns=-1, encloses=False,
             kernel=place, copy=-1, slice=-1,
         )  # fmt: skip
     trace = build.build()
@@ -95,6 +100,34 @@ def test_groups_are_apart_and_which_device_is_which_is_said() -> None:
         (1, 3): {1: 0, 3: 20_000},
     }
     assert found.notes == ("which device is which partition is not recorded: the n-th is taken as the n-th",)
+
+
+def test_where_the_place_of_each_device_is_recorded_it_is_not_guessed() -> None:
+    found = device_set(recording(REDUCED, groups="{{0,2},{1,3}}", places=(2, 3, 1, 0)))
+    assert found is not None
+    assert {kind.group: kind.wait_ns for kind in found.kinds} == {
+        (0, 3): {0: 0, 3: 30_000},
+        (1, 2): {1: 0, 2: 10_000},
+    }
+    assert (found.unmatched, found.notes) == (0, ())
+
+
+def test_groups_with_a_place_that_is_not_in_the_recording_are_left_out() -> None:
+    """Of two processes with two devices each, the second one: devices 0 and 1 are partitions 2 and 3."""
+    second = [(name, device, run, start, end) for name, device, run, start, end in REDUCED if device < 2]
+    found = device_set(recording(second, devices=2, groups="{{0,1},{2,3}}", places=(2, 3)))
+    assert found is not None
+    assert [(kind.group, kind.count) for kind in found.kinds] == [((0, 1), 2)]
+    crossing = recording(second, devices=2, groups="{{0,2},{1,3}}", places=(2, 3))
+    assert device_set(crossing) is None
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2, -1), (0, 1, 2, 2)])
+def test_places_that_do_not_tell_all_devices_apart_are_not_used(places: tuple[int, ...]) -> None:
+    found = device_set(recording(REDUCED, groups="{{0,2},{1,3}}", places=places))
+    assert found is not None
+    assert [kind.group for kind in found.kinds] == [(1, 3), (0, 2)]
+    assert len(found.notes) == 1
 
 
 def test_what_cannot_be_held_against_others_is_counted() -> None:
