@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "advise": "perfscope.commands.advise:advise",
     "analyze": "perfscope.commands.analyze:analyze",
+    "compare": "perfscope.commands.compare:compare",
     "doctor": "perfscope.commands.doctor:doctor",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
