@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
+from perfscope.analyzers.facts.hlo_remat_memory import Bought, bought_by_checkpoint, bought_by_clones
 from perfscope.analyzers.facts.hlo_remat_time import cloned_parts, ns_a_mib, part_ns, recomputed_parts
 from perfscope.analyzers.facts.hlo_saving import Price, price
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
@@ -26,6 +27,13 @@ REGION_SHARE = 0.01
 """Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
 
 MAX_ROWS = 20
+
+NOT_KNOWN: Mapping[str, Cell] = {
+    "reason": None,
+    "peak_bytes": None,
+    "peak_without_bytes": None,
+    "usable_bytes": None,
+}
 
 ADVICE = (
     "Save the products and recompute what is cheap: jax.checkpoint(f, "
@@ -52,6 +60,9 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
     members = [one for one in trace.fact(recomputed_products) if one.cost is cost and not one.is_cheap]
     if not members or sum(one.flops for one in members) < MIN_FLOPS_SHARE * cost.total.flops:
         return
+    whole = bought_by_checkpoint(trace, cost, members)
+    if whole is not None and whole.is_needed:
+        return  # no bargain, but the program would not fit without it
     regions: dict[str, list[Recomputed]] = defaultdict(list)
     for one in members:
         regions[one.region].append(one)
@@ -75,8 +86,8 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
             cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
             cost_bytes=None,
             where=where,
-            evidence=tuple(_row(trace, one) for one in found[:MAX_ROWS]),
-            advice=ADVICE + _headroom(cost),
+            evidence=tuple(_row(trace, one, whole) for one in found[:MAX_ROWS]),
+            advice=ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
 
 
@@ -88,7 +99,7 @@ def _lost(spent: Price | None, kept: int) -> str:
     return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
 
 
-def _row(trace: Trace, one: Recomputed) -> dict[str, Cell]:
+def _row(trace: Trace, one: Recomputed, whole: Bought | None) -> dict[str, Cell]:
     spent = part_ns(trace, recomputed_parts(trace, [one]))
     return {
         "product": one.row.instruction.name,
@@ -103,6 +114,7 @@ def _row(trace: Trace, one: Recomputed) -> dict[str, Cell]:
         "recompute_ns": spent,
         "ns_a_kept_mib": ns_a_mib(spent, one.kept_bytes),
         "gflops_a_kept_mib": one.flops / 1e9 / (one.kept_bytes / (1 << 20)),
+        **(NOT_KNOWN if whole is None else whole.cells()),
     }
 
 
@@ -113,11 +125,14 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
     copies = sum(len(one.rows) for one in members)
     where = where_of(members[0].rows[0].instruction)
     spent = price(trace, cloned_parts(trace, members))
+    whole = bought_by_clones(trace, cost, members)
+    for_nothing = whole is not None and not whole.lowers_the_peak
     yield Finding(
         subject="rematerialized by XLA",
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
         f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
         f"{format_bytes(sum(one.bytes for one in members))} more moved a run"
+        + ("; the peak is no lower for it" if for_nothing else "")
         + ("" if spent is None else f"; it takes {spent.text}"),
         severity=_severity(share) if spent is None else spent.severity,
         basis="structural" if spent is None else spent.basis,
@@ -135,13 +150,34 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
                 "flops_share": _share(one.flops, cost),
                 "moved_bytes": one.bytes,
                 "recompute_ns": part_ns(trace, cloned_parts(trace, [one])),
+                **({} if whole is None else _clone_cells(whole)),
             }
             for one in members[:MAX_ROWS]
         ),
         advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "
         "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
         "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "
-        + _headroom(cost),
+        + (_headroom(cost) if whole is None else _paid(whole)),
+    )
+
+
+def _clone_cells(whole: Bought) -> dict[str, Cell]:
+    cells = whole.cells()
+    cells["reason"] = None if whole.lowers_the_peak else "did not lower the peak"
+    return cells
+
+
+def _paid(whole: Bought) -> str:
+    """What the copies bought, as the end of the advice."""
+    known = "assigned" if whole.assigned else "modelled"
+    if not whole.lowers_the_peak:
+        return (
+            f"The peak, {format_bytes(whole.peak)} ({known}), would be {format_bytes(whole.without)} with every value "
+            "computed once: it was recomputed for nothing."
+        )
+    return (
+        f"The peak is {format_bytes(whole.peak)} ({known}); it would be {format_bytes(whole.without)} with every value "
+        "computed once."
     )
 
 

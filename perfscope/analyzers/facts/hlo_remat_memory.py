@@ -1,0 +1,216 @@
+"""What recomputation buys in a compiled program: how much higher the peak would be without it, and whether that fits.
+
+Values that run again are put back, alive from where the forward made them to where the backward needs them, onto the
+program's own curve of memory (assigned by XLA, else modelled). The peak of that curve against the program's is what
+recomputation bought; against the device's memory it is whether it was needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.facts.hlo_blocks import program_timelines
+from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed
+from perfscope.analyzers.facts.program_device import ProgramDevice, program_device
+from perfscope.analyzers.finding import Cell
+from perfscope.analyzers.hlo.cost import ModuleCost
+from perfscope.analyzers.hlo.cost_phase import phase_of
+from perfscope.analyzers.hlo.module import HloModule, Shape
+from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.memory.timeline import MemoryTimeline
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.units import format_bytes
+
+GIGABYTES: Mapping[str, int] = {
+    "B200": 180, "GB200": 186, "H200": 141, "H200 NVL": 141, "H100 SXM": 80, "H100 PCIe": 80, "H100 NVL": 94,
+    "A100 SXM 80GB": 80, "A100 PCIe 80GB": 80, "A100 40GB": 40, "L40S": 48, "A30": 24, "A40": 48, "A10": 24, "L4": 24,
+    "T4": 16, "MI355X": 288, "MI350X": 288, "MI325X": 256, "MI300X": 192, "MI300A": 128, "MI250X (one GCD)": 64,
+    "MI210": 64, "TPU v6e": 32, "TPU v5p": 95, "TPU v5e": 16, "TPU v4": 32,
+}  # fmt: skip
+"""Memory of products as their vendors state it, where a name has one size; a recording's own number goes first."""
+
+USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
+"""Of the device's memory: what JAX takes on a GPU unless told otherwise (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU
+keeps some for the system."""
+
+SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
+"""Shares of a peak by which another one is no higher: alignment, where XLA assigned it; else what the model misses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bought:
+    """What recomputation buys. Bytes."""
+
+    peak: int
+    """As the program is."""
+    without: int
+    """If everything that is asked about were kept."""
+    assigned: bool
+    """``peak`` is XLA's own, else modelled."""
+    usable: int | None
+    """What a program may have of the device; ``None`` where no device or no size of it is known."""
+    device: str
+    """As shown: ``'H100 SXM (assumed)'``; empty without one."""
+
+    @property
+    def lowers_the_peak(self) -> bool:
+        """The peak would be higher without it."""
+        same = SAME_ASSIGNED if self.assigned else SAME_MODELLED
+        return self.without > (1 + same) * self.peak
+
+    @property
+    def is_needed(self) -> bool:
+        """It would not fit without."""
+        return self.usable is not None and self.without > self.usable
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is too much, in a word: ``peak elsewhere``, ``room``; ``None`` where nothing says so."""
+        if self.is_needed:
+            return None
+        if not self.lowers_the_peak:
+            return "peak elsewhere"
+        return None if self.usable is None else "room"
+
+    def text(self) -> str:
+        """One or two sentences of advice."""
+        assigned = "is assigned" if self.assigned else "is modelled to need"
+        start = f"The program {assigned} {format_bytes(self.peak)} at its peak"
+        if not self.lowers_the_peak and not self.is_needed:
+            return f"{start}, and keeping the results leaves it there: the peak is elsewhere."
+        with_all = f"{start}, and {format_bytes(self.without)} with the results kept"
+        if self.usable is None:
+            return f"{with_all}; the memory of the device is not known."
+        room = f"{format_bytes(self.usable)} that a JAX program gets of {self.device} unless told otherwise"
+        fits = "more than" if self.is_needed else "within"
+        return f"{with_all}: {fits} the {room}."
+
+    def cells(self) -> dict[str, Cell]:
+        """For a row of evidence."""
+        return {
+            "reason": self.reason,
+            "peak_bytes": self.peak,
+            "peak_without_bytes": self.without,
+            "usable_bytes": self.usable,
+        }
+
+
+def bought_by_checkpoint(trace: Trace, cost: ModuleCost, products: Sequence[Recomputed]) -> Bought | None:
+    """What ``jax.checkpoint`` buys by running products of one program again; ``None`` where it is not scheduled."""
+    schedule = Schedule(cost.module)
+    spans = []
+    for one in products:
+        place = _position(schedule, cost, one.row.computation, one.row.instruction.name)
+        if place is not None:
+            spans.append((_forward(schedule, cost, one, place), place[1], one.kept_bytes))
+    return _bought(trace, cost, spans)
+
+
+def bought_by_clones(trace: Trace, cost: ModuleCost, clones: Iterable[Cloned]) -> Bought | None:
+    """What XLA's own rematerialization buys: each clone's value kept from the instruction that made it before."""
+    schedule = Schedule(cost.module)
+    spans = []
+    for one in clones:
+        first = next(
+            row for row in cost.launched if row.instruction.scheduling_name == one.original and row not in one.rows
+        )
+        before = schedule.positions.get(first.instruction.name)
+        for row in one.rows:
+            at = schedule.positions.get(row.instruction.name)
+            if before is not None and at is not None:
+                # its own value takes over where the clone stands, and was alive up to its last reader
+                begin = max(before, _last_read(cost.module, schedule, row.computation, first.instruction.name))
+                spans.append((begin + 1, at, row.instruction.shape.bytes))
+                before = at
+    return _bought(trace, cost, spans)
+
+
+def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]]) -> Bought | None:
+    timeline = timeline_of(trace, cost.module)
+    if timeline is None:
+        return None
+    live = timeline.live()
+    length = timeline.last + 2
+    change = np.zeros(length + 1, np.int64)
+    np.add.at(change, np.minimum(live.positions, length), np.diff(live.bytes, prepend=0))
+    for start, stop, size in spans:
+        if stop > start:
+            change[min(start, length)] += size
+            change[min(stop, length)] -= size
+    known = trace.fact(program_device)
+    return Bought(
+        peak=timeline.peak()[1],
+        without=int(np.cumsum(change).max()),
+        assigned=cost.module.buffer_assignment is not None,
+        usable=usable_bytes(trace, cost.module),
+        device="" if known is None else known.label(),
+    )
+
+
+def usable_bytes(trace: Trace, module: HloModule) -> int | None:
+    """What a program may have of the memory of the device it is judged for."""
+    share = USABLE_SHARE.get(module.platform or "")
+    if share is None:
+        return None
+    sizes = trace.rows["devices"]["memory_bytes"]
+    recorded = sizes[sizes > 0]
+    if len(recorded):
+        return int(share * int(recorded.min()))
+    known: ProgramDevice | None = trace.fact(program_device)
+    size = None if known is None else GIGABYTES.get(known.device.name)
+    return None if size is None else int(share * size * 1_000_000_000)
+
+
+def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:
+    """The memory of one program; ``None`` where it is not scheduled."""
+    with_one = [one for one in trace.hlo if one.is_scheduled or _has_heap(one)]
+    found = [timeline for one, timeline in zip(with_one, trace.fact(program_timelines), strict=False) if one is module]
+    return found[0] if found else None
+
+
+def _has_heap(module: HloModule) -> bool:
+    return module.buffer_assignment is not None and bool(module.buffer_assignment.allocations)
+
+
+def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str) -> tuple[int, int] | None:
+    """Where an instruction, or the kernel that holds it, runs: with its loops of the entry, first and last position."""
+    while computation not in schedule.computations:
+        holder = next((row for row in cost.rows if computation in row.instruction.called), None)
+        if holder is None:
+            return None
+        computation, name = holder.computation, holder.instruction.name
+    at = schedule.positions[name]
+    for one in cost.module.entry_computation().instructions:
+        if schedule.begins[one.name] <= at <= schedule.positions[one.name]:
+            return schedule.begins[one.name], schedule.positions[one.name] + 1
+    return at, at + 1
+
+
+def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, place: tuple[int, int]) -> int:
+    """Where the forward makes what runs again: the first product before it of the same result and primitive."""
+    shape, primitive = _type(again.result), again.row.instruction.op_name.rpartition("/")[2]
+    found = [
+        at[0]
+        for row in cost.rows
+        if row.once.products
+        and row.instruction.op_name.rpartition("/")[2] == primitive
+        and _type(row.instruction.shape) == shape
+        and phase_of(row.instruction.op_name) == "forward"
+        for at in (_position(schedule, cost, row.computation, row.instruction.name),)
+        if at is not None and at[0] <= place[0]
+    ]
+    return min(found, default=place[0])
+
+
+def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
+    return shape.dtype, tuple(size for size in sorted(shape.dims) if size > 1)
+
+
+def _last_read(module: HloModule, schedule: Schedule, computation: str, name: str) -> int:
+    return max(
+        (schedule.positions[one.name] for one in module.computations[computation].instructions if name in one.operands),
+        default=schedule.positions[name],
+    )
