@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from perfscope.analyzers.readers import torch_memory
+from perfscope.analyzers.readers._run_parts import RunPart
 from perfscope.analyzers.trace import MISSING, TABLES, Rows, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryAction
+from perfscope.profiler.errors import DataError
+
+SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
+"""Name of the recording of the CUDA allocator beside the detail pass; another is of a failed allocation."""
 
 _ELSEWHERE = ("op", "thread")
 """Columns of events that point at tables of the snapshot's own, which are not taken."""
@@ -31,6 +39,22 @@ def attach_snapshot(trace: Trace, snapshot: Trace) -> None:
     order = np.argsort(joined["time_ns"], kind="stable")
     trace.rows["memory"] = Rows(TABLES["memory"], joined).take(order)
     trace.recorded |= {"memory"}
+
+
+def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
+    """Snapshots of a run's allocators as an allocation failed, and why the last damaged one cannot be read."""
+    traces: list[Trace] = []
+    damaged = None
+    for process in part.processes:
+        for capture in process.captures:
+            if capture.tool == "torch_memory" and capture.pass_name != SNAPSHOT_PASS and capture.artifact is not None:
+                try:
+                    traces.append(torch_memory.read(path / capture.artifact))
+                except DataError as error:
+                    damaged = error
+                else:
+                    mark_failed(traces[-1])
+    return traces, damaged
 
 
 def mark_failed(snapshot: Trace) -> None:

@@ -42,7 +42,7 @@ from perfscope.analyzers.readers._jax_moments import Moments, read_moments
 from perfscope.analyzers.readers._nsys_run import Recordings
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.readers._run_peers import carry_peers
-from perfscope.analyzers.readers._run_snapshot import attach_snapshot, mark_failed
+from perfscope.analyzers.readers._run_snapshot import SNAPSHOT_PASS, attach_snapshot, failed_allocations
 from perfscope.analyzers.readers.jax_log import read_events, read_syncs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.readers.torch_tensors import Listings, read_tensors
@@ -60,9 +60,6 @@ WAITING_SHARE = 0.5
 """Of the steps that were watched: a program that reads every second step is throttled by it."""
 WATCHED_STEPS = 64
 """Steps in which reads are watched (`profiler/captures/jax_sync.py`)."""
-
-SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
-"""Name of the recording of the CUDA allocator beside the detail pass; another is of a failed allocation."""
 
 _TIMED = ("timing", "detail")
 """Passes whose times may be shown, the least disturbed first."""
@@ -99,29 +96,13 @@ def read_part(part: RunPart) -> list[Trace]:
     path = Path(part.path)
     recordings = Recordings(path, part.processes)
     found = [_process(path, part, process, recordings) for process in part.processes]
-    failures, damaged = _failed_allocations(path, part)
+    failures, damaged = failed_allocations(path, part)
     traces = [trace for trace in found if trace is not None] + recordings.further + failures
     if not traces and damaged is not None:
         raise damaged
     if not traces and recordings.problems:
         raise DataError(next(iter(recordings.problems.values())))
     return traces
-
-
-def _failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
-    """Snapshots of allocators at the moment an allocation failed, and why the last damaged one cannot be read."""
-    traces: list[Trace] = []
-    damaged = None
-    for process in part.processes:
-        for capture in process.captures:
-            if capture.tool == "torch_memory" and capture.pass_name != SNAPSHOT_PASS and capture.artifact is not None:
-                try:
-                    traces.append(torch_memory.read(path / capture.artifact))
-                except DataError as error:
-                    damaged = error
-                else:
-                    mark_failed(traces[-1])
-    return traces, damaged
 
 
 def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
