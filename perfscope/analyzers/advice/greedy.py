@@ -58,6 +58,11 @@ def groups_of(model: StepModel) -> tuple[Group, ...]:
     )
 
 
+def offered(model: StepModel, unit: Unit, policy: Policy) -> bool:
+    """True if all regions of a unit can be given a policy."""
+    return all(model.regions[index].offers(policy) for index in unit.regions)
+
+
 def with_policy(policies: Sequence[Policy], unit: Unit, policy: Policy) -> tuple[Policy, ...]:
     """The policies with another one for a unit."""
     return tuple(policy if index in unit.regions else one for index, one in enumerate(policies))
@@ -99,7 +104,7 @@ def _next(
     """The group's first unit that ``policy`` takes further; None if there is none."""
     further = {"selective": ("keep",), "full": ("keep", "selective")}
     unit = next((one for one in group.units if policies[one.regions[0]] in further[policy]), None)
-    if unit is None:
+    if unit is None or not offered(simulator.model, unit, policy):
         return None
     after = with_policy(policies, unit, policy)
     simulation = simulator.run(after)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from perfscope.analyzers.advice.greedy import Group, greedy, groups_of, with_policy
+from perfscope.analyzers.advice.greedy import offered as can_have
 from perfscope.analyzers.advice.sharding import Links, Transfer, device_of, links_of, placements, transfer
 from perfscope.analyzers.advice.simulate import Placement, Simulation, Simulator, keep_all, todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
@@ -198,7 +199,9 @@ def _assigned(
         units = iter(group.units)
         for policy, count in zip(offered, counts, strict=True):
             for _ in range(count):
-                policies = with_policy(policies, next(units), policy)
+                unit = next(units)
+                if can_have(model, unit, policy):
+                    policies = with_policy(policies, unit, policy)
     return policies
 
 

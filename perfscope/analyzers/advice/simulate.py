@@ -11,8 +11,10 @@ torch/utils/checkpoint.py).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -81,10 +83,10 @@ class Simulator:
         regions = model.regions
         self._able = [one.backward[1] > one.backward[0] and one.forward[1] > one.forward[0] for one in regions]
         rooms = sorted((one.backward[0], index) for index, one in enumerate(regions) if self._able[index])
-        self._room_at = np.array([at for at, _ in rooms], np.int64)
+        self._room_at = [at for at, _ in rooms]
         lengths = [regions[index].forward[1] - regions[index].forward[0] for _, index in rooms]
-        self._room = np.concatenate(([0], np.cumsum(np.array(lengths, np.int64))))
-        self._room_starts = {index: at + int(self._room[order]) for order, (at, index) in enumerate(rooms)}
+        self._room = [0, *accumulate(lengths)]
+        self._room_starts = {index: at + self._room[order] for order, (at, index) in enumerate(rooms)}
         self._length = self._stop(model.length) + 1
         self._own: list[list[Value]] = [[] for _ in regions]
         plain: list[Value] = []
@@ -275,11 +277,11 @@ class Simulator:
 
     def _start(self, position: int) -> int:
         """Where an op is on the axis: behind the rooms before it."""
-        return position + int(self._room[np.searchsorted(self._room_at, position, side="right")])
+        return position + self._room[bisect_right(self._room_at, position)]
 
     def _stop(self, position: int) -> int:
         """Where what is gone at ``position`` ends on the axis: before the room that precedes that op."""
-        return position + int(self._room[np.searchsorted(self._room_at, position, side="left")])
+        return position + self._room[bisect_left(self._room_at, position)]
 
     def _curve_of(self, effect: Effect) -> Int64:
         change = np.zeros(self._length + 1, np.int64)
@@ -292,8 +294,8 @@ class Simulator:
             region = self.model.regions[index]
             if start <= at < start + region.forward[1] - region.forward[0]:
                 return "recompute", index, region.backward[0]
-        ends = [self._start(position) for position in self._room_at.tolist()]
-        position = at - int(self._room[np.searchsorted(np.array(ends, np.int64), at, side="right")])
+        ends = [self._start(position) for position in self._room_at]
+        position = at - self._room[bisect_right(ends, at)]
         for index, region in enumerate(self.model.regions):
             if region.forward[0] <= position < region.forward[1]:
                 return "forward", index, position

@@ -85,6 +85,10 @@ class Region:
     """Of a compiled program: what each policy it can be given makes of the values; it has no values of its own then,
     and a policy that is not listed cannot be had (it counts as ``keep``). Empty: the general rules hold."""
 
+    def offers(self, policy: Policy) -> bool:
+        """False for a policy that a compiled program's layers cannot be given."""
+        return not self.changes or any(policy == one for one, _ in self.changes)
+
     @property
     def today(self) -> Policy:
         """What is done now."""

@@ -41,15 +41,19 @@ def repeats(graph: OpGraph, calls: Sequence[Call]) -> Repeats:
             unmatched += sum(not op.view for op in stretch)
             continue
         done.add(place)
-        waiting = [op for op in graph.ops[calls[place].first : calls[place].last] if not op.view]
+        waiting: dict[tuple[str, str], list[GraphOp]] = defaultdict(list)
+        for op in graph.ops[calls[place].first : calls[place].last]:
+            if not op.view:
+                waiting[op.name, op.module].append(op)
         for op in stretch:
             if op.view:
                 continue
-            found = _repeated(graph, op, waiting, of_storage)
+            candidates = waiting[op.name, op.module]
+            found = _repeated(graph, op, candidates, of_storage)
             if found is None:
                 unmatched += 1
                 continue
-            waiting.remove(found)
+            candidates.remove(found)
             of_op[op.index] = found.index
             by_call[place].add(found.index)
             for made, first in zip(op.outputs, found.outputs, strict=True):
@@ -89,11 +93,8 @@ def _call_of(stretch: Sequence[GraphOp], calls: Sequence[Call], done: set[int]) 
 
 
 def _repeated(graph: OpGraph, op: GraphOp, waiting: Sequence[GraphOp], again: Mapping[int, int]) -> GraphOp | None:
-    alike = [
-        one
-        for one in waiting
-        if one.name == op.name and one.module == op.module and _shapes(graph, one) == _shapes(graph, op)
-    ]
+    """The op of the same shapes and inputs among ``waiting``, else the first of the same shapes."""
+    alike = [one for one in waiting if _shapes(graph, one) == _shapes(graph, op)]
     read = [again.get(graph.tensors[index].storage, graph.tensors[index].storage) for index in op.inputs]
     same = (one for one in alike if [graph.tensors[index].storage for index in one.inputs] == read)
     return next(same, alike[0] if alike else None)

@@ -16,6 +16,9 @@ NAMES: dict[Policy, str] = {
     "offload": "activations to the host:",
 }
 
+MOST_NAMED = 3
+"""Modules that are named one by one where they have no numbers."""
+
 _ZERO = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients and parameters"}
 
 
@@ -59,7 +62,10 @@ def _members(group: Group, units: Sequence[Unit]) -> str:
     numbers = [_number(unit.name) for unit in units]
     path = _path(group.units[0].name.rpartition(".")[0])
     if None in numbers or not path:
-        return ", ".join(dict.fromkeys(_path(unit.name) or unit.name for unit in units))
+        names = list(dict.fromkeys(_path(unit.name) or unit.name for unit in units))
+        if len(names) <= MOST_NAMED:
+            return ", ".join(names)
+        return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
     known = sorted(number for number in numbers if number is not None)
     if len(units) == len(group.units):
         return f"all {len(units)} of {path}" if len(units) > 1 else f"{path}[{known[0]}]"
@@ -75,8 +81,9 @@ def _number(name: str) -> int | None:
 
 
 def _path(name: str) -> str:
-    """A module as an attribute of the model: its name without the root's class."""
-    return name.partition(".")[2]
+    """A module as an attribute of the model: its name without the root's class; empty if it is no module's name."""
+    root, _, path = name.partition(".")
+    return path if root.isidentifier() else ""
 
 
 def _torch(model: StepModel, plan: Plan) -> list[str]:
@@ -89,7 +96,7 @@ def _torch(model: StepModel, plan: Plan) -> list[str]:
     ]
     lines: list[str] = []
     if any(policy != "keep" for policy in todays(model)) and plan.policies != todays(model):
-        lines += ["# take today's checkpoint() around the modules away first", ""]
+        lines += ["# take today's checkpoint() around the modules away", ""]
     kinds: set[Policy] = {policy for policy, _, _ in chosen}
     if plan.policies != todays(model):
         lines += _torch_head(kinds)
@@ -192,7 +199,7 @@ def _jax(model: StepModel, plan: Plan) -> list[str]:
     lines: list[str] = []
     if plan.policies != todays(model):
         if any(policy != "keep" for policy in todays(model)):
-            lines += ["# take today's jax.checkpoint around the layers away first"]
+            lines += ["# take today's jax.checkpoint around the layers away"]
         for group in groups_of(model):
             for policy, units in _by_policy(plan.policies, group).items():
                 if policy == "keep":

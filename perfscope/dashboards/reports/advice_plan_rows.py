@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.advice.words import code_for, describe
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
-from perfscope.dashboards.shown import shown
+from perfscope.dashboards.shown import TEXT_LIMIT, shown
 
 if TYPE_CHECKING:
     from perfscope.analyzers.advice.plans import Plan, Plans
@@ -71,7 +71,7 @@ def plans_view(plans: Plans, subject: str, unseen: tuple[str, ...] = (), others:
         rows=rows,
         verdict=_verdict(plans),
         code=() if chosen is None else shown_code(model, chosen),
-        notes=tuple(shown(note) for note in _notes(plans, unseen, others)),
+        notes=tuple(shown(note, TEXT_LIMIT) for note in _notes(plans, unseen, others)),
     )
 
 
@@ -143,7 +143,9 @@ def _facts(plans: Plans) -> list[str]:
     model, today = plans.model, plans.today
     measured = model.measured_peak_bytes
     facts = []
-    if measured:
+    if measured and model.framework == "jax":
+        facts.append(f"peak today {format_bytes(measured)} (assigned by XLA)")
+    elif measured:
         off = signed_share(today.peak_bytes - measured, measured)
         facts.append(
             f"peak today {format_bytes(measured)} (measured); the model of the step says "
