@@ -48,6 +48,8 @@ class Launch:
     """Number of the pair in its phase."""
     slot: int
     """0: it ran first in its pair, 1: second."""
+    attempt: int = 0
+    """Of the pair: it runs again where a launch of it failed."""
     seconds: float
     """From start to end of the process."""
     code: int

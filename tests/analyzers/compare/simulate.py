@@ -46,7 +46,7 @@ def launches(world: World, count: int, rng: np.random.Generator) -> np.ndarray:
     times = np.exp(logs)
     times[rng.random(times.shape) < world.outliers] *= 1.5
     times[:, : world.warmup] *= 1 + 2 * np.exp(-np.arange(world.warmup))
-    return times
+    return np.asarray(times)
 
 
 def arms(

@@ -1,0 +1,205 @@
+"""Runs an A/B: pairs of process launches of two commits, interleaved in random order, until the answer is settled.
+
+1. Each arm once, for its caches: compilation, autotuning, bytecode, the disk. Not counted.
+2. The base against itself: from these pairs the judge chooses what stands for a launch.
+3. Pairs. After some of them the judge looks, and may have seen enough.
+4. A change is confirmed by as many pairs again.
+
+The judge is another room's (`perfscope.analyzers.compare`); here nothing is judged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from perfscope.profiler.ab_launch import Arm, Launch, Phase, Place, launch_once
+from perfscope.profiler.ab_state import Plan, State
+from perfscope.profiler.ab_worktrees import Checkout, ended_by_signals, remove_left, worktrees
+from perfscope.profiler.errors import DataError
+from perfscope.profiler.launch import Target
+
+MOST_FAILURES = 3
+"""Launches of one arm that may fail before the comparison is given up: one may be bad luck, three are the program."""
+LEAST_CONFIRMING = 6
+
+Decision = Literal["go on", "stop", "confirm"]
+Pair = tuple[Launch, Launch]
+"""Base and head; of a calibration the one that ran first, and second."""
+Run = Callable[[Arm, Phase, int, int], Launch]
+"""Runs one launch: arm, phase, pair, slot."""
+
+
+class Judge(Protocol):
+    """Who looks at the pairs (``perfscope.analyzers.compare.ab_judge``)."""
+
+    def calibrated(self, pairs: Sequence[Pair]) -> str:
+        """What the calibration chose, for a person."""
+
+    def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
+        """What to do after these pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """The pairs of each phase, in order; of each pair its last attempt that succeeded."""
+
+    calibration: tuple[Pair, ...]
+    measured: tuple[Pair, ...]
+    confirming: tuple[Pair, ...]
+
+
+def compare(
+    state: State, repository: Checkout, judge: Judge, *, tell: Callable[[str], None] = lambda line: None
+) -> Pairs:
+    """Run what is left of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``tell``.
+
+    ``DataError`` if an arm fails again and again, or imports from the checkout; ``KeyboardInterrupt`` if we are told
+    to end, and then everything up to the last whole launch is kept and the worktrees are gone.
+    """
+    plan = state.plan
+    target = Target(arguments=plan.command, module=plan.kind == "module", command=plan.kind == "command")
+    with ended_by_signals():
+        remove_left(repository)
+        tell(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
+        with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as places:
+            run = _runner(state, target, places, repository)
+            return run_pairs(state, run, judge, tell=tell)
+
+
+def run_pairs(state: State, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> Pairs:
+    """The order of the launches. ``run`` starts one; each that ends is kept in ``state``."""
+    plan = state.plan
+    arms: tuple[Arm, Arm] = ("base", "head")
+    for arm in arms:
+        _warm(state, run, arm, tell)
+    for pair in range(plan.calibration):
+        _pair(state, run, "calibrate", pair, tell)
+    calibration = pairs_of(state.launches, "calibrate")
+    if plan.calibration:
+        tell(judge.calibrated(calibration))
+    decision: Decision = "go on"
+    done = 0
+    while done < plan.pairs and decision == "go on":
+        _pair(state, run, "measure", done, tell)
+        done += 1
+        decision = judge.look(calibration, pairs_of(state.launches, "measure")[:done])
+    if decision == "confirm" and plan.confirm:
+        tell(f"a change was found in {done} pairs; {max(done, LEAST_CONFIRMING)} more are to confirm it")
+        for pair in range(max(done, LEAST_CONFIRMING)):
+            _pair(state, run, "confirm", pair, tell)
+    return Pairs(
+        calibration=calibration,
+        measured=pairs_of(state.launches, "measure"),
+        confirming=pairs_of(state.launches, "confirm"),
+    )
+
+
+def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
+    """The order inside a pair: by seed and number alone, so that it is the same after an interruption."""
+    return random.Random(f"{seed}/{phase}/{pair}/{attempt}").random() < 0.5  # noqa: S311 (an order, no secret)
+
+
+def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
+    """The whole pairs of a phase by number: both launches of one attempt, without a problem."""
+    found: dict[int, Pair] = {}
+    for first, second in itertools.pairwise(launches):
+        partners = (first.phase, first.pair, first.attempt) == (second.phase, second.pair, second.attempt)
+        if first.phase != phase or not partners or (first.slot, second.slot) != (0, 1):
+            continue
+        if first.problem is None and second.problem is None:
+            swap = phase != "calibrate" and first.arm == "head"
+            found[first.pair] = (second, first) if swap else (first, second)
+    return tuple(found[pair] for pair in sorted(found))
+
+
+def _runner(state: State, target: Target, places: Mapping[Arm, Place], repository: Checkout) -> Run:
+    plan = state.plan
+
+    def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
+        launch = launch_once(
+            target,
+            places[arm],
+            arm=arm,
+            phase=phase,
+            pair=pair,
+            slot=slot,
+            log=state.log,
+            timeout_s=plan.timeout_s,
+            checkout=repository.top,
+            step_annotation=plan.step_annotation,
+        )
+        if launch.strays:
+            named = ", ".join(launch.strays[:MOST_FAILURES])
+            raise DataError(
+                f"{repository.top}: {named} came from the checkout, not from the commit of {arm}: is it installed in "
+                "editable mode, or on a path that the program sets itself? Both arms would run the same code"
+            )
+        return launch
+
+    return run
+
+
+def _warm(state: State, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
+    """One launch of an arm for its caches; a program that cannot run is told before an hour of launches."""
+    slot = 0 if arm == "base" else 1
+    held = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
+    if held:
+        return
+    tell(f"warming up {arm}")
+    launch = run(arm, "warm", 0, slot)
+    if launch.problem is not None:
+        raise DataError(f"{_named(state.plan, arm)}: {launch.problem}")
+    state.add(launch)
+
+
+def _pair(state: State, run: Run, phase: Phase, pair: int, tell: Callable[[str], None]) -> None:
+    """Both launches of a pair, again if one fails."""
+    if any(one.pair == pair for one, _ in pairs_of(state.launches, phase)):
+        return
+    while True:
+        attempt = 1 + max((one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)), default=-1)
+        tell(_progress(state, phase, pair))
+        arms: tuple[Arm, Arm] = ("base", "base")
+        if phase != "calibrate":
+            arms = ("head", "base") if first_is_head(state.plan.seed, phase, pair, attempt) else ("base", "head")
+        for slot, arm in enumerate(arms):
+            launch = replace(run(arm, phase, pair, slot), attempt=attempt)
+            state.add(launch)
+            if launch.problem is not None:
+                failed = [one for one in state.launches if one.arm == arm and one.problem is not None]
+                if len(failed) >= MOST_FAILURES:
+                    raise DataError(f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem}")
+                tell(f"{arm} failed, and its pair is run again: {launch.problem}")
+                break
+        else:
+            return
+
+
+def _progress(state: State, phase: Phase, pair: int) -> str:
+    """Where it stands, and how long it takes at most from here (without a confirmation)."""
+    plan = state.plan
+    seconds = sorted(one.seconds for one in state.launches if one.problem is None)
+    each = seconds[len(seconds) // 2] if seconds else 0.0
+    calibrated = len(pairs_of(state.launches, "calibrate"))
+    measured = len(pairs_of(state.launches, "measure"))
+    left = (plan.calibration - calibrated) + (plan.pairs - measured)
+    of = plan.calibration if phase == "calibrate" else plan.pairs
+    name = "base against itself: pair" if phase == "calibrate" else "pair"
+    if phase == "confirm":
+        of = max(measured, LEAST_CONFIRMING)
+        name, left = "confirming: pair", of - pair
+    return f"{name} {pair + 1} of {of}, {_duration(2 * left * each)} left at most"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _named(plan: Plan, arm: Arm) -> str:
+    return f"{arm} ({plan.base_ref if arm == 'base' else plan.head_ref})"

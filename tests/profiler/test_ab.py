@@ -1,0 +1,169 @@
+"""The order of launches of an A/B, with launches that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler.ab import Decision, Pair, Pairs, first_is_head, pairs_of, run_pairs
+from perfscope.profiler.ab_launch import Arm, Launch, Phase
+from perfscope.profiler.ab_state import Plan, State, begin, resume
+from perfscope.profiler.errors import DataError
+
+Happening = Callable[[int], str | None]
+
+
+class Fake:
+    """Starts nothing: the n-th launch fails with what ``happens(n)`` says, or raises what it is."""
+
+    def __init__(self, happens: Happening = lambda number: None) -> None:
+        self.happens = happens
+        self.started: list[tuple[Arm, Phase, int, int]] = []
+
+    def __call__(self, arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
+        number = len(self.started)
+        self.started.append((arm, phase, pair, slot))
+        problem = self.happens(number)
+        return Launch(
+            arm=arm, phase=phase, pair=pair, slot=slot, seconds=2.0, code=int(problem is not None),
+            step_ns=(1000,) * 20, steps_seen=22, problem=problem,
+        )  # fmt: skip
+
+
+class Asked:
+    """A judge that decides at a number of pairs."""
+
+    def __init__(self, decisions: dict[int, Decision] | None = None) -> None:
+        self.decisions = decisions or {}
+        self.looked: list[int] = []
+
+    def calibrated(self, pairs: Sequence[Pair]) -> str:
+        return f"calibrated by {len(pairs)}"
+
+    def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
+        self.looked.append(len(pairs))
+        return self.decisions.get(len(pairs), "go on")
+
+
+def plan(**more: object) -> Plan:
+    held: dict[str, object] = {
+        "command": ("train.py",), "kind": "script", "base": "a" * 40, "head": "b" * 40, "base_ref": "main",
+        "head_ref": "HEAD", "pairs": 8, "calibration": 2, "seed": 7, "least": 0.02,
+    }  # fmt: skip
+    return Plan(**{**held, **more})  # type: ignore[arg-type]
+
+
+def compared(state: State, fake: Fake, judge: Asked | None = None) -> tuple[Pairs, list[str]]:
+    told: list[str] = []
+    return run_pairs(state, fake, judge or Asked(), tell=told.append), told
+
+
+def test_each_phase_has_its_pairs(tmp_path: Path) -> None:
+    fake = Fake()
+    found, told = compared(begin(tmp_path, plan()), fake)
+    assert fake.started[:2] == [("base", "warm", 0, 0), ("head", "warm", 0, 1)]
+    assert {arm for arm, phase, *_ in fake.started if phase == "calibrate"} == {"base"}
+    assert (len(found.calibration), len(found.measured), len(found.confirming)) == (2, 8, 0)
+    assert all((base.arm, head.arm) == ("base", "head") for base, head in found.measured)
+    assert "calibrated by 2" in told
+    assert "pair 1 of 8, 32 s left at most" in told
+
+
+def test_the_order_inside_pairs_is_random_and_follows_the_seed(tmp_path: Path) -> None:
+    orders = []
+    for number, seed in enumerate((7, 7, 8)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        fake = Fake()
+        compared(begin(folder, plan(seed=seed, pairs=20)), fake)
+        orders.append([arm for arm, phase, _, slot in fake.started if phase == "measure" and slot == 0])
+    assert orders[0] == orders[1] != orders[2]
+    assert 4 <= orders[0].count("head") <= 16
+    firsts = [first_is_head(seed, "measure", 3, 0) for seed in range(2000)]
+    assert 900 < sum(firsts) < 1100
+
+
+def test_the_judge_may_have_seen_enough(tmp_path: Path) -> None:
+    judge = Asked({6: "stop"})
+    found, _ = compared(begin(tmp_path, plan()), Fake(), judge)
+    assert (len(found.measured), judge.looked) == (6, [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize(("at", "more"), [(3, 6), (8, 8)])
+def test_a_change_is_confirmed_by_as_many_pairs_and_six_at_least(tmp_path: Path, at: int, more: int) -> None:
+    found, told = compared(begin(tmp_path, plan()), Fake(), Asked({at: "confirm"}))
+    assert (len(found.measured), len(found.confirming)) == (at, more)
+    assert f"a change was found in {at} pairs; {more} more are to confirm it" in told
+
+
+def test_without_confirmation_there_is_none(tmp_path: Path) -> None:
+    found, _ = compared(begin(tmp_path, plan(confirm=False)), Fake(), Asked({6: "confirm"}))
+    assert found.confirming == ()
+
+
+def test_a_pair_runs_again_where_a_launch_fails(tmp_path: Path) -> None:
+    fake = Fake(lambda number: "exit code 1: bad luck" if number == 9 else None)
+    found, told = compared(begin(tmp_path, plan()), fake)
+    assert len(found.measured) == 8
+    assert len(fake.started) == 2 + 4 + 16 + 2
+    assert any("its pair is run again: exit code 1: bad luck" in line for line in told)
+
+
+def test_an_arm_that_fails_again_and_again_ends_it(tmp_path: Path) -> None:
+    fake = Fake(lambda number: "killed by SIGSEGV: oops" if number > 9 else None)
+    with pytest.raises(DataError, match=r"(base|head) \((main|HEAD)\): 3 launches failed: killed by SIGSEGV: oops"):
+        compared(begin(tmp_path, plan()), fake)
+
+
+def test_a_program_that_does_not_run_is_told_at_once(tmp_path: Path) -> None:
+    fake = Fake(lambda number: "exit code 1: no data" if number == 1 else None)
+    with pytest.raises(DataError, match=r"head \(HEAD\): exit code 1: no data"):
+        compared(begin(tmp_path, plan()), fake)
+    assert len(fake.started) == 2
+
+
+@pytest.mark.parametrize("at", [1, 4, 7, 8, 13, 20])
+def test_what_was_interrupted_goes_on_where_it_was(tmp_path: Path, at: int) -> None:
+    """The same pairs in the same order as without; a launch whose partner did not run is no half of a pair."""
+    whole_folder, folder = tmp_path / "whole", tmp_path / "broken"
+    whole_folder.mkdir()
+    folder.mkdir()
+    whole, _ = compared(begin(whole_folder, plan()), Fake(), Asked({8: "confirm"}))
+
+    def interrupt(number: int) -> str | None:
+        if number == at:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        compared(begin(folder, plan()), Fake(interrupt), Asked({8: "confirm"}))
+    fake = Fake()
+    found, _ = compared(resume(folder), fake, Asked({8: "confirm"}))
+    assert len(found.measured) == len(whole.measured)
+    assert len(found.confirming) == len(whole.confirming)
+    kept = at - (at % 2)  # whole pairs, and the two that warm the arms up
+    assert fake.started[0] != ("base", "warm", 0, 0) or at == 0
+    assert len(fake.started) == 2 + 4 + 16 + 16 - (kept if at > 1 else at)
+    before = [(launch.arm, launch.slot) for pair in whole.measured for launch in pair]
+    after = [(launch.arm, launch.slot) for pair in found.measured for launch in pair]
+    again = at // 2 - 3 if at % 2 else None  # its second attempt draws its order anew
+    same = [one == other for index, (one, other) in enumerate(zip(before, after, strict=True)) if index // 2 != again]
+    assert all(same)
+
+
+def test_a_run_that_is_complete_starts_nothing_when_resumed(tmp_path: Path) -> None:
+    compared(begin(tmp_path, plan()), Fake())
+    fake = Fake()
+    found, _ = compared(resume(tmp_path), fake)
+    assert fake.started == []
+    assert len(found.measured) == 8
+
+
+def test_launches_that_are_no_neighbours_are_no_pair() -> None:
+    fake = Fake()
+    first, other, second = fake("base", "measure", 0, 0), fake("base", "measure", 1, 0), fake("head", "measure", 0, 1)
+    assert pairs_of([first, other, second], "measure") == ()
+    assert pairs_of([first, second], "measure") == ((first, second),)
+    assert pairs_of([first, second], "confirm") == ()
