@@ -21,6 +21,7 @@ from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.reports.memory_rows import MemoriesView, memory_view
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
 from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
+from perfscope.dashboards.reports.wholes import Wholes
 from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Summary:
 
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
-    wholes, several, alone = _Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
+    wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
     rows = [_finding_row(rule, finding, wholes, several=several, alone=alone) for rule, finding in analysis.findings()]
     return Summary(
@@ -292,7 +293,7 @@ def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
     return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
 
 
-def _finding_row(rule: str, finding: Finding, wholes: _Wholes, *, several: bool, alone: bool) -> FindingRow:
+def _finding_row(rule: str, finding: Finding, wholes: Wholes, *, several: bool, alone: bool) -> FindingRow:
     cost, over = finding.cost_ns_per_step, ""
     if cost is None and finding.cost_ns is not None:
         cost, over = finding.cost_ns, " a run" if alone else " in all"
@@ -335,29 +336,3 @@ def tail(place: str, limit: int) -> str:
         return place
     kept = place[-(limit - 2) :]
     return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)
-
-
-class _Wholes:
-    """What costs are a share of: the mean step of the ranks that pay, else the longest span of their devices."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        traced = any(step.traced for step in analysis.steps)
-        self._steps: dict[int | None, tuple[int, int]] = {}
-        """(summed ns, number) of steps by rank."""
-        for step in analysis.steps:
-            if step.traced == traced:
-                total, number = self._steps.get(step.rank, (0, 0))
-                self._steps[step.rank] = (total + step.duration_ns, number + 1)
-        self._spans: dict[int | None, int] = {}
-        for device in analysis.devices:
-            self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
-
-    def of(self, finding: Finding) -> float | None:
-        """ns, ``None`` if neither steps nor devices tell."""
-        mine = {*finding.ranks, None}
-        if finding.cost_ns_per_step is not None:
-            sums = [pair for rank, pair in self._steps.items() if not finding.ranks or rank in mine]
-            count = sum(number for _, number in sums)
-            return sum(total for total, _ in sums) / count if count else None
-        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in mine]
-        return max(spans, default=None)
