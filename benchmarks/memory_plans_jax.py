@@ -98,34 +98,47 @@ def _flops(trace: Trace, policy: str) -> int:
 
 
 def table(found: Sequence[Row]) -> str:
-    """Markdown."""
+    """Markdown: a line a step."""
     lines = [
-        "| step | from | policy | predicted peak | compiled peak | error | recomputed GFLOP, predicted | compiled |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| step | peak of `none`, `full`, `dots` | `full` from `none` | `dots` from `none` | `none` from `full` "
+        "| `none` from `dots` | recomputed FLOPs of `full`, `dots` |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
-    lines += [
-        f"| {row.program} | {row.source} | {row.policy} | {row.predicted / 1e6:,.0f} MB | {row.compiled / 1e6:,.0f} MB "
-        f"| {100 * row.error:+.1f}% | {'' if row.predicted_flops is None else f'{row.predicted_flops / 1e9:,.1f}'} "
-        f"| {row.compiled_flops / 1e9:,.1f} |"
-        for row in found
-    ]
+    for program in dict.fromkeys(row.program for row in found):
+        by_pair = {(row.source, row.policy): row for row in found if row.program == program}
+        peaks = {policy: row.compiled for (_, policy), row in by_pair.items()}
+        pairs = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "none"))
+        errors = [f"{100 * by_pair[pair].error:+.1f}%" if pair in by_pair else "" for pair in pairs]
+        again = [_again_error(by_pair[pair]) for pair in pairs[:2] if pair in by_pair]
+        lines.append(
+            f"| {program} | {', '.join(f'{peaks[policy] / 1e6:,.0f}' for policy in POLICIES if policy in peaks)} MB "
+            f"| {' | '.join(errors)} | {', '.join(again)} |"
+        )
     return "\n".join(lines)
 
 
+def _again_error(row: Row) -> str:
+    if row.predicted_flops is None or not row.compiled_flops:
+        return ""
+    return f"{100 * (row.predicted_flops / row.compiled_flops - 1):+.1f}%"
+
+
 def summary(found: Sequence[Row]) -> str:
-    """How many are how close, loops and unrolled layers apart."""
+    """How many are how close: loops and unrolled layers, less kept and everything kept, each apart."""
     lines = []
-    for label, chosen in (
-        ("loops", [row for row in found if "-scan-" in row.program.removeprefix("ssm-scan")]),
-        ("unrolled", [row for row in found if "-unrolled-" in row.program]),
-    ):
-        errors = sorted(abs(row.error) for row in chosen)
-        if errors:
-            close = sum(error <= 0.05 for error in errors)
-            lines.append(
-                f"{label}: {close} of {len(errors)} within 5%, median {100 * errors[len(errors) // 2]:.1f}%, "
-                f"worst {100 * errors[-1]:.1f}%"
+    for layers in ("scan", "unrolled"):
+        for label, keeps_all in (("less kept", False), ("everything kept", True)):
+            errors = sorted(
+                abs(row.error)
+                for row in found
+                if row.program.split("-")[-2] == layers and (row.policy == "none") is keeps_all
             )
+            if errors:
+                close, near = (sum(error <= limit for error in errors) for limit in (0.05, 0.1))
+                lines.append(
+                    f"{layers}, {label}: {close} of {len(errors)} within 5%, {near} within 10%, "
+                    f"median {100 * errors[len(errors) // 2]:.1f}%, worst {100 * errors[-1]:.1f}%"
+                )
     return "\n".join(lines)
 
 

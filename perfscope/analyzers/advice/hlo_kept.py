@@ -6,7 +6,7 @@ fusions. A value made there and read outside is one that the layer would hand fr
 
 from __future__ import annotations
 
-from perfscope.analyzers.advice.hlo_layers import reached
+from perfscope.analyzers.advice.hlo_layers import PRODUCTS, reached
 from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.scope import scope_of
@@ -14,6 +14,9 @@ from perfscope.analyzers.hlo.scope import scope_of
 _FREE = frozenset({"constant", "iota", "parameter", "tuple", "get-tuple-element", "broadcast"})
 """They take nothing to make again, and XLA keeps none of them."""
 
+
+_DEAR = PRODUCTS | {"reduce", "reduce-window", "scatter", "sort"}
+"""Opcodes whose result has a buffer: their readers do not compute it again."""
 
 _MOVES = (VIEWS | {"slice", "pad", "concatenate"}) - {"convert", "broadcast"}
 """Opcodes that put elements elsewhere: what they take is kept, once."""
@@ -32,8 +35,8 @@ def read_again(module: HloModule, flow: Flow, body: str, scope: tuple[str, ...] 
     """Numbers in ``Flow`` and bytes of the values between recomputation and backward of one layer.
 
     ``body``: the computation that runs the backward of the layer, ``scope``: its path where it shares that computation.
-    A value that its readers cast is counted as it is made. Of layers without a loop XLA keeps less (it computes what is
-    cheap again by itself), so the sum is an upper bound there. Linear in the computation and what it calls.
+    A value that its readers cast is counted as it is made. Of layers without a loop XLA computes what is cheap again by
+    itself, within the readers: there it is what the value is computed from that is kept.
     """
     within = reached(module, body)
     found: dict[int, int] = {}
@@ -45,10 +48,29 @@ def read_again(module: HloModule, flow: Flow, body: str, scope: tuple[str, ...] 
             continue
         for operand in value.operands:
             for number in _made(flow, operand, within):
-                made = flow.values[number].instruction
-                if runs_again(made.op_name, loops=not scope) and made.opcode not in _FREE:
-                    found[number] = made.shape.bytes
+                for source in _kept_for(flow, number, within, one.opcode, alone=bool(scope)):
+                    made = flow.values[source].instruction
+                    if runs_again(made.op_name, loops=not scope) and made.opcode not in _FREE:
+                        found[source] = made.shape.bytes
     return tuple(found.items())
+
+
+def _kept_for(flow: Flow, number: int, within: frozenset[str], reader: str, *, alone: bool) -> list[int]:
+    """What is kept so that a value can be read: the value, or what its reader computes it from."""
+    if not alone or reader in PRODUCTS:
+        return [number]
+    found, waiting, seen = [], [number], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        value = flow.values[one]
+        if value.instruction.opcode in _DEAR:
+            found.append(one)
+        elif runs_again(value.instruction.op_name, loops=not alone):
+            waiting += [made for operand in value.operands for made in _made(flow, operand, within)]
+    return found
 
 
 def _is_of(op_name: str, scope: tuple[str, ...]) -> bool:

@@ -34,12 +34,12 @@ from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
 
 MODELLED = (
-    "the peak of another policy is predicted from this program; XLA may order and fuse it otherwise: programs compiled "
-    "with the policy were within 10% where a loop runs the layers, and within 25% where they are unrolled"
+    "the peak of another policy is predicted from this program: of programs that XLA compiled with the policy most were "
+    "within 10% where a loop runs the layers, and all within 25% where each has a scope; docs/memory.md has where not"
 )
 FROM_KEPT = (
     "layers are checkpointed today: what keeping everything takes is what their backward reads of the values it makes "
-    "again; XLA may keep other values than these"
+    "again, and XLA may keep others; other policies than keeping everything are not predicted from such a program"
 )
 
 
@@ -159,9 +159,13 @@ class _Program:
         body, scope = self._backward_body(layers), layers.scope
         values = read_again(self._module, self._flow, body, scope)
         size = layers.count * sum(size for _, size in values)
-        products = unbatched_products(self._flow)
-        # the backward needs what is computed from the kept products, and seldom the products themselves
-        size -= sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
+        if layers.scope:
+            # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
+            size -= sum(one.bytes for one in layers.kept if self._is_slice(one))
+        else:
+            # the backward needs what is computed from the kept products, and seldom the products themselves
+            products = unbatched_products(self._flow)
+            size -= sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
         return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
 
     def _today(self, layers: Layers) -> Policy:
@@ -184,6 +188,13 @@ class _Program:
             if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision", "slice"}):
                 waiting.extend(value.names or value.operands)
         return False
+
+    def _is_slice(self, kept: Kept) -> bool:
+        """Whether what is kept is a part of a larger array."""
+        (number, *_) = self._flow.back([kept.number])
+        while self._flow.opcode(number) in ("bitcast", "reshape", "copy"):
+            (number, *_) = self._flow.back(self._flow.values[number].operands[:1])
+        return self._flow.opcode(number) in ("slice", "dynamic-slice")
 
     def _backward_body(self, layers: Layers) -> str:
         for one in self._module.entry_computation().instructions:
