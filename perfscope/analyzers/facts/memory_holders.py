@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_ops import asking_op
@@ -227,54 +226,3 @@ def _line_name(line: Line | None) -> str | None:
     if line is None:
         return None
     return line.file if line.line is None else f"{line.file}:{line.line}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CategoryCurve:
-    """Bytes in use over time by category, at a bounded number of positions. All sums are exact at these.
-
-    ``positions``: shape (n,), sorted. ``bytes``: shape (categories, n), in the order of ``categories``.
-    """
-
-    positions: Int64
-    categories: tuple[MemoryCategory, ...]
-    bytes: Int64
-    unseen_bytes: int
-    """To be added to the sum of the categories."""
-
-
-def category_curve(timeline: MemoryTimeline, points: int = 500) -> CategoryCurve:
-    """The curve of ``timeline`` for a picture: of each of ``points`` equal parts of its axis, the highest moment.
-
-    So the peak is among them, and nothing between two points is higher than the part it is in.
-    """
-    curve = timeline.live()
-    part = _parts(curve.positions, timeline.first, timeline.last, points)
-    begins = np.flatnonzero(np.concatenate(([True], part[1:] != part[:-1])))
-    order = np.lexsort((-curve.bytes, part))  # stable: the first of the highest of each part
-    chosen = curve.positions[order[begins]]
-    categories = sorted({int(code) for code in np.unique(timeline.blocks["category"])})
-    found = [_bytes_at(timeline, timeline.blocks["category"] == code, chosen) for code in categories]
-    return CategoryCurve(
-        positions=chosen,
-        categories=tuple(MemoryCategory(code) for code in categories),
-        bytes=np.array(found, np.int64).reshape(len(categories), len(chosen)),
-        unseen_bytes=timeline.unseen_bytes,
-    )
-
-
-def _parts(positions: Int64, first: int, last: int, points: int) -> Int64:
-    span = max(1, last - first + 1)
-    # by floats: positions are up to 2**63, and times ``points`` they would not fit
-    return np.asarray(np.minimum((positions - first) / span * points, points - 1), np.int64)
-
-
-def _bytes_at(timeline: MemoryTimeline, chosen: npt.NDArray[np.bool_], positions: Int64) -> Int64:
-    """Bytes of the chosen blocks that are held at each of ``positions``."""
-    blocks = timeline.blocks
-    start, end, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
-    made, gone = np.argsort(start, kind="stable"), np.argsort(end, kind="stable")
-    grown = np.concatenate(([0], np.cumsum(size[made])))
-    shrunk = np.concatenate(([0], np.cumsum(size[gone])))
-    at: Int64 = grown[np.searchsorted(start[made], positions, side="right")]
-    return at - shrunk[np.searchsorted(end[gone], positions, side="right")]

@@ -1,17 +1,14 @@
-"""Who holds the peak: every grouping sums to it, and the picture keeps every maximum."""
+"""Who holds the peak: every grouping sums to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from perfscope.analyzers.facts.memory_holders import UNSEEN, PeakHolders, category_curve, memory_holders
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.facts.memory_holders import UNSEEN, PeakHolders, memory_holders
 from perfscope.analyzers.memory.timeline import MemoryPhase
 from perfscope.analyzers.readers import kineto, torch_memory
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
 from tests.analyzers.facts.memory_build import MemoryBuilder
 
 
@@ -76,32 +73,6 @@ def test_unknown_owners_are_one_nameless_row():
     (peak,) = memory_holders(b.build())
     assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.by_category] == [(None, 40, 2)]
     _sums(peak)
-
-
-def test_the_picture_is_bounded_and_keeps_the_maxima():
-    b = MemoryBuilder()
-    b.starts_with(7)
-    rng = np.random.default_rng(1)
-    live: list[int] = []
-    for at in range(1, 1500):
-        if live and rng.random() < 0.49:
-            b.free(live.pop(int(rng.integers(len(live)))), at)
-        else:
-            live.append(at)
-            b.make(at, int(rng.integers(1, 1000)), at, category=int(rng.integers(0, 4)))
-    (timeline,) = memory_timelines(b.build())
-    picture = category_curve(timeline, points=50)
-    assert len(picture.positions) <= 50
-    curve = timeline.live()
-    total = picture.bytes.sum(axis=0) + picture.unseen_bytes
-    assert total.max() == timeline.peak()[1]
-    at = np.searchsorted(curve.positions, picture.positions, side="right") - 1
-    np.testing.assert_array_equal(total, curve.bytes[at])
-    # every part of the axis shows its highest moment
-    width = (timeline.last - timeline.first + 1) / 50
-    part = np.minimum(((curve.positions - timeline.first) / width).astype(int), 49)
-    assert total.tolist() == [int(curve.bytes[part == number].max()) for number in np.unique(part)]
-    assert set(picture.categories) == {MemoryCategory(code) for code in range(4)}
 
 
 @pytest.mark.corpus
