@@ -48,7 +48,7 @@ class Share:
     """None: collectives that were not matched."""
     collectives: int = 0
     waiting_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By the member that was waited for."""
+    """By the member that was waited for; itself, where it is a process with several devices."""
     together_ns: int = 0
     """Waiting for several that came last together, as far as clocks tell."""
     core_ns: int = 0
@@ -60,13 +60,18 @@ class Share:
 
     @property
     def late_ns(self) -> int:
-        """Waiting for members that are known."""
-        return sum(self.waiting_ns.values())
+        """Waiting for other members, which are known."""
+        return sum(waited for late, waited in self.waiting_ns.items() if late != self.member)
+
+    @property
+    def own_ns(self) -> int:
+        """Waiting for another device of the same process, which came last of all."""
+        return self.waiting_ns.get(self.member, 0)
 
     @property
     def exposed_ns(self) -> int:
         """All of it."""
-        return self.late_ns + self.together_ns + self.core_ns + self.unclear_ns + self.unmatched_ns
+        return self.late_ns + self.own_ns + self.together_ns + self.core_ns + self.unclear_ns + self.unmatched_ns
 
     def add(self, other: Share) -> None:
         """Take in another one."""

@@ -48,11 +48,14 @@ class Side:
         return summed(self.shares)
 
 
-def exposed_finding(sides: Sequence[Side], *, member: str, elsewhere: bool, unclear: str) -> Finding:
+def exposed_finding(
+    sides: Sequence[Side], *, member: str, elsewhere: bool, unclear: str, processes: bool = False
+) -> Finding:
     """One finding of one kind of collective; ``sides``: at least one, all of that kind.
 
     ``member``: ``rank`` or ``device``. ``elsewhere``: waiting for late members is the cost of ``straggler`` and
-    not of this finding. ``unclear``: why some of it may be either.
+    not of this finding. ``unclear``: why some of it may be either. ``processes``: members have devices of their own,
+    one of which may have waited for another.
     """
     sides = sorted(sides, key=lambda side: (-side.total.exposed_ns, side.total.member))
     worst, whole = sides[0], sides[0].total
@@ -60,6 +63,7 @@ def exposed_finding(sides: Sequence[Side], *, member: str, elsewhere: bool, uncl
     cost = _cost(costly) if elsewhere else whole.exposed_ns
     said = [f"{format_ns(whole.late_ns)} waiting for {_late(whole, member)}"] if whole.late_ns else []
     for ns, what in (
+        (whole.own_ns, f"waiting for another device of the same {member}"),
         (whole.together_ns, f"waiting for {member}s that came last together"),
         (whole.core_ns, "the transfer itself"),
         (whole.unclear_ns, f"waiting or transfer ({unclear})"),
@@ -79,7 +83,9 @@ def exposed_finding(sides: Sequence[Side], *, member: str, elsewhere: bool, uncl
         cost_ns=cost,
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
         ranks=tuple(sorted(side.total.member for side in sides)) if member == "rank" else worst.finding.ranks,
-        evidence=tuple(_row(side, share, member) for side in sides for share in side.shares)[:ROWS],
+        evidence=tuple(_row(side, share, member, processes=processes) for side in sides for share in side.shares)[
+            :ROWS
+        ],
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
     )
 
@@ -91,7 +97,7 @@ def _cost(side: Side) -> int:
 def _late(share: Share, member: str) -> str:
     """``rank 2``; ``late ranks (2: 30.0 ms, 5: 1.0 ms)``."""
     late = sorted(share.waiting_ns.items(), key=lambda pair: (-pair[1], pair[0]))
-    late = [pair for pair in late if pair[1]]
+    late = [pair for pair in late if pair[1] and pair[0] != share.member]
     if len(late) == 1:
         return f"{member} {late[0][0]}, which came late"
     named = ", ".join(f"{who}: {format_ns(ns)}" for who, ns in late[:MOST_NAMED])
@@ -118,8 +124,9 @@ def _advice(whole: Share, transfer: str, member: str, *, elsewhere: bool) -> str
     return f"{transfer} {late}"
 
 
-def _row(side: Side, share: Share, member: str) -> dict[str, Cell]:
-    most = max(share.waiting_ns, key=lambda late: share.waiting_ns[late], default=None)
+def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str, Cell]:
+    others = {late: waited for late, waited in share.waiting_ns.items() if late != share.member}
+    most = max(others, key=lambda late: others[late], default=None)
     return {
         member: share.member,
         "group": UNMATCHED if share.group is None else _group(share.group),
@@ -127,7 +134,8 @@ def _row(side: Side, share: Share, member: str) -> dict[str, Cell]:
         "exposed_ns": share.exposed_ns,
         "waiting_ns": share.late_ns,
         "mostly_for": most if share.late_ns else None,
-        "for_it_ns": share.waiting_ns[most] if most is not None and share.late_ns else None,
+        "for_it_ns": others[most] if most is not None and share.late_ns else None,
+        **({"own_device_ns": share.own_ns} if processes else {}),
         "together_ns": share.together_ns,
         "transfer_ns": share.core_ns,
         "unclear_ns": share.unclear_ns,

@@ -47,6 +47,8 @@ class ProcessSet:
     """The processes side by side."""
     devices: DeviceSet
     """Their devices side by side, by place."""
+    rank_at: Mapping[int, int]
+    """Place -> the process that has the device there."""
 
 
 def is_process(trace: Trace) -> bool:
@@ -121,7 +123,11 @@ def _process_set(job: Job) -> ProcessSet | None:
     if not matched:
         return None
     traces = {place: job.members[job.ranks.index(rank)].trace for place, rank in gathered.rank_at.items()}
-    return ProcessSet(ranks=_rank_set(job, gathered), devices=_device_set(gathered, matched, traces))
+    return ProcessSet(
+        ranks=_rank_set(job, gathered),
+        devices=_device_set(gathered, matched, traces),
+        rank_at=gathered.rank_at,
+    )
 
 
 def _gather(gathered: _Gathered, member: Member, one: Collective) -> None:

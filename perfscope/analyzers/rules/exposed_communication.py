@@ -12,7 +12,9 @@ transfer itself, the rest waiting for the rank that came last. So the exposed ti
 waiting for a late rank (by rank), waiting for several that came last together, the transfer, what may be either (a
 wait below what the ranks' clocks agree to, or members of the group that are missing), and collectives that no other
 rank shows. Waiting for a late rank is the cost of `straggler` and is left out of this one's. The devices of
-one recording (XLA on GPUs) are held against each other in the same way; there all of it is the cost.
+one recording (XLA on GPUs) are held against each other in the same way; there all of it is the cost. Of several such
+processes the ranks are the processes: the device with most stands for each, and what it waits for another device
+of its own process is told apart.
 Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
 CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
 nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
@@ -46,6 +48,8 @@ from perfscope.analyzers.ranks.clocks import align
 from perfscope.analyzers.ranks.devices import device_set
 from perfscope.analyzers.ranks.exposed import Wait, shares_of, waits_of
 from perfscope.analyzers.ranks.exposed_findings import Side, by_kind, exposed_finding
+from perfscope.analyzers.ranks.exposed_processes import device_clocks, waits_of_processes
+from perfscope.analyzers.ranks.processes import ProcessSet, is_process, process_sets
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -120,12 +124,14 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     try:
         sets = comparable(traces)
     except AbstainError:  # nobody to hold it against: each rank's own finding stands and says so
-        return
+        sets = ()
+    processes = [one for one in process_sets(traces) if one.ranks.matching.matched]
     inside: set[int] = set()
     kinds: set[str] = set()
-    for ranks in sets:
-        inside.update(id(member.trace) for member in ranks.job.members)
-        for finding in _of_ranks(ranks):
+    judged = [(one.job, _of_ranks(one)) for one in sets] + [(one.ranks.job, _of_processes(one)) for one in processes]
+    for job, findings in judged:
+        inside.update(id(member.trace) for member in job.members)
+        for finding in findings:
             kinds.add(finding.subject)
             yield finding
     for trace in traces if kinds else ():
@@ -151,6 +157,22 @@ def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
         unclear += ", and ranks are missing"
     for found in by_kind(sides).values():
         yield exposed_finding(found, member="rank", elsewhere=True, unclear=unclear)
+
+
+def _of_processes(found: ProcessSet) -> Iterator[Finding]:
+    """The device of each process with most exposed communication stands for it."""
+    clocks = device_clocks(found)
+    waits = waits_of_processes(found, clocks)
+    sides: list[Side] = []
+    for member in found.ranks.job.members:
+        device = _worst(member.trace)
+        if device is not None:
+            sides += _sides(member.trace, device, member.rank, waits.get((member.rank, device.device), {}))
+    unclear = f"ends on the devices agree to {format_ns(clocks.worst_ns)}"
+    if found.ranks.job.missing:
+        unclear += ", and processes are missing"
+    for each in by_kind(sides).values():
+        yield exposed_finding(each, member="rank", elsewhere=True, unclear=unclear, processes=True)
 
 
 def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
@@ -181,7 +203,7 @@ def _worst(trace: Trace) -> DeviceTime | None:
 def _without_device(trace: Trace) -> list[Finding]:
     if trace.recorded == {"hlo"}:
         raise AbstainError("a program has no clock: blocking_collective says what a device would wait for")
-    if len(trace.rows["collectives"]) and len(trace.rows["hlo_ops"]):
+    if (len(trace.rows["collectives"]) and len(trace.rows["hlo_ops"])) or is_process(trace):
         raise AbstainError(
             "XLA's CPU backend: its devices share the cores of one host, so while one waits for a collective, "
             "others compute on the same cores and nothing is idle; record on the accelerators to judge"
