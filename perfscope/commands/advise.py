@@ -28,7 +28,7 @@ def advise() -> None:
 
 @advise.command()
 @click.argument("path", metavar="PATH")
-@click.option("--budget", metavar="SIZE", help="Memory a step may need: 80GiB, 512MiB. [memory of the device]")
+@click.option("--budget", metavar="SIZE", help="Memory a step may need: 80GiB, 512MiB. [90% of the device]")
 @click.option("--devices", type=click.IntRange(min=1, max=1_000_000), metavar="N", help="Divide state among N devices.")
 @click.option("--device", metavar="NAME", help="Device whose links and peaks count (H100 ...) where none is recorded.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the plans here as JSON (- for stdout).")

@@ -11,6 +11,7 @@ from perfscope.analyzers.advice.greedy import offered as can_have
 from perfscope.analyzers.advice.sharding import Links, Transfer, device_of, links_of, placements, transfer
 from perfscope.analyzers.advice.simulate import Placement, Simulation, Simulator, keep_all, todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
+from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE
 
 MOST_WORK = 60_000_000
 """Positions and values that the search may look at, all plans together: some seconds."""
@@ -54,7 +55,7 @@ class Plans:
     """The quickest that fits the budget; ``None`` without a budget, or if none fits."""
     budget_bytes: int | None
     budget_from: str | None
-    """``asked`` or ``device``: whose memory the budget is."""
+    """``asked``, or ``device``: ``SCARCE_SHARE`` of its memory, as the rest is not the allocator's."""
     links: Links
     looked_at: int
     """Plans that were predicted."""
@@ -85,7 +86,7 @@ def plan_memory(
     device: str | None = None,
     moving: bool = True,
 ) -> Plans:
-    """All that is worth having. Without ``budget_bytes`` that of the device, where recorded.
+    """All that is worth having. Without ``budget_bytes`` what may be used of the device, where recorded.
 
     ``devices``: among how many parameters, gradients and optimizer state may be divided (default: as many as train
     together now). ``device``: name of the product whose links count where the recording names none.
@@ -111,7 +112,8 @@ def plan_memory(
     for placement in placements(model, count) if moving else ():
         for policies in dict.fromkeys((todays(model), *chosen)):
             look(policies, placement)
-    budget, source = (budget_bytes, "asked") if budget_bytes is not None else (model.capacity_bytes, "device")
+    room = None if model.capacity_bytes is None else int(SCARCE_SHARE * model.capacity_bytes)
+    budget, source = (budget_bytes, "asked") if budget_bytes is not None else (room, "device")
     front = _front(found.values())
     partial = Plans(
         model=model,

@@ -163,7 +163,10 @@ def _facts(plans: Plans) -> list[str]:
     rest = today.peak_bytes - sum(size for size, _ in held)
     facts.append(f"{said or 'no state'}; about {format_bytes(max(0, rest))} of the peak is activations and temporaries")
     if plans.budget_bytes is not None:
-        whose = "asked" if plans.budget_from == "asked" else "memory of the device"
+        whose = "asked"
+        if plans.budget_from == "device" and model.capacity_bytes:
+            share = format_share(plans.budget_bytes, model.capacity_bytes)
+            whose = f"{share} of the device's {format_bytes(model.capacity_bytes)}: the rest is not the allocator's"
         facts.append(f"budget {format_bytes(plans.budget_bytes)} ({whose})")
     return facts
 
@@ -219,6 +222,8 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
         notes.append("A selective policy runs Python for every op of its modules, on the host: that time is not in it.")
     if model.on_host:
         notes.append("The program ran in host memory: offloading to it was not looked at.")
+        if plans.links.between is not None and model.device_name is None:
+            notes.append("The times of ops are those of the host that ran them; of the device named only links count.")
     if model.sharded:
         notes.append("Parameters are divided among devices already: dividing them further was not looked at.")
     elif max(model.world_size, plans.today.placement.devices) == 1 and not any(p.placement.level for p in plans.front):

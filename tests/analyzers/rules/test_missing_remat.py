@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.advice.simulate import keep_all, simulate
@@ -11,6 +12,7 @@ from perfscope.analyzers.advice.step_model_torch import torch_step_model
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.rules import load_rule
+from tests.analyzers.advice.recorded import recorded
 from tests.analyzers.advice.steps import checkpointed, layers
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -77,6 +79,19 @@ def test_abstains_where_the_size_is_unknown_or_the_host_computes() -> None:
     assert "memory size of the device was not recorded" in (unknown.reason or "")
     host = outcome(replace(layers(2), on_host=True))
     assert "host's memory" in (host.reason or "")
+
+
+def test_on_a_real_step_the_blocks_are_named_and_the_curve_ends_at_full_checkpointing(tmp_path: Path) -> None:
+    recording = recorded(tmp_path)
+    found = recording.model()
+    peak = simulate(found, keep_all(found)).peak_bytes
+    (finding,) = outcome(replace(found, capacity_bytes=peak, on_host=False)).findings
+    assert {str(row["module"]) for row in finding.evidence} <= {f"Transformer.blocks.{index}" for index in range(3)}
+    lowest = min(
+        simulate(found, policies).peak_bytes
+        for policies in (("full",) * 3, ("full", "full", "keep"), ("full", "full", "selective"))
+    )
+    assert finding.evidence[-1]["peak_bytes"] == lowest
 
 
 def test_abstains_without_an_op_graph() -> None:
