@@ -162,7 +162,8 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         yield _tile(*summary.memory.fullest)
     unseen = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
     blind = f"; {unseen} could not look" if unseen else ""
-    yield _tile("findings", str(len(summary.findings)), f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean{blind}")
+    clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
+    yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
 
 
 def _tile(name: str, value: str, note: str) -> str:
