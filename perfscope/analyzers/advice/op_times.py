@@ -43,7 +43,7 @@ def op_times(trace: Trace) -> OpTimes:
     """
     graph, place = trace.op_graph, trace.fact(graph_time)
     if graph is None:
-        raise AbstainError("no op graph: record with perfscope run, which takes one in its structure pass")
+        raise AbstainError("no op graph whose ops could be timed")
     step_ns, traced_ns = _step_ns(trace)
     if not place.known:
         return _roofline(trace, graph, step_ns, place.matched_share)

@@ -60,7 +60,7 @@ def _by_policy(policies: Sequence[Policy], group: Group) -> dict[Policy, list[Un
 def _members(group: Group, units: Sequence[Unit]) -> str:
     """``blocks[0:6] of 8`` of ``Model.blocks.*``; the names where they have no numbers."""
     numbers = [_number(unit.name) for unit in units]
-    path = _path(group.units[0].name.rpartition(".")[0])
+    path = _container(group)
     if None in numbers or not path:
         names = list(dict.fromkeys(_path(unit.name) or unit.name for unit in units))
         if len(names) <= MOST_NAMED:
@@ -78,6 +78,12 @@ def _members(group: Group, units: Sequence[Unit]) -> str:
 def _number(name: str) -> int | None:
     last = name.rpartition(".")[2]
     return int(last) if last.isascii() and last.isdigit() and len(last) < 10 else None
+
+
+def _container(group: Group) -> str:
+    """What holds the modules of a group, as an attribute of the model; ``model`` itself; empty where nothing does."""
+    name = group.units[0].name.rpartition(".")[0]
+    return _path(name) or ("model" if name.isidentifier() else "")
 
 
 def _path(name: str) -> str:
@@ -141,7 +147,7 @@ def _torch_wrap(policy: Policy, group: Group, units: Sequence[Unit]) -> list[str
         "offload": "offload_wrapper({})",
     }[policy]
     numbers = [_number(unit.name) for unit in units]
-    container = _python(_path(group.units[0].name.rpartition(".")[0]))
+    container = _python(_container(group))
     if None in numbers or not container or len(units) == 1:
         return [f"{place} = {call.format(place)}" for unit in units if (place := _python(_path(unit.name)) or "model")]
     known = sorted(number for number in numbers if number is not None)
@@ -153,8 +159,8 @@ def _torch_wrap(policy: Policy, group: Group, units: Sequence[Unit]) -> list[str
 
 def _python(path: str) -> str:
     """``blocks.0.mlp`` as an expression: ``model.blocks[0].mlp``."""
-    if not path:
-        return ""
+    if path in ("", "model"):
+        return path
     expression = "model"
     for part in path.split("."):
         expression += f"[{part}]" if part.isdigit() else f".{part}" if part.isidentifier() else f"[{part!r}]"
@@ -173,7 +179,7 @@ def _torch_placement(groups: Sequence[Group], placement: Placement) -> list[str]
         keep = "" if placement.level == 3 else ", reshard_after_forward=False"
         lines = ["from torch.distributed.fsdp import fully_shard", ""]
         for group in groups:
-            container = _python(_path(group.units[0].name.rpartition(".")[0]))
+            container = _python(_container(group))
             if len(group.units) > 1 and container:
                 lines += [f"for block in {container}:", f"    fully_shard(block{keep})"]
         lines.append(f"fully_shard(model{keep})")

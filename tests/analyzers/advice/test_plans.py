@@ -194,3 +194,23 @@ def test_code_of_a_jax_program_names_its_policies() -> None:
     code = "\n".join(code_for(model, plan))
     assert "dots_with_no_batch_dims_saveable" in code
     compile(code, "advice", "exec")
+
+
+def test_members_of_the_model_itself_are_named_as_such() -> None:
+    model = replace(layers(3), on_host=True)
+    regions = tuple(
+        replace(one, name=f"Sequential.{index}", group="Sequential.*") for index, one in enumerate(model.regions)
+    )
+    model = replace(model, regions=regions)
+    plan = next(one for one in plan_memory(model).front if one.policies.count("selective") == 2)
+    assert "model[0:2] (2 of 3)" in describe(model, plan)
+    assert "model[index] = checkpoint_wrapper(model[index], context_fn=contexts)" in "\n".join(code_for(model, plan))
+
+
+def test_modules_without_numbers_are_named_and_many_are_counted() -> None:
+    model = replace(layers(6), on_host=True)
+    regions = tuple(replace(one, name=f"Net.part_{index}", group="Net.part") for index, one in enumerate(model.regions))
+    model = replace(model, regions=regions)
+    plan = next(one for one in plan_memory(model).front if one.policies.count("selective") >= 5)
+    assert "part_0, part_1 and" in describe(model, plan)
+    assert "model.part_1 = checkpoint_wrapper(model.part_1" in "\n".join(code_for(model, plan))
