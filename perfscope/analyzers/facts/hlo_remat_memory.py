@@ -115,7 +115,11 @@ def bought_by_clones(trace: Trace, cost: ModuleCost, clones: Iterable[Cloned]) -
     spans = []
     for one in clones:
         first = next(
-            row for row in cost.launched if row.instruction.scheduling_name == one.original and row not in one.rows
+            row
+            for row in cost.launched
+            if row.instruction.scheduling_name == one.original
+            and row.computation == one.rows[0].computation
+            and row not in one.rows
         )
         before = schedule.positions.get(first.instruction.name)
         for row in one.rows:
