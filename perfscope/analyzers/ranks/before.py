@@ -105,7 +105,7 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
     host_window = (launch - lateness_ns, launch)
     threads = _threads(trace, late)
     loader = trace.fact(_loader_spans)
-    ops = trace.fact(_OpsOf(threads))
+    ops = trace.fact(OpsOf(threads))
     hosted = late.kernel == MISSING
     return Before(
         window_ns=lateness_ns,
@@ -138,7 +138,7 @@ def _spent(stretch: Stretch) -> dict[str, int]:
         EARLIER: _inside(trace.fact(_collective_intervals), device),
         LOADER: loader,
         COMPUTE: _inside(trace.fact(compute_intervals), device),
-        HOST: _inside(merge(trace.fact(_OpsOf(threads)), loading), launches) - loader,
+        HOST: _inside(merge(trace.fact(OpsOf(threads)), loading), launches) - loader,
     }
 
 
@@ -181,12 +181,13 @@ def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OpsOf:
+class OpsOf:
     """When ops ran on the threads, without the collectives' own: a fact of a trace."""
 
     threads: tuple[int, ...]
 
     def __call__(self, trace: Trace) -> Intervals:
+        """The spans of ops on the threads; empty where no thread is told."""
         slices = trace.rows["slices"]
         if not self.threads:
             return EMPTY

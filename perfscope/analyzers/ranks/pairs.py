@@ -13,7 +13,7 @@ was taken in by the transport's buffers: nobody waited, and neither duration is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import MOST_SHIFT, Group
 from perfscope.analyzers.ranks.operation import POINT_TO_POINT
+from perfscope.analyzers.trace import MISSING
 
 Channel = tuple[Group, int, int]
 """Members of the group (none: not recorded), who sends, who receives."""
@@ -177,11 +178,20 @@ def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
 
 def waits_by_kernel(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
     """(rank, row of its ``kernels``) -> (what it waited there in ns, for which rank)."""
+    return _waits(pairing, lambda side: side.kernel)
+
+
+def waits_by_slice(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """The same for messages on the host: (rank, row of its ``slices``)."""
+    return _waits(pairing, lambda side: side.slice if side.kernel == MISSING else MISSING)
+
+
+def _waits(pairing: Pairing, row_of: Callable[[Local], int]) -> Mapping[tuple[int, int], tuple[int, int]]:
     found = {}
     for one in pairing.pairs:
-        found[one.source, one.send.kernel] = (one.send_wait_ns, one.destination)
-        found[one.destination, one.receive.kernel] = (one.receive_wait_ns, one.source)
-    return found
+        found[one.source, row_of(one.send)] = (one.send_wait_ns, one.destination)
+        found[one.destination, row_of(one.receive)] = (one.receive_wait_ns, one.source)
+    return {key: waited for key, waited in found.items() if key[1] != MISSING}
 
 
 def _kind(group: Group, source: int, destination: int, size: int | None, pairs: Sequence[Pair]) -> PairKind:
