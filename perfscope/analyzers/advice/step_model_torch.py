@@ -18,8 +18,9 @@ from perfscope.analyzers.advice.torch_held import held_of, timeline_of
 from perfscope.analyzers.advice.torch_joins import StepJoins
 from perfscope.analyzers.advice.torch_regions import Call, module_calls
 from perfscope.analyzers.advice.torch_workspace import workspaces
+from perfscope.analyzers.facts.memory_categories import ROUNDED_TO
 from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.op_graph import GraphOp
+from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
 from perfscope.analyzers.op_graph_memory import storage_devices
 from perfscope.analyzers.trace import Trace
 
@@ -69,7 +70,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     if not any(op.phase == "backward" for op in graph.ops):
         raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
     times = trace.fact(op_times)
-    step = _Step(graph, graph.storages, module_calls(graph))
+    step = _Step(graph, _as_handed_out(graph, graph.storages), module_calls(graph))
     values, gradient_bytes = step.values(times)
     values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
     held = held_of(trace, graph, step.gradients)
@@ -100,6 +101,13 @@ def torch_step_model(trace: Trace) -> StepModel:
         reserve_share=held.reserve_share,
         out_of_memory=held.out_of_memory,
     )
+
+
+def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[GraphStorage, ...]:
+    """The storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
+    if graph.device != "cuda":
+        return storages
+    return tuple(replace(one, bytes=-(-one.bytes // ROUNDED_TO) * ROUNDED_TO) for one in storages)
 
 
 class _Step(StepJoins):

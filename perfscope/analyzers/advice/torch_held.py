@@ -40,6 +40,7 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
     timeline = timeline_of(trace, graph)
     notes: list[str] = []
     listed = _listed(trace, graph)
+    by_name = listed is not None
     if listed is None:
         listed = _touched(graph)
         notes.append(
@@ -48,8 +49,10 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
     parameters, gradient, optimizer, kept_gradient = listed
     other = 0
     if timeline is not None:
-        before = timeline.unseen_bytes + int(timeline.blocks["bytes"][timeline.blocks["before"]].sum())
-        other = max(0, before - parameters - gradient - optimizer)
+        others, known = _before(timeline)
+        other = (
+            others + known - parameters - optimizer if by_name else others + known - parameters - gradient - optimizer
+        )
     devices = trace.rows["devices"]
     names = [trace.text(int(code)) for code in devices["name"]]
     sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
@@ -59,7 +62,7 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
         parameter_bytes=parameters,
         gradient_bytes=kept_gradient,
         optimizer_bytes=optimizer,
-        other_bytes=other,
+        other_bytes=max(0, other),
         element_bytes=_element_bytes(graph),
         capacity_bytes=None if on_host else (timeline and timeline.capacity_bytes) or min(sizes, default=None),
         device_name=next((name for name in names if name), None),
@@ -86,24 +89,24 @@ def _listed(trace: Trace, graph: OpGraph) -> tuple[int, int, int, int] | None:
 
 
 def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
+    """The same, of what the ops of the step write in place."""
     storages, place = graph.storages or (), storage_devices(graph)
     parameters = {one for one in graph.parameters if place.get(one) == graph.device}
     written: set[int] = set()
-    read: set[int] = set()
+    summed: set[int] = set()
     for op in graph.ops:
+        stored = {graph.tensors[index].storage for index in op.mutated}
+        held = {one for one in stored if storages[one].born is None and place.get(one) == graph.device} - parameters
         if op.phase == "optimizer":
-            written |= {graph.tensors[index].storage for index in op.mutated}
-            read |= {graph.tensors[index].storage for index in op.inputs}
+            written |= held
         elif op.phase == "backward":
-            read -= {graph.tensors[index].storage for index in op.outputs}
-    before = {one for one in written if storages[one].born is None and place.get(one) == graph.device}
-    summed = {graph.tensors[i].storage for op in graph.ops if op.phase == "backward" for i in op.mutated}
-    kept = (before & summed) - parameters
+            summed |= held
+    state = written - summed  # an optimizer that clears gradients writes them too
     return (
         sum(storages[one].bytes for one in parameters),
-        sum(storages[one].bytes for one in kept),
-        sum(storages[one].bytes for one in before - parameters - kept),
-        sum(storages[one].bytes for one in kept),
+        sum(storages[one].bytes for one in summed),
+        sum(storages[one].bytes for one in state),
+        sum(storages[one].bytes for one in summed),
     )
 
 
@@ -121,6 +124,18 @@ def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
     space = "host" if graph.device == "cpu" else "device"
     found = (one for one in trace.fact(memory_timelines) if one.space == space and not one.of_driver)
     return next(found, None)
+
+
+def _before(timeline: MemoryTimeline) -> tuple[int, int]:
+    """Bytes held before the recording: of neither gradients nor what is listed, and of parameters and optimizer state.
+
+    As the allocator rounds them: what rounding adds to the latter is held as well.
+    """
+    blocks = timeline.blocks
+    size, category = blocks["bytes"], blocks["category"]
+    listed = blocks["before"] & np.isin(category, (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE))
+    others = blocks["before"] & ~listed & (category != MemoryCategory.GRADIENT)
+    return timeline.unseen_bytes + int(size[others].sum()), int(size[listed].sum())
 
 
 def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
