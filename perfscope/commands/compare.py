@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.compare_ab import CompareCommand
 from perfscope.commands.inputs import spare
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 
 
-@click.command()
+@click.command(cls=CompareCommand, epilog="perfscope compare --ab --help: two commits, launched in turns.")
 @click.argument("base", metavar="BASE")
 @click.argument("head", metavar="HEAD")
 @click.option("--json", "json_file", metavar="FILE", help="Write the comparison as JSON (- for stdout, alone).")

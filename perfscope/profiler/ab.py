@@ -152,7 +152,7 @@ def _warm(state: State, run: Run, arm: Arm, tell: Callable[[str], None]) -> None
     tell(f"warming up {arm}")
     launch = run(arm, "warm", 0, slot)
     if launch.problem is not None:
-        raise DataError(f"{_named(state.plan, arm)}: {launch.problem}")
+        raise DataError(f"{_named(state.plan, arm)}: {launch.problem} (its output: {state.log})")
     state.add(launch)
 
 
@@ -172,7 +172,10 @@ def _pair(state: State, run: Run, phase: Phase, pair: int, tell: Callable[[str],
             if launch.problem is not None:
                 failed = [one for one in state.launches if one.arm == arm and one.problem is not None]
                 if len(failed) >= MOST_FAILURES:
-                    raise DataError(f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem}")
+                    raise DataError(
+                        f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
+                        f"(its output: {state.log})"
+                    )
                 tell(f"{arm} failed, and its pair is run again: {launch.problem}")
                 break
         else:

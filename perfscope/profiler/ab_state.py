@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfscope.profiler.ab_launch import Launch
+from perfscope.profiler.environment import redact
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import write_atomically
 
@@ -25,7 +27,7 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is compared, and how. Two plans that are equal are the same comparison."""
+    """What is compared, and how. On disk the values of secret-looking options of the command are replaced."""
 
     command: tuple[str, ...]
     kind: str
@@ -79,7 +81,7 @@ class State:
 
 def begin(directory: Path, plan: Plan) -> State:
     """A new comparison in ``directory``, which is empty; `DataError` if it cannot be written."""
-    raw = {"schema": SCHEMA, **dataclasses.asdict(plan)}
+    raw = {"schema": SCHEMA, **dataclasses.asdict(plan), "command": redact(plan.command)}
     try:
         write_atomically(directory / PLAN_FILE, json.dumps(raw, indent=1).encode())
     except OSError as error:
@@ -87,12 +89,17 @@ def begin(directory: Path, plan: Plan) -> State:
     return State(directory, plan, ())
 
 
-def resume(directory: Path) -> State:
+def resume(directory: Path, *, command: tuple[str, ...], kind: str) -> State:
     """The comparison in ``directory`` as far as it came. ``DataError`` if it is missing or corrupt.
+
+    ``command``: of the program, in full, as the disk does not have its secrets; ``AskedWronglyError`` if it is another.
 
     A last line that was not finished is dropped, as is a launch whose partner did not run.
     """
     plan = _plan(directory / PLAN_FILE)
+    if (redact(command), kind) != (plan.command, plan.kind):
+        raise AskedWronglyError(f"{directory}: began with another program: {shlex.join(plan.command)}")
+    plan = dataclasses.replace(plan, command=command)
     path = directory / LAUNCHES_FILE
     if not path.exists():
         return State(directory, plan, ())
@@ -107,14 +114,6 @@ def resume(directory: Path) -> State:
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{path}: line {number} is no launch ({error})") from error
     return State(directory, plan, launches)
-
-
-def same_comparison(state: State, plan: Plan) -> None:
-    """``AskedWronglyError`` if ``state`` is of another comparison than ``plan``."""
-    for field in dataclasses.fields(Plan):
-        held, asked = getattr(state.plan, field.name), getattr(plan, field.name)
-        if held != asked:
-            raise AskedWronglyError(f"{state.directory}: began with {field.name} {held!r}, not {asked!r}")
 
 
 def _plan(path: Path) -> Plan:

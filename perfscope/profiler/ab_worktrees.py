@@ -16,6 +16,7 @@ from types import FrameType
 
 from perfscope.profiler.ab_launch import Arm, Place
 from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.profiler.store import RUNS_FOLDER
 
 PREFIX = "perfscope-ab-"
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -50,7 +51,7 @@ class Checkout:
         """What of the folder the worktrees will not have."""
         listed = _git(self.top, "status", "--porcelain", "-z", "--untracked-files=normal").stdout.split("\0")
         changed = [line[3:] for line in listed if line and not line.startswith("??")]
-        untracked = [line[3:] for line in listed if line.startswith("??")]
+        untracked = [line[3:] for line in listed if line.startswith("??") and RUNS_FOLDER not in Path(line[3:]).parts]
         said = []
         if changed:
             said.append(f"changes that are not committed are in neither arm: {_some(changed)}")

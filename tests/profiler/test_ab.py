@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.profiler import ab_state
 from perfscope.profiler.ab import Decision, Pair, Pairs, first_is_head, pairs_of, run_pairs
 from perfscope.profiler.ab_launch import Arm, Launch, Phase
-from perfscope.profiler.ab_state import Plan, State, begin, resume
+from perfscope.profiler.ab_state import Plan, State, begin
 from perfscope.profiler.errors import DataError
 
 Happening = Callable[[int], str | None]
@@ -53,6 +54,10 @@ def plan(**more: object) -> Plan:
         "head_ref": "HEAD", "pairs": 8, "calibration": 2, "seed": 7, "least": 0.02,
     }  # fmt: skip
     return Plan(**{**held, **more})  # type: ignore[arg-type]
+
+
+def resume(folder: Path) -> State:
+    return ab_state.resume(folder, command=("train.py",), kind="script")
 
 
 def compared(state: State, fake: Fake, judge: Asked | None = None) -> tuple[Pairs, list[str]]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.profiler import ab_state
 from perfscope.profiler.ab_launch import Launch
-from perfscope.profiler.ab_state import LAUNCHES_FILE, PLAN_FILE, begin, resume, same_comparison
+from perfscope.profiler.ab_state import LAUNCHES_FILE, PLAN_FILE, State, begin
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from tests.profiler.test_ab import plan
 
@@ -16,6 +17,10 @@ LAUNCH = Launch(
     arm="head", phase="measure", pair=3, slot=1, seconds=2.5, code=0, step_source="perfscope.step", steps_seen=9,
     step_ns=(10, 11), windows_ns=(80, 88), window_steps=8, exact={"steps": 9}, strays=("a",), problem="none",
 )  # fmt: skip
+
+
+def resume(folder: Path) -> State:
+    return ab_state.resume(folder, command=("train.py",), kind="script")
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
@@ -66,11 +71,17 @@ def test_a_folder_without_a_plan_is_none(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
-def test_another_comparison_is_not_gone_on_with(tmp_path: Path) -> None:
-    state = begin(tmp_path, plan())
-    same_comparison(state, plan())
-    with pytest.raises(AskedWronglyError, match="began with pairs 8, not 9"):
-        same_comparison(state, plan(pairs=9))
+def test_another_program_is_not_gone_on_with(tmp_path: Path) -> None:
+    begin(tmp_path, plan())
+    with pytest.raises(AskedWronglyError, match=r"began with another program: train.py"):
+        ab_state.resume(tmp_path, command=("other.py",), kind="script")
+
+
+def test_secrets_of_the_command_stay_off_the_disk_and_are_there_again(tmp_path: Path) -> None:
+    command = ("train.py", "--hf-token", "hush")
+    begin(tmp_path, plan(command=command))
+    assert "hush" not in (tmp_path / PLAN_FILE).read_text()
+    assert ab_state.resume(tmp_path, command=command, kind="script").plan == plan(command=command)
 
 
 def test_nothing_of_the_environment_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,8 @@ from perfscope.profiler.ab_worktrees import checkout
 from tests.profiler.test_ab import plan
 state = Path({str(state)!r})
 asked = plan(command=("train.py", "30"), base={commits[0]!r}, head={commits[1]!r}, pairs=3, calibration=0)
-held = ab_state.resume(state) if (state / "ab.json").exists() else ab_state.begin(state, asked)
+again = {{"command": ("train.py", "30"), "kind": "script"}}
+held = ab_state.resume(state, **again) if (state / "ab.json").exists() else ab_state.begin(state, asked)
 judge = AbJudge(pairs=3, least=0.02, confirm=False)
 found = ab.compare(held, checkout(), judge, tell=lambda line: print(line, flush=True))
 print("done", len(found.measured), flush=True)
@@ -205,7 +206,7 @@ print("done", len(found.measured), flush=True)
     assert child.returncode != 0
     assert git(code, "worktree", "list").count("\n") == 1
     assert list(scratch.iterdir()) == []
-    kept = len(ab_state.resume(state).launches)
+    kept = len(ab_state.resume(state, command=("train.py", "30"), kind="script").launches)
     assert kept >= 4
     done = subprocess.run([sys.executable, "-c", program], cwd=code, env=environment, capture_output=True, text=True)
     assert "done 3" in done.stdout, done.stderr

@@ -1,0 +1,225 @@
+"""``perfscope compare --ab``: two commits, launched in turns until the change of their step time is settled."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.run import TARGET, RunCommand
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError, DataError
+from perfscope.profiler.store import RUNS_FOLDER, STAMP
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.compare.ab_judge import AbResult
+    from perfscope.profiler.ab_state import State
+
+FLAG = "--ab"
+PAIRS = 10
+CALIBRATION = 5
+GATES = ("regression", "inconclusive")
+SEEDS = 1 << 32
+
+
+class CompareCommand(click.Command):
+    """``compare BASE HEAD``; with ``--ab`` before the program begins, the command of this file instead."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Hand over to ``--ab`` where it is asked for."""
+        ours = args[: args.index("--")] if "--" in args else args
+        if FLAG in ours:
+            rest = [*args[: args.index(FLAG)], *args[args.index(FLAG) + 1 :]]
+            return ab.make_context(f"{info_name} {FLAG}", rest, parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+class AbCommand(RunCommand):
+    """As `perfscope run` splits its line; behind ``--`` a script is one too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``-- train.py`` is run by this Python."""
+        rest = super().parse_args(ctx, args)
+        words, kind = ctx.meta[TARGET]
+        if kind == "command" and words and words[0].endswith(".py"):
+            ctx.meta[TARGET] = (words, "script")
+        return rest
+
+
+@click.command(
+    "compare --ab",
+    cls=AbCommand,
+    epilog="What was interrupted goes on with --resume. Its times are taken without any profiler.",
+)
+@click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
+@click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
+@click.option(
+    "--pairs",
+    type=click.IntRange(2, 60),
+    default=PAIRS,
+    show_default=True,
+    help="Pairs of launches at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
+)
+@click.option(
+    "--least",
+    type=click.FloatRange(min=0, min_open=True, max=100),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="The smallest change of the step time that matters.",
+)
+@click.option(
+    "--calibration",
+    type=click.IntRange(0, 30),
+    default=CALIBRATION,
+    show_default=True,
+    metavar="N",
+    help="Pairs of the base against itself, from which it is chosen what stands for a launch.",
+)
+@click.option("--no-confirm", is_flag=True, help="Believe a change without a second batch of launches.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random, printed]")
+@click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="End a launch that takes longer.")
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder that git does not track (data), relative to the top, for both arms. Repeatable.",
+)
+@click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RUNS_FOLDER,
+    show_default=True,
+    help="Folder that keeps the launches.",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Go on with the comparison in DIR: give the program again, everything else is known.",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
+@click.option(
+    "--fail-on", type=click.Choice(GATES), multiple=True, metavar="WHAT", help="Exit 1 on: regression, inconclusive."
+)
+@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
+@quiet_option
+@verbose_option
+@click.pass_context
+def ab(
+    context: click.Context,
+    *,
+    base: str | None,
+    head: str,
+    pairs: int,
+    least: float,
+    calibration: int,
+    no_confirm: bool,
+    seed: int | None,
+    timeout: float | None,
+    links: tuple[str, ...],
+    step_annotation: str | None,
+    output: Path,
+    resume: Path | None,
+    json_file: str | None,
+    fail_on: tuple[str, ...],
+    strict: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compare the step time of two commits by launching a program at both, in turns.
+
+    Both are checked out beside the checkout, which is not touched, and go again. A change is told when it is beyond
+    chance and large enough to matter, and a second batch of launches agrees.
+    """
+    from perfscope.analyzers.compare.ab_judge import AbJudge
+    from perfscope.profiler import ab as runner
+    from perfscope.profiler import ab_state
+    from perfscope.profiler.ab_worktrees import checkout
+
+    words, kind = context.meta[TARGET]
+    if not words:
+        raise AskedWronglyError("nothing to run: give script.py, -m module, or -- command")
+    repository = checkout()
+    if resume is None:
+        if base is None:
+            raise AskedWronglyError("--base REF: which commit to compare with?")
+        plan = ab_state.Plan(
+            command=words,
+            kind=kind,
+            base=repository.commit(base),
+            head=repository.commit(head),
+            base_ref=base,
+            head_ref=head,
+            pairs=pairs,
+            calibration=calibration,
+            seed=secrets.randbelow(SEEDS) if seed is None else seed,
+            least=least / 100,
+            confirm=not no_confirm,
+            timeout_s=timeout,
+            links=links,
+            step_annotation=step_annotation,
+        )
+        state = ab_state.begin(_directory(output), plan)
+    else:
+        state = ab_state.resume(resume, command=words, kind=kind)
+    plan = state.plan
+    judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
+    tell = _quiet if quiet else _tell
+    for remark in repository.remarks():
+        tell(remark)
+    try:
+        found = runner.compare(state, repository, judge, tell=tell)
+    except KeyboardInterrupt:
+        _tell(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
+        raise
+    result = judge.result(found)
+    _show(result, state, json_file, quiet=quiet)
+    verdicts = {metric.verdict for metric in result.gating if metric.gates}
+    if verdicts & set(fail_on):
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and "inconclusive" in verdicts else DONE
+
+
+def _directory(root: Path) -> Path:
+    """A new folder for a comparison; `latest` goes on naming a run."""
+    path = root / f"ab-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be made: {error.strerror or error}") from error
+    return path
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+def _tell(line: str) -> None:
+    from perfscope.dashboards.shown import shown
+
+    print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)
+
+
+def _show(result: AbResult, state: State, json_file: str | None, *, quiet: bool) -> None:
+    from perfscope.dashboards.reports import ab_report, write
+
+    text = ab_report.as_json(result, state.plan)
+    write(state.directory / "result.json", text)
+    if json_file == "-":
+        click.echo(text, nl=False)
+        return
+    if json_file is not None:
+        write(json_file, text)
+    click.echo(ab_report.as_text(result, state.plan), nl=False)
+    if not quiet:
+        _tell(f"launches kept in {state.directory}")
