@@ -209,7 +209,7 @@ def _row(
     if bargain is None:
         return row
     one = bought.get(region.node)
-    known = ("at", "asked_by", "recomputed", "ops", "recompute_ns", "exposed_ns")
+    known = ("at", "ops", "recompute_ns", "exposed_ns")
     return {
         "region": row["module"] if one is None else one.name,
         **{key: row[key] for key in known},
