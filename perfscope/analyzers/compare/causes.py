@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.compare.change import PartChange, StepChange
 from perfscope.analyzers.compare.findings import FindingChange
 from perfscope.analyzers.compare.structure import Structure
+
+MOVED = ("new", "worse", "fixed", "better")
+"""Changes of a finding that need a cause."""
 
 LEAST_SHARE = 0.005
 """Of the step: parts that moved by less do not explain a change of 2%, the least that counts."""
@@ -55,7 +58,7 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
             held.setdefault(at.place, _Place()).metrics.append(found_at)
     for one in findings:
         where = one.shown.where
-        if one.change in ("new", "worse", "fixed", "better") and where.file is not None:
+        if one.change in MOVED and where.file is not None:
             held.setdefault(where.label(), _Place()).findings.append(one)
     found = [place.cause(at) for at, place in _one_file_one_name(held).items()]
     return tuple(sorted(found, key=_first))
@@ -77,6 +80,34 @@ def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
     return found
 
 
+def corroborated(
+    findings: Sequence[FindingChange], change: StepChange | None, structure: Structure
+) -> tuple[FindingChange, ...]:
+    """The findings, with ``by_time`` where only a measured time tells that they came, went, grew or shrank.
+
+    A structural finding follows from the program. Another is believed where a count changed on its line, in its op or
+    kernel; with no times on a side (compiled programs, snapshots) there is no chance in it.
+    """
+    if change is None:
+        return tuple(findings)
+    counted = [part for part in change.parts if part.counts_differ]
+    places = {_place(part) for part in counted}
+    names = {name for part in counted for side in (part.base, part.head) for key in side.keys
+             for name in (key.op, key.work) if name}  # fmt: skip
+    places |= {at.place for one in structure.metrics if one.result.verdict != "no change" for at in one.places}
+    return tuple(replace(one, by_time=one.change in MOVED and not _follows(one, places, names)) for one in findings)
+
+
+def _follows(one: FindingChange, places: Collection[str], names: Collection[str]) -> bool:
+    where = one.shown.where
+    if one.shown.basis == "structural" and one.change in ("new", "fixed"):
+        return True
+    label = where.label()
+    if where.file is not None:
+        return any(at == label or at.endswith(f"/{label}") or label.endswith(f"/{at}") for at in places)
+    return where.op in names or where.kernel in names or where.module in places
+
+
 class _Place:
     """What is gathered of one place."""
 
@@ -89,7 +120,9 @@ class _Place:
         return Cause(
             place=at,
             delta_ns=sum(part.delta_ns for part in self.parts),
-            exact=bool(self.metrics or self.findings) or any(part.counts_differ for part in self.parts),
+            exact=bool(self.metrics)
+            or any(not one.by_time for one in self.findings)
+            or any(part.counts_differ for part in self.parts),
             parts=tuple(sorted(self.parts, key=lambda part: (not part.counts_differ, -abs(part.delta_ns)))),
             metrics=tuple(self.metrics),
             findings=tuple(self.findings),

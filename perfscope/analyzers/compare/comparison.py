@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfscope.analyzers.compare.blocks import from_single_captures
-from perfscope.analyzers.compare.causes import Cause, causes
+from perfscope.analyzers.compare.causes import Cause, causes, corroborated
 from perfscope.analyzers.compare.findings import FindingChange, findings_change
 from perfscope.analyzers.compare.ranks import TimeChange, time_change
 from perfscope.analyzers.compare.structure import ExactMetric, NotLooked, structure
@@ -78,7 +78,8 @@ class Comparison:
     def gates(self, fail_on: Iterable[str]) -> tuple[str, ...]:
         """Why a build must fail, one line each; ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``.
 
-        Times of single captures never fail one. A finding fails it where it is new or costs more than before.
+        Times of single captures never fail one. A finding fails it where it is new or costs more than before, and
+        something that can be counted changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
         said: list[str] = []
@@ -125,14 +126,15 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     time = time_change(base, head) if sides[0].kind in _RECORDINGS else None
     built = structure(base, head)
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
-    findings = findings_change(*analyses, step_ns=step_ns)
+    median = None if time is None else time.median
+    findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
         base=sides[0],
         head=sides[1],
         step_time=None if time is None else _step_time(analyses, time),
         exact=built.metrics,
         time=time,
-        causes=causes(None if time is None else time.median, built, findings),
+        causes=causes(median, built, findings),
         findings=findings,
         not_looked=built.not_looked,
         notes=tuple(dict.fromkeys((*_differences(*sides), *(time.notes if time is not None else ()), *built.notes))),

@@ -30,6 +30,8 @@ class FindingChange:
     change: Change
     base: Finding | None
     head: Finding | None
+    by_time: bool = False
+    """Nothing that can be counted changed with it: a threshold on a measured time was crossed, maybe by chance."""
 
     @property
     def shown(self) -> Finding:
@@ -41,8 +43,8 @@ class FindingChange:
 
     @property
     def is_worse(self) -> bool:
-        """New, or costlier than it was: what a gate asks for."""
-        return self.change in ("new", "worse")
+        """New, or costlier than it was, and not by a measured time alone: what a gate asks for."""
+        return self.change in ("new", "worse") and not self.by_time
 
 
 def findings_change(base: Analysis, head: Analysis, *, step_ns: float | None = None) -> tuple[FindingChange, ...]:

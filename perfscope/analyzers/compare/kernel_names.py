@@ -11,7 +11,7 @@ from functools import lru_cache
 
 _HASH = re.compile(r"(?<![0-9a-zA-Z])(?=[0-9a-f]*\d)[0-9a-f]{8,}(?![0-9a-zA-Z])")
 """Hexadecimal with at least one digit: a content hash. Words such as ``deadbeef`` have none."""
-_COUNTER = re.compile(r"(?:[._]\d+)+(?=$|_kernel$|d$)|\.clone$|\.remat\d*$")
+_COUNTER = re.compile(r"(?:[._]\d+|\.clone|\.remat\d*)+$")
 """``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``."""
 _TILE = re.compile(r"\d+x\d+(?:x\d+)*|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE)
 

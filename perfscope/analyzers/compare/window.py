@@ -62,15 +62,19 @@ def without(spans: Intervals, taken: Intervals) -> Intervals:
 
 
 def compared_window(trace: Trace) -> Window:
-    """The steps and the work they left running; without steps all of the device's span, or of the trace."""
+    """Each step from its beginning until its work is done; without steps the device's span, or all of the trace.
+
+    What lies between two steps is left out, unless work of a step still runs there.
+    """
     steps = trace.fact(step_windows)
     if not steps.count:
         spans = _whole(trace)
         return Window(spans=spans, steps=1, per="trace", host=spans)
-    host = union(steps.starts, steps.ends)
-    last = int(host.ends[-1])
-    spans = merge(host, union([last], [max(last, _work_end(trace, host))]))
-    return Window(spans=spans, steps=steps.count, per="step", host=host)
+    order = np.argsort(steps.starts, kind="stable")
+    starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
+    return Window(
+        spans=union(starts, _work_ends(trace, starts, ends)), steps=steps.count, per="step", host=union(starts, ends)
+    )
 
 
 def _whole(trace: Trace) -> Intervals:
@@ -82,18 +86,22 @@ def _whole(trace: Trace) -> Intervals:
     return union([start], [end])
 
 
-def _work_end(trace: Trace, host: Intervals) -> int:
-    """When the last work that was launched inside the steps ended; 0 where no launch is known."""
-    end = 0
+def _work_ends(trace: Trace, starts: Int64, ends: Int64) -> Int64:
+    """Per step: its end, or that of the last work that was launched in it where that is later."""
+    found = ends.copy()
     calls = trace.rows["calls"]
     for table in ("kernels", "copies"):
         work = trace.rows[table]
         known = np.flatnonzero(work["call"] != MISSING)
-        if len(known):
-            mine = known[inside(host, calls["start_ns"][work["call"][known]])]
-            end = max(end, int(work["end_ns"][mine].max()) if len(mine) else 0)
+        if not len(known):
+            continue
+        begin = calls["start_ns"][work["call"][known]]
+        step = np.searchsorted(starts, begin, side="right") - 1
+        mine = (step >= 0) & (begin < ends[np.maximum(step, 0)])
+        np.maximum.at(found, step[mine], work["end_ns"][known[mine]])
     compiled = trace.fact(steps_work)
-    if compiled is None:
-        return end
-    linked = max((step.end_ns for step in compiled.steps), default=compiled.end_ns)
-    return max(end, linked)
+    if compiled is not None and len(compiled.steps) == len(starts):
+        return np.maximum(found, [step.end_ns for step in compiled.steps])
+    if compiled is not None:  # which execution is of which step is not known: all of it is theirs together
+        found[0] = max(int(found[0]), compiled.end_ns)
+    return found

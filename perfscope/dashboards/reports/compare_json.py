@@ -148,6 +148,7 @@ def _finding_change(one: FindingChange) -> dict[str, Any]:
     return {
         "rule": one.rule,
         "change": one.change,
+        "by_time": one.by_time,
         "base": None if one.base is None else _finding(one.base),
         "head": None if one.head is None else _finding(one.head),
     }

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 NO_VERDICT = "not judged"
 """Of a time of single captures: it is shown, and nothing is concluded from it."""
 
+BY_TIME = " (by measured time alone)"
+"""Behind a finding that came or went while nothing that can be counted changed."""
+
 MOST_OF_A_PLACE = 3
 """Parts and metrics that a place is explained with: the others follow from them more often than not."""
 
@@ -212,7 +215,7 @@ def finding_counts(findings: Sequence[FindingChange]) -> str:
 
 
 def _finding(one: FindingChange) -> str:
-    return f"{one.rule.replace('_', '-')}: {shown(one.shown.subject)}"
+    return f"{one.rule.replace('_', '-')}: {shown(one.shown.subject)}{BY_TIME if one.by_time else ''}"
 
 
 def _paths(side: SideSummary) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_rows import (
+    BY_TIME,
     FINDING_WORDS,
     cause_row,
     change,
@@ -191,7 +192,7 @@ def _findings(found: Sequence[FindingChange], *, verbose: bool) -> Iterator[Rend
         for one in rows:
             where = one.shown.where.label()
             place = f"\n{shown(where)}" if where != "-" else ""
-            said = f"{one.rule.replace('_', '-')}: {shown(one.shown.title, 320)}{place}"
+            said = f"{one.rule.replace('_', '-')}: {shown(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
             table.add_row(Text(FINDING_WORDS[one.change], style="bold"), Text(one.shown.severity), Text(said))
         yield Padding(table, (0, 0, 0, 4))
     if len(rows) < len(changed):

@@ -1,0 +1,262 @@
+"""Two sides as a whole: kinds, headline, gates, causes; on built traces, the corpus and real runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.compare.causes import corroborated
+from perfscope.analyzers.compare.comparison import Comparison, compare, kind_of, severity_named
+from perfscope.analyzers.compare.findings import FindingChange
+from perfscope.analyzers.compare.ranks import time_change
+from perfscope.analyzers.compare.structure import Structure, structure
+from perfscope.analyzers.finding import Basis, Finding, Where
+from perfscope.analyzers.load import load
+from perfscope.profiler.errors import AskedWronglyError
+from tests.analyzers.compare.two_runs import gpu_run, host_run
+from tests.conftest import REPOSITORY
+
+
+class TestHeadline:
+    def test_the_same_run_is_quiet(self) -> None:
+        found = compare([gpu_run()], [gpu_run()])
+        assert found.headline == "no change"
+        assert not any(cause.exact for cause in found.causes)
+        assert {one.change for one in found.findings} <= {"unchanged"}
+        assert found.gates(["regression", "finding:low"]) == ()
+
+    def test_a_slower_kernel_alone_is_shown_and_never_judged(self) -> None:
+        found = compare([gpu_run(steps=8)], [gpu_run(steps=8, slow_us=60)])
+        assert found.headline == "no change"
+        assert found.step_time is not None
+        assert not found.step_time.gates
+        assert found.gates(["regression"]) == ()
+        assert found.time is not None
+        (one,) = [part for part in found.time.median.parts if part.delta_ns == 60_000]
+        assert (one.status, one.key().place()) == ("slower", "train.py:10")
+
+    def test_an_added_item_is_a_regression_with_its_line_first(self) -> None:
+        found = compare([gpu_run()], [gpu_run(item=True)])
+        assert found.headline == "regression"
+        assert found.causes[0].place == "train.py:11"
+        assert found.gates(["regression"]) == ("host syncs a step: regression",)
+        assert "finding" not in "".join(found.gates(["regression"]))
+        assert compare([gpu_run(item=True)], [gpu_run()]).headline == "improvement"
+
+    def test_a_lost_fusion_is_a_regression_with_its_line_first(self) -> None:
+        found = compare([gpu_run(fused=True)], [gpu_run()])
+        assert (found.headline, found.causes[0].place) == ("regression", "train.py:12")
+
+    def test_moved_lines_and_renamed_kernels_are_quiet(self) -> None:
+        found = compare([gpu_run(line=10)], [gpu_run(line=30, kernel="gemm_64x64_nn")])
+        assert found.headline == "no change"
+        assert not any(cause.exact for cause in found.causes)
+
+    def test_other_iteration_counts_are_quiet(self) -> None:
+        assert compare([gpu_run(steps=2)], [gpu_run(steps=5)]).headline == "no change"
+
+
+class TestGates:
+    def test_a_new_finding_of_the_severity_fails(self) -> None:
+        found = compare([gpu_run()], [gpu_run(item=True)])
+        new = [one for one in found.findings if one.is_worse]
+        assert new
+        assert len(found.gates(["finding:low"])) == len(new)
+        assert len(found.gates(["finding:high"])) == sum(one.shown.severity == "high" for one in new)
+
+    def test_single_captures_leave_the_time_open(self) -> None:
+        assert "step time (profiled)" in compare([gpu_run()], [gpu_run()]).inconclusive
+
+    def test_a_gate_that_is_none(self) -> None:
+        with pytest.raises(AskedWronglyError, match="finding:urgent"):
+            severity_named("finding:urgent")
+
+
+class TestByTimeAlone:
+    """A finding whose threshold is a measured time comes and goes between two runs of one program."""
+
+    @pytest.mark.parametrize(
+        ("where", "basis", "by_time"),
+        [
+            (Where(file="model.py", line=10), "measured", True),
+            (Where(file="model.py", line=11), "measured", False),
+            (Where(op="aten::mm"), "measured", True),
+            (Where(op="aten::item"), "measured", False),
+            (Where(file="model.py", line=10), "structural", False),
+        ],
+    )
+    def test_a_new_finding_is_believed_where_a_count_changed(self, where: Where, basis: Basis, by_time: bool) -> None:
+        base, head = host_run(line=8), host_run(line=8, item=True)  # the read is on line 11
+        change = time_change([base], [head])
+        assert change is not None
+        finding = Finding(subject="s", title="t", severity="high", basis=basis, advice="a", where=where)
+        came = FindingChange(rule="r", change="new", base=None, head=finding)
+        (one,) = corroborated([came], change.median, structure([base], [head]))
+        assert (one.by_time, one.is_worse) == (by_time, not by_time)
+
+    def test_programs_and_snapshots_have_no_time_to_doubt(self) -> None:
+        finding = Finding(subject="s", title="t", severity="high", basis="modelled", advice="a")
+        came = FindingChange(rule="r", change="new", base=None, head=finding)
+        assert corroborated([came], None, Structure(metrics=(), not_looked=())) == (came,)
+
+    def test_with_a_count_that_changed_beside_it_it_is_believed(self) -> None:
+        found = compare([gpu_run()], [gpu_run(item=True)])
+        assert any(one.is_worse and one.shown.where.line == 11 for one in found.findings)
+
+
+class TestKinds:
+    def test_kinds_that_cannot_be_compared(self, corpus: Path) -> None:
+        program = load(corpus / "aot" / "gpu_attn_naive.hlo.txt.gz")
+        with pytest.raises(AskedWronglyError, match="of one kind"):
+            compare([gpu_run()], program)
+
+    def test_nothing(self) -> None:
+        with pytest.raises(AskedWronglyError, match="nothing to compare"):
+            compare([], [gpu_run()])
+
+    def test_another_device_is_said(self) -> None:
+        found = compare([gpu_run(device="Old")], [gpu_run(device="New")])
+        assert any("Old against New" in note for note in found.notes)
+
+    def test_kinds(self) -> None:
+        assert kind_of(gpu_run()) == "PyTorch recording"
+        assert kind_of(host_run()) == "PyTorch recording"
+
+
+HTA = "kineto/HolisticTraceAnalysis__trace_diff"
+
+PAIRS = [
+    (f"{HTA}_control.json.gz", f"{HTA}_test.json.gz"),
+    ("kineto/TraceLens__h100_qwen1.5-0.5b.json.gz", "kineto/TraceLens__mi300_qwen1.5-0.5b.json.gz"),
+    ("nsys_sqlite/nsys-ai__mfu_2gpu_before.sqlite.gz", "nsys_sqlite/nsys-ai__h100_2gpu_1s.sqlite.gz"),
+    ("xplane/TraceLens__mi300_jax08_gemm.xplane.pb.gz", "xplane/TraceLens__mi300_jax_conv_08.xplane.pb.gz"),
+]  # fmt: skip
+
+
+@pytest.mark.corpus
+class TestCorpus:
+    @pytest.mark.parametrize(("base", "head"), PAIRS)
+    def test_parts_sum_to_the_whole(self, corpus: Path, base: str, head: str) -> None:
+        found = compare(load(corpus / base), load(corpus / head))
+        assert_sums(found)
+
+    @pytest.mark.parametrize("path", [pair[0] for pair in PAIRS])
+    def test_a_trace_against_itself_is_quiet(self, corpus: Path, path: str) -> None:
+        assert_quiet(compare(load(corpus / path), load(corpus / path)))
+
+    def test_sets_of_ranks(self, corpus: Path) -> None:
+        one, other = (
+            [load(path)[0] for path in sorted((corpus / "kineto").glob(f"torchrec__{name}*"))]
+            for name in ("sst_long_a2a", "sst_sleep")
+        )
+        found = compare(one, other)
+        assert_sums(found)
+        assert found.time is not None
+        assert found.time.worst is not None
+        assert found.time.worst.rank == 2  # it sleeps for a second before a collective; all the others wait for it
+        assert len(found.time.ranks) == 4
+        assert "straggler" in {one.rule for one in found.findings if one.change == "new"}
+        assert_quiet(compare(one, one))
+
+
+def assert_sums(found: Comparison) -> None:
+    assert found.time is not None
+    for step in filter(None, (found.time.median, found.time.worst)):
+        step.check()
+        assert sum(part.delta_ns for part in step.parts) == step.head_ns - step.base_ns
+        assert sum(head for _, head in step.by_kind().values()) == step.head_ns
+        assert all(part.count_ns + part.each_ns == part.delta_ns for part in step.parts)
+
+
+def assert_quiet(found: Comparison) -> None:
+    assert {one.result.verdict for one in found.exact} <= {"no change"}
+    assert not any(cause.exact for cause in found.causes)
+    assert {one.change for one in found.findings} <= {"unchanged"}
+    assert found.gates(["regression", "finding:low"]) == ()
+
+
+@pytest.fixture(scope="module")
+def torch_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("torch")
+    root = tmp_path_factory.mktemp("runs")
+    more = {"base": (), "again": (), "item": ("--defect", "item"), "loop": ("--defect", "adam-loop"),
+            "checkpoint": ("--defect", "checkpoint")}  # fmt: skip
+    return {name: recorded(root / name, "perfscope.workloads.attention", *extra) for name, extra in more.items()}
+
+
+class TestPlantedInTorch:
+    """Real runs of the workloads: the cause comes first, with its line; the reverse is better; A/A is quiet."""
+
+    def test_two_runs_of_one_program_are_quiet(self, torch_runs: dict[str, Path]) -> None:
+        found = compare(load(torch_runs["base"]), load(torch_runs["again"]))
+        assert {one.result.verdict for one in found.exact} == {"no change"}
+        assert not any(cause.exact for cause in found.causes)
+        assert found.headline == "no change"
+        assert found.gates(["regression"]) == ()
+        assert_sums(found)
+
+    @pytest.mark.parametrize(
+        ("defect", "text", "metric"),
+        [
+            ("item", ".item()", "reads by the host a step (structure)"),
+            ("loop", "optimizer.step", "ops a step"),
+            ("checkpoint", None, "recomputed ops a step"),
+        ],
+    )
+    def test_the_cause_comes_first(
+        self, torch_runs: dict[str, Path], defect: str, text: str | None, metric: str
+    ) -> None:
+        found = compare(load(torch_runs["base"]), load(torch_runs[defect]))
+        assert found.headline == "regression"
+        assert metric in {one.result.name for one in found.exact if one.result.verdict == "regression"}
+        if text is not None:
+            assert text in source_line(found.causes[0].place)
+        assert any(one.change == "new" for one in found.causes[0].findings)
+        assert_sums(found)
+        back = compare(load(torch_runs[defect]), load(torch_runs["base"]))
+        assert back.headline == "improvement"
+        assert back.causes[0].place == found.causes[0].place
+
+
+@pytest.fixture(scope="module")
+def jax_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("jax")
+    root = tmp_path_factory.mktemp("runs")
+    more = {"base": (), "again": (), "float": ("--defect", "float")}
+    return {name: recorded(root / name, "perfscope.workloads.jax.attention", *extra)
+            for name, extra in more.items()}  # fmt: skip
+
+
+@pytest.mark.jax
+class TestPlantedInJax:
+    def test_two_runs_of_one_program_are_quiet(self, jax_runs: dict[str, Path]) -> None:
+        found = compare(load(jax_runs["base"]), load(jax_runs["again"]))
+        assert {one.result.verdict for one in found.exact} == {"no change"}
+        assert not any(cause.exact for cause in found.causes)
+        assert_sums(found)
+
+    def test_a_read_of_the_loss_comes_first(self, jax_runs: dict[str, Path]) -> None:
+        found = compare(load(jax_runs["base"]), load(jax_runs["float"]))
+        assert found.headline == "regression"
+        assert "float(" in source_line(found.causes[0].place)
+        assert compare(load(jax_runs["float"]), load(jax_runs["base"])).headline == "improvement"
+        assert_sums(found)
+
+
+def recorded(folder: Path, module: str, *more: str) -> Path:
+    """A run of a workload in ``folder``."""
+    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "-o", str(folder), "-m", module]
+    workload = ["--variant", "naive", "--size", "tiny", "--steps", "14", *more]
+    place = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *workload], check=True, cwd=folder.parent, env=place, capture_output=True, timeout=300)
+    return folder / "latest"
+
+
+def source_line(place: str) -> str:
+    """The text of ``file:line`` in the repository."""
+    file, _, line = place.rpartition(":")
+    return (REPOSITORY / file).read_text().splitlines()[int(line) - 1]
