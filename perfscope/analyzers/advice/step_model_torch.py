@@ -67,6 +67,8 @@ def torch_step_model(trace: Trace) -> StepModel:
         raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
     if graph.truncated:
         raise AbstainError("the op graph is cut at its op limit: the backward is not in it")
+    if any(one.born is not None and one.born >= len(graph.ops) for one in graph.storages):
+        raise AbstainError("the op graph is damaged: it names an op that is not in it")
     if not any(op.phase == "backward" for op in graph.ops):
         raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
     times = trace.fact(op_times)
