@@ -23,8 +23,8 @@ from perfscope.analyzers.compare.estimators import choose, location
 from perfscope.analyzers.compare.paired import paired_effect
 from perfscope.analyzers.compare.verdict import STEP_LEAST, from_pairs
 from perfscope.analyzers.compare.warmup import steady_part
-from perfscope.profiler.ab import Pair, Pairs
-from perfscope.profiler.ab_launch import Launch, Place, launch_once
+from perfscope.profiler.ab_launch import Place, launch_once
+from perfscope.profiler.ab_pairs import Launch, Pair, Pairs
 from perfscope.profiler.launch import Target
 from tests.analyzers.compare.simulate import WORLDS, arms, level
 

@@ -52,11 +52,15 @@ class AbCommand(RunCommand):
         return rest
 
 
-@click.command(
+form_of_compare = click.command(
     "compare --ab",
     cls=AbCommand,
     epilog="What was interrupted goes on with --resume. Its times are taken without any profiler.",
 )
+"""No verb of its own: ``compare`` hands over to it."""
+
+
+@form_of_compare
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
 @click.option(

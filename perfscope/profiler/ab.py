@@ -10,13 +10,13 @@ The judge is another room's (`perfscope.analyzers.compare`); here nothing is jud
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Protocol
 
-from perfscope.profiler.ab_launch import Arm, Launch, Phase, Place, launch_once
+from perfscope.profiler.ab_launch import Place, launch_once
+from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
 from perfscope.profiler.ab_state import Plan, State
 from perfscope.profiler.ab_worktrees import Checkout, ended_by_signals, remove_left, worktrees
 from perfscope.profiler.errors import DataError
@@ -26,9 +26,6 @@ MOST_FAILURES = 3
 """Launches of one arm that may fail before the comparison is given up: one may be bad luck, three are the program."""
 LEAST_CONFIRMING = 6
 
-Decision = Literal["go on", "stop", "confirm"]
-Pair = tuple[Launch, Launch]
-"""Base and head; of a calibration the one that ran first, and second."""
 Run = Callable[[Arm, Phase, int, int], Launch]
 """Runs one launch: arm, phase, pair, slot."""
 
@@ -41,15 +38,6 @@ class Judge(Protocol):
 
     def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
         """What to do after these pairs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
-    """The pairs of each phase, in order; of each pair its last attempt that succeeded."""
-
-    calibration: tuple[Pair, ...]
-    measured: tuple[Pair, ...]
-    confirming: tuple[Pair, ...]
 
 
 def compare(
@@ -101,19 +89,6 @@ def run_pairs(state: State, run: Run, judge: Judge, *, tell: Callable[[str], Non
 def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
     """The order inside a pair: by seed and number alone, so that it is the same after an interruption."""
     return random.Random(f"{seed}/{phase}/{pair}/{attempt}").random() < 0.5  # noqa: S311 (an order, no secret)
-
-
-def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
-    """The whole pairs of a phase by number: both launches of one attempt, without a problem."""
-    found: dict[int, Pair] = {}
-    for first, second in itertools.pairwise(launches):
-        partners = (first.phase, first.pair, first.attempt) == (second.phase, second.pair, second.attempt)
-        if first.phase != phase or not partners or (first.slot, second.slot) != (0, 1):
-            continue
-        if first.problem is None and second.problem is None:
-            swap = phase != "calibrate" and first.arm == "head"
-            found[first.pair] = (second, first) if swap else (first, second)
-    return tuple(found[pair] for pair in sorted(found))
 
 
 def _runner(state: State, target: Target, places: Mapping[Arm, Place], repository: Checkout) -> Run:

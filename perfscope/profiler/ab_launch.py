@@ -12,19 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from perfscope.profiler import ab_side, bootstrap, store
+from perfscope.profiler.ab_pairs import Arm, Launch, Phase
 from perfscope.profiler.errors import NotStartedError
 from perfscope.profiler.launch import Target, end_with_us
 from perfscope.profiler.options import VARIABLE, CaptureOptions, Message
 from perfscope.profiler.run import Process
-
-Arm = Literal["base", "head"]
-Phase = Literal["warm", "calibrate", "measure", "confirm"]
 
 TIMED_OUT = 124
 """As `timeout` of coreutils ends."""
@@ -36,42 +32,6 @@ MOST_LOG_BYTES = 64 << 10
 
 COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
 """Counters of the allocators that do not depend on how fast the program was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What one launch gave. ``problem``: why its times are of no use, or ``None``."""
-
-    arm: Arm
-    phase: Phase
-    pair: int
-    """Number of the pair in its phase."""
-    slot: int
-    """0: it ran first in its pair, 1: second."""
-    attempt: int = 0
-    """Of the pair: it runs again where a launch of it failed."""
-    seconds: float
-    """From start to end of the process."""
-    code: int
-    began_unix_s: float = 0.0
-    step_source: str | None = None
-    steps_seen: int = 0
-    step_ns: tuple[int, ...] = ()
-    """Duration of each step after the first two, in order, as the host saw it."""
-    windows_ns: tuple[int, ...] = ()
-    """Where a device works on its own: duration of windows of ``window_steps`` steps, waited for at both ends."""
-    window_steps: int = 0
-    exact: Mapping[str, int] = field(default_factory=dict)
-    """Counters that the program's speed does not change."""
-    strays: tuple[str, ...] = ()
-    """Modules that came from the checkout, not from the arm's folder."""
-    problem: str | None = None
-
-    def times_ns(self) -> tuple[float, ...]:
-        """Times per step, in order: of the windows where there are some, else of the single steps."""
-        if self.windows_ns and self.window_steps > 0:
-            return tuple(window / self.window_steps for window in self.windows_ns)
-        return tuple(map(float, self.step_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

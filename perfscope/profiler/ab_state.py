@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler.ab_launch import Launch
+from perfscope.profiler.ab_pairs import Launch
 from perfscope.profiler.environment import redact
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import write_atomically

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from perfscope.profiler.ab_launch import Arm, Place
+from perfscope.profiler.ab_launch import Place
+from perfscope.profiler.ab_pairs import Arm
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import RUNS_FOLDER
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from perfscope.analyzers.compare.ab_judge import AbJudge
 from perfscope.dashboards.reports import ab_report
-from perfscope.profiler.ab import Pairs
+from perfscope.profiler.ab_pairs import Pairs
 from tests.analyzers.compare.test_ab_judge import CALIBRATION, pairs
 from tests.profiler.test_ab import plan
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.profiler import ab_state
-from perfscope.profiler.ab import Decision, Pair, Pairs, first_is_head, pairs_of, run_pairs
-from perfscope.profiler.ab_launch import Arm, Launch, Phase
+from perfscope.profiler.ab import first_is_head, run_pairs
+from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
 from perfscope.profiler.ab_state import Plan, State, begin
 from perfscope.profiler.errors import DataError
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.ab_launch import TIMED_OUT, Launch, Place, launch_once
+from perfscope.profiler.ab_launch import TIMED_OUT, Place, launch_once
+from perfscope.profiler.ab_pairs import Launch
 from perfscope.profiler.errors import NotStartedError
 from perfscope.profiler.launch import Target
 from tests.conftest import REPOSITORY

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.profiler import ab_state
-from perfscope.profiler.ab_launch import Launch
+from perfscope.profiler.ab_pairs import Launch
 from perfscope.profiler.ab_state import LAUNCHES_FILE, PLAN_FILE, State, begin
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from tests.profiler.test_ab import plan

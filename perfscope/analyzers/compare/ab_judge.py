@@ -16,8 +16,7 @@ from perfscope.analyzers.compare.exact import compare_exact
 from perfscope.analyzers.compare.sequential import level_for, looks_for
 from perfscope.analyzers.compare.verdict import MetricResult, confirmed, from_pairs
 from perfscope.analyzers.compare.warmup import steady_part
-from perfscope.profiler.ab import Decision, Pair, Pairs
-from perfscope.profiler.ab_launch import Launch
+from perfscope.profiler.ab_pairs import Decision, Launch, Pair, Pairs
 
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3

@@ -15,8 +15,7 @@ import pytest
 
 from perfscope.analyzers.compare.ab_judge import AbJudge
 from perfscope.profiler import ab, ab_state
-from perfscope.profiler.ab import Pair, Pairs
-from perfscope.profiler.ab_launch import Arm, Launch
+from perfscope.profiler.ab_pairs import Arm, Launch, Pair, Pairs
 from perfscope.profiler.ab_worktrees import checkout
 from tests.conftest import REPOSITORY
 from tests.profiler.ab_programs import git, repository, sleeps
@@ -136,7 +135,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "code"
 
 
-def compared(folder: Path, commits: tuple[str, str], pairs: int = 6) -> tuple[ab.Pairs, AbJudge]:
+def compared(folder: Path, commits: tuple[str, str], pairs: int = 6) -> tuple[Pairs, AbJudge]:
     os.chdir(folder)
     state_folder = folder.parent / "state"
     state_folder.mkdir()
