@@ -93,6 +93,7 @@ def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
 
 def _runner(state: State, target: Target, places: Mapping[Arm, Place], repository: Checkout) -> Run:
     plan = state.plan
+    changed = repository.changed(plan.base, plan.head)
 
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
         launch = launch_once(
@@ -106,6 +107,7 @@ def _runner(state: State, target: Target, places: Mapping[Arm, Place], repositor
             timeout_s=plan.timeout_s,
             checkout=repository.top,
             step_annotation=plan.step_annotation,
+            changed=changed or None,
         )
         if launch.strays:
             named = ", ".join(launch.strays[:MOST_FAILURES])

@@ -54,11 +54,13 @@ def launch_once(
     timeout_s: float | None = None,
     checkout: Path | None = None,
     step_annotation: str | None = None,
+    changed: frozenset[str] | None = None,
 ) -> Launch:
     """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
 
     Whatever becomes of the program is told in ``Launch.problem``; ``NotStartedError`` only if it cannot be started.
-    Its process group is ended with it, also where we are interrupted.
+    Its process group is ended with it, also where we are interrupted. ``changed``: files that differ between the arms,
+    relative to the top.
     """
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
@@ -70,6 +72,7 @@ def launch_once(
             pythonpath=path,
             follow=target.command,
             checkout=None if checkout is None else str(checkout),
+            tree=None if changed is None else str(place.root),
         )
         began, clock = time.time(), time.monotonic()
         code = _run(_line(target), place, message, log, timeout_s)
@@ -92,6 +95,7 @@ def launch_once(
             window_steps=process.window_steps,
             exact=_exact(process),
             strays=ab_side.read(run),
+            changed_loaded=None if changed is None else len(changed & ab_side.read_loaded(run)),
         )
         problem = _problem(launch, damaged, log, timeout_s)
         return launch if problem is None else replace(launch, problem=problem)

@@ -39,6 +39,8 @@ class Launch:
     """Counters that the program's speed does not change."""
     strays: tuple[str, ...] = ()
     """Modules that came from the checkout, not from the arm's folder."""
+    changed_loaded: int | None = None
+    """Of the Python files that differ between the commits, how many it imported; ``None``: nobody looked."""
     problem: str | None = None
 
     def times_ns(self) -> tuple[float, ...]:

@@ -15,6 +15,8 @@ from perfscope.profiler.options import Message
 
 STRAYS_FILE = "strays.txt"
 """In the directory of a launch: one module a line."""
+LOADED_FILE = "loaded.txt"
+"""Beside it: one file a line, relative to the top of the arm's worktree."""
 MOST_STRAYS = 20
 
 
@@ -29,26 +31,44 @@ def last_look(message: Message, seen: Seen | None) -> Seen | None:
     if found:
         with (Path(message.directory) / STRAYS_FILE).open("a", encoding="utf-8") as stream:
             stream.write("".join(f"{name}\n" for name in found[:MOST_STRAYS]))
+    if message.tree is not None:
+        root = Path(message.tree).resolve()
+        with (Path(message.directory) / LOADED_FILE).open("a", encoding="utf-8") as stream:
+            stream.write("".join(f"{path.relative_to(root)}\n" for _, path in _below(root)))
     return None if seen is None else observe.with_memory_after(seen)
 
 
 def strays(checkout: Path) -> list[str]:
     """Modules that were loaded from below ``checkout``, by name; not ours, not of an environment in it."""
-    root = checkout.resolve()
+    return [
+        name
+        for name, path in _below(checkout.resolve())
+        if name.partition(".")[0] != "perfscope" and not {"site-packages", "dist-packages"} & set(path.parts)
+    ]
+
+
+def _below(root: Path) -> list[tuple[str, Path]]:
+    """(name, file) of the modules of this process that were loaded from below ``root``, the program itself too."""
     found = []
     for name, module in sorted(sys.modules.copy().items()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or name.partition(".")[0] == "perfscope":
-            continue
-        path = Path(file)
-        if path.is_relative_to(root) and not {"site-packages", "dist-packages"} & set(path.parts):
-            found.append(name)
+        # Python takes it from the program itself before exit.
+        file = getattr(module, "__file__", sys.argv[0] if name == "__main__" and sys.argv else None)
+        if isinstance(file, str) and (path := Path.cwd() / file).is_relative_to(root):
+            found.append((name, path))
     return found
 
 
 def read(run: Path) -> tuple[str, ...]:
     """What the processes of the launch in ``run`` wrote down, each module once."""
-    path = run / STRAYS_FILE
+    return tuple(_lines(run / STRAYS_FILE))
+
+
+def read_loaded(run: Path) -> frozenset[str]:
+    """Files of the arm's worktree that the processes of the launch in ``run`` imported."""
+    return frozenset(_lines(run / LOADED_FILE))
+
+
+def _lines(path: Path) -> list[str]:
     if not path.is_file():
-        return ()
-    return tuple(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace").split()))
+        return []
+    return list(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace").splitlines()))

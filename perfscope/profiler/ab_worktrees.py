@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from perfscope.profiler import store
 from perfscope.profiler.ab_launch import Place
 from perfscope.profiler.ab_pairs import Arm
 from perfscope.profiler.errors import AskedWronglyError, DataError
@@ -47,6 +48,11 @@ class Checkout:
         if found.returncode != 0:
             raise AskedWronglyError(f"{ref}: no commit of this repository; a shallow clone lacks all but the newest")
         return found.stdout.strip()
+
+    def changed(self, base: str, head: str) -> frozenset[str]:
+        """Python files that differ between two commits, relative to the top; those that one of them lacks too."""
+        listed = _git(self.top, "diff", "--name-only", "--no-renames", "-z", base, head, "--", "*.py").stdout
+        return frozenset(filter(None, listed.split("\0")))
 
     def remarks(self) -> tuple[str, ...]:
         """What of the folder the worktrees will not have."""
@@ -100,7 +106,9 @@ def worktrees(
     ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
     """
     root = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    held = contextlib.ExitStack()
     try:
+        held.enter_context(store.alive(root))
         places: dict[Arm, Place] = {}
         for arm, commit in commits.items():
             path = root / arm
@@ -119,12 +127,13 @@ def worktrees(
         yield places
     finally:
         with _undisturbed():
+            held.close()
             remove(repository, root)
 
 
 def remove(repository: Checkout, root: Path) -> None:
     """Take the worktrees below ``root`` away, and nothing else of the repository's."""
-    for path in [*root.iterdir()] if root.is_dir() else []:
+    for path in [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []:
         _git(repository.top, "worktree", "remove", "--force", "--force", str(path))
     shutil.rmtree(root, ignore_errors=True)
     # Those that rmtree took from git are registered still.
@@ -139,8 +148,8 @@ def remove_left(repository: Checkout) -> None:
     for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
         path = Path(line.removeprefix("worktree "))
         root = path.parent
-        if line.startswith("worktree ") and root.name.startswith(PREFIX) and not root.exists():
-            _git(repository.top, "worktree", "remove", "--force", "--force", str(path))
+        if line.startswith("worktree ") and root.name.startswith(PREFIX) and store.liveness(root) is False:
+            remove(repository, root)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,8 @@ class Message:
     """Where the export of ``options.capture`` will lie, relative to the run directory."""
     checkout: str | None = None
     """Folder that the program must not import from: it runs a copy of what lies there (A/B)."""
+    tree: str | None = None
+    """That copy."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -76,6 +78,7 @@ def load_message(text: str) -> Message:
         follow=raw["follow"],
         recording=raw.get("recording"),
         checkout=raw.get("checkout"),
+        tree=raw.get("tree"),
     )
 
 

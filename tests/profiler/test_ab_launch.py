@@ -135,6 +135,12 @@ def test_code_from_the_checkout_is_noticed_and_that_of_the_arm_wins(
     assert launch.strays == ("only_here",)
 
 
+def test_what_it_imported_of_the_files_that_changed_is_counted(tmp_path: Path) -> None:
+    for changed, count in (({"work.py", "other.py"}, 1), ({"work.py", "train.py"}, 2), ({"other.py"}, 0)):
+        assert launched(tmp_path, PROGRAM, changed=frozenset(changed)).changed_loaded == count
+    assert launched(tmp_path, PROGRAM).changed_loaded is None
+
+
 def test_a_command_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(NotStartedError, match="no-such-tool: no such command"):
         launch_once(

@@ -180,6 +180,12 @@ def _remarks(found: Pairs, chosen: Chosen) -> list[str]:
     if both and _steps(both, 0) != _steps(both, 1):
         taken = [statistics.median(_steps(both, arm)) for arm in (0, 1)]
         said.append(f"base takes {taken[0]:g} steps and head {taken[1]:g}: counters of whole launches are not compared")
+    loaded = [launch.changed_loaded for pair in both for launch in pair]
+    if loaded and all(count == 0 for count in loaded):
+        said.append(
+            "no Python file that differs between the commits was imported by either arm: if the program uses them, it "
+            "takes them from an installation of its own, and the same code ran twice"
+        )
     sources = {launch.step_source for pair in both for launch in pair}
     if len(sources) > 1:
         said.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,19 @@ def test_a_machine_that_moves_meanwhile_is_told_and_pairs_bear_it() -> None:
     assert any(remark.startswith("environment changed: the base itself moved by +") for remark in result.remarks)
 
 
+def test_arms_that_run_the_same_code_are_told() -> None:
+    def remarks(counts: tuple[int | None, int | None]) -> tuple[str, ...]:
+        found = tuple(
+            (replace(base, changed_loaded=counts[0]), replace(head, changed_loaded=counts[1]))
+            for base, head in pairs(6)
+        )
+        return JUDGE.result(Pairs(calibration=(), measured=found, confirming=())).remarks
+
+    assert any("the same code ran twice" in remark for remark in remarks((0, 0)))
+    for counts in ((0, 1), (1, 1), (None, None)):
+        assert remarks(counts) == ()
+
+
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -151,6 +165,8 @@ def test_a_commit_that_sleeps_three_times_as_long_is_a_regression(code: Path) ->
     result = judge.result(found)
     assert (result.step.verdict, result.step.confirmed) == ("regression", True), result.step
     assert result.pairs == result.confirming == 6
+    assert {launch.changed_loaded for pair in found.measured for launch in pair} == {1}
+    assert not any("same code" in remark for remark in result.remarks)
     assert git(code, "worktree", "list").count("\n") == 1
 
 
