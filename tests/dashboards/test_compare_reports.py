@@ -117,7 +117,9 @@ class TestWords:
         found = compare([gpu_run()], [gpu_run(fused=True)])
         assert found.time is not None
         (one,) = [part for part in found.time.median.parts if part.status == "fused"]
-        assert part_words(one).startswith("fused: triton_poi_fused_add_mul_silu_0 and 2 like it, 3 → 1 a step")
+        assert part_words(one) == (
+            "fused: aten::add, aten::mul, aten::silu → triton_poi_fused_add_mul_silu, 3 → 1 a step"
+        )
 
     def test_an_improvement_is_told_as_one(self) -> None:
         assert headline(compare([gpu_run(item=True)], [gpu_run()])).startswith("improvement: better: host syncs a step")

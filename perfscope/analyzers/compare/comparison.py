@@ -102,9 +102,9 @@ class Comparison:
     @property
     def inconclusive(self) -> tuple[str, ...]:
         """Metrics that could not be judged: the time of single captures is among them."""
-        return tuple(
-            one.name for one in self.metrics if one.unit != "text" and (one.verdict == "inconclusive" or not one.gates)
-        )
+        timed = () if self.step_time is None or self.step_time.gates else (self.step_time.name,)
+        open_ones = (one.result for one in self.exact if not one.neutral)
+        return (*timed, *(one.name for one in open_ones if one.verdict == "inconclusive"))
 
 
 def severity_named(gate: str) -> Severity:

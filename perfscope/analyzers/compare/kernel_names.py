@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_HASH = re.compile(r"(?<![0-9a-zA-Z])(?=[0-9a-f]*\d)[0-9a-f]{8,}(?![0-9a-zA-Z])")
-"""Hexadecimal with at least one digit: a content hash. Words such as ``deadbeef`` have none."""
+_HASH = re.compile(r"(?<![0-9a-zA-Z])(?:(?=[0-9a-f]*\d)[0-9a-f]{8,}|(?=[a-z2-7]*\d)[a-z2-7]{40,})(?![0-9a-zA-Z])")
+"""Hexadecimal, or the base 32 of inductor's cache, with at least one digit: a content hash. Words have no digit."""
 _COUNTER = re.compile(r"(?:[._]\d+|\.clone|\.remat\d*)+$")
 """``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``."""
 _TILE = re.compile(r"\d+x\d+(?:x\d+)*|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE)
@@ -38,7 +38,13 @@ OTHER = "other"
 @lru_cache(maxsize=65536)
 def without_numbers(name: str) -> str:
     """A kernel's name without template arguments, hashes and counters: ``triton_poi_fused_add_relu``."""
-    plain = _HASH.sub("#", _without_arguments(name)).strip()
+    return without_counters(_without_arguments(name))
+
+
+@lru_cache(maxsize=65536)
+def without_counters(name: str) -> str:
+    """A name without hashes and without the counter at its end; arguments are kept."""
+    plain = _HASH.sub("#", name).strip()
     return _COUNTER.sub("", plain) or plain
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from perfscope.analyzers.compare.kernel_names import without_numbers, without_tiles, work_class
+from perfscope.analyzers.compare.kernel_names import without_counters, without_numbers, without_tiles, work_class
 
 PartKind = Literal["compute", "communication", "copy", "idle", "host"]
 """What a part of the step is: the device computes, only communicates, only copies, or waits; or the host works."""
@@ -41,7 +41,9 @@ class Key:
         """What it is, short: the op, and the work where it says more."""
         if self.kind in ("idle", "copy"):
             return f"{self.work} ({self.op})" if self.op else self.work
-        return self.op or without_numbers(self.work) or self.kind
+        if self.kind == "host":  # a range's arguments tell it from others: PjitFunction(step)
+            return without_counters(self.op or self.work)
+        return without_counters(self.op) or without_numbers(self.work) or self.kind
 
 
 class Level(IntEnum):
@@ -73,27 +75,30 @@ Signature = tuple[str | int, ...]
 
 def signature(key: Key, level: Level) -> Signature | None:
     """What two keys must share to be matched at a level; ``None``: this key cannot be matched there."""
-    kind, phase = key.kind, key.phase
+    kind, phase, op = key.kind, key.phase, without_counters(key.op)
     if level is Level.SAME:
         return (kind, phase, key.module, key.op, key.shapes, key.file, key.line, key.function, key.work)
     if level is Level.RENAMED:
-        work = without_numbers(key.work)
-        return (kind, phase, key.module, key.op, key.shapes, key.file, key.line, key.function, work)
+        return (kind, phase, key.module, op, key.shapes, key.file, key.line, key.function, _renamed(key))
     if level is Level.MOVED:
-        work = without_numbers(key.work)
-        return (kind, phase, key.module, key.op, key.shapes, key.file, key.function, work)
+        return (kind, phase, key.module, op, key.shapes, key.file, key.function, _renamed(key))
     if kind == "idle":  # a wait for another reason, or in another op, is another wait
         return None
     if level is Level.OTHER_KERNEL:
         if not key.op:  # no host op known: the kernel is all there is
             return (kind, phase, key.module, without_tiles(key.work))
-        return (kind, phase, key.module, key.op, key.shapes, key.file, key.function)
+        return (kind, phase, key.module, op, key.shapes, key.file, key.function)
     if level is Level.OTHER_SHAPES:
-        return (kind, phase, key.module, key.op, key.file, key.function) if key.op else None
+        return (kind, phase, key.module, op, key.file, key.function) if op else None
     if level is Level.SAME_OP:
-        return (kind, phase, key.op, work_class(key.work)) if key.op else None
+        return (kind, phase, op, work_class(key.work)) if op else None
     if level is Level.FUSED:
         place = key.file or key.module
         return (kind, phase, place, key.line) if place and kind == "compute" else None
     found = work_class(key.work)
     return (kind, phase, found) if kind in ("compute", "communication") and found != "other" else None
+
+
+def _renamed(key: Key) -> str:
+    """The work without what changes from build to build; of ranges on the host their arguments stay."""
+    return without_counters(key.work) if key.kind == "host" else without_numbers(key.work)

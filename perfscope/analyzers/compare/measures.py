@@ -35,6 +35,8 @@ class Measure:
     places: Mapping[str, float] = field(default_factory=dict)
     """``file:line`` or op -> its part, where that is known; they need not sum to the value."""
     remarks: tuple[str, ...] = ()
+    neutral: bool = False
+    """More of it is neither better nor worse: a program that is compiled has more compiled graphs."""
     per_trace: bool = False
     """It grows with the length of the recording, for no step is known."""
 
@@ -164,18 +166,19 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
         return
     said = trace.fact(compile_summary)
     if said is None or trace.compile_log is None:
-        yield from (Measure(name=name, unit="count", value=0) for name in names)
+        yield from (Measure(name=name, unit="count", value=0, neutral=name in names[2:]) for name in names)
         return
     log = trace.compile_log
     breaks = Counter(_line(one.place) for one in log.breaks)
     again = Counter(_line(one.place) for one in log.recompiles)
     yield Measure(name=names[0], unit="count", value=len(log.breaks), places=_known(breaks))
     yield Measure(name=names[1], unit="count", value=len(log.recompiles), places=_known(again))
-    yield Measure(name=names[2], unit="count", value=said.graphs)
+    yield Measure(name=names[2], unit="count", value=said.graphs, neutral=True)
     generated = [one for one in log.kernels if one.backend != "extern"]
     if generated or log.has_provenance:
         at = Counter(_line(one.places[0] if one.places else None) for one in generated)
-        yield Measure(name=names[3], unit="count", value=sum(one.calls for one in generated), places=_known(at))
+        calls = sum(one.calls for one in generated)
+        yield Measure(name=names[3], unit="count", value=calls, places=_known(at), neutral=True)
     else:
         yield names[3], "the log does not say what inductor's kernels compute"
 

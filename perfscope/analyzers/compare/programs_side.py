@@ -97,7 +97,7 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
             places=_by_line((row.instruction, row.runs) for row in launched),
         )
         fusions = [(row.instruction, 1) for row in cost.launched if row.instruction.opcode == "fusion"]
-        yield Measure(name="fusions", unit="count", value=len(fusions), places=_by_line(fusions))
+        yield Measure(name="fusions", unit="count", value=len(fusions), places=_by_line(fusions), neutral=True)
     again = [
         (row.instruction, row.total.flops)
         for row in cost.rows

@@ -12,6 +12,7 @@ from perfscope.analyzers.compare.programs_side import MOST_PROGRAMS, ProgramSide
 from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.trace import Trace
 
+NEUTRAL = "it differs: whether for better or worse, the other metrics say"
 NO_STEPS = "no steps: a longer recording has more of it"
 
 MOST_PLACES = 20
@@ -33,6 +34,8 @@ class ExactMetric:
 
     result: MetricResult
     places: tuple[PlaceChange, ...] = ()
+    neutral: bool = False
+    """More of it is neither better nor worse; where it differs the verdict is inconclusive."""
 
     @property
     def changed(self) -> bool:
@@ -98,7 +101,13 @@ def exact_metric(name: str, base: Measure, head: Measure) -> ExactMetric:
     if base.per_trace and result.verdict != "no change":
         result = replace(result, verdict="inconclusive")
         said[NO_STEPS] = None
-    return ExactMetric(result=replace(result, remarks=tuple(said)), places=_places(base.places, head.places))
+    neutral = base.neutral and head.neutral
+    if neutral and result.verdict != "no change":
+        result = replace(result, verdict="inconclusive")
+        said[NEUTRAL] = None
+    return ExactMetric(
+        result=replace(result, remarks=tuple(said)), places=_places(base.places, head.places), neutral=neutral
+    )
 
 
 def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[PlaceChange, ...]:
@@ -153,7 +162,9 @@ def _of_programs(
     lost: list[NotLooked] = []
     for mine, theirs in pairs:
         ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
-        found.append(ExactMetric(result=compare_text(f"{ahead}program", mine.fingerprint, theirs.fingerprint)))
+        found.append(
+            ExactMetric(result=compare_text(f"{ahead}program", mine.fingerprint, theirs.fingerprint), neutral=True)
+        )
         for name in dict.fromkeys((*mine.measures, *theirs.measures)):
             if name in mine.measures and name in theirs.measures:
                 found.append(exact_metric(f"{ahead}{name}", mine.measures[name], theirs.measures[name]))

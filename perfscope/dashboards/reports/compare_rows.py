@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.compare.keys import LEVEL_WORDS, Level
+from perfscope.analyzers.compare.structure import NEUTRAL
 from perfscope.analyzers.units import format_bytes, format_count, format_ns
 from perfscope.dashboards.shown import shown
 
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.change import PartChange, StepChange
     from perfscope.analyzers.compare.comparison import Comparison, SideSummary
     from perfscope.analyzers.compare.findings import FindingChange
+    from perfscope.analyzers.compare.keys import Key
     from perfscope.analyzers.compare.verdict import MetricResult
 
 NO_VERDICT = "not judged"
 """Of a time of single captures: it is shown, and nothing is concluded from it."""
+
+MOST_NAMED = 4
+"""Ops of a fusion that are named: chains of more are recognised by the first ones."""
 
 BY_TIME = " (by measured time alone)"
 """Behind a finding that came or went while nothing that can be counted changed."""
@@ -126,6 +131,8 @@ def percent(share: float) -> str:
 
 def verdict(metric: MetricResult) -> str:
     """The verdict in words; of single captures none."""
+    if NEUTRAL in metric.remarks:
+        return "differs"
     if metric.gates:
         return metric.verdict if metric.unit != "text" else "the same" if metric.base == metric.head else "differs"
     return NO_VERDICT if metric.verdict == "inconclusive" else f"{NO_VERDICT} (looks like {metric.verdict})"
@@ -164,10 +171,20 @@ def part_words(part: PartChange, per: str = "step") -> str:
         return f"new: {name}{phase}" + (f", {number(head)} a {per}" if head else "")
     if part.status == "gone":
         return f"gone: {name}{phase}" + (f", was {number(base)} a {per}" if base else "")
+    if part.counts_differ and part.level is Level.FUSED:
+        sides = [_names(side.keys) for side in (part.base, part.head)]
+        return f"{part.status}{phase}: {sides[0]} → {sides[1]}, {number(base)} → {number(head)} a {per}"
     if part.counts_differ:
         level = f" ({LEVEL_WORDS[part.level]})" if part.level is not None and part.level > Level.MOVED else ""
         return f"{part.status}: {name}{phase}, {number(base)} → {number(head)} a {per}{level}"
     return f"{part.status}: {name}{phase}, {format_ns(part.base.ns)} → {format_ns(part.head.ns)}"
+
+
+def _names(keys: Sequence[Key]) -> str:
+    """The first few names of several pieces of work."""
+    names = list(dict.fromkeys(shown(key.name()) for key in keys))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def kinds(step: StepChange) -> tuple[tuple[str, int, int], ...]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.align import align, same_files
-from perfscope.analyzers.compare.kernel_names import without_numbers, without_tiles, work_class
+from perfscope.analyzers.compare.kernel_names import without_counters, without_numbers, without_tiles, work_class
 from perfscope.analyzers.compare.keys import Key, Level
 
 
@@ -44,6 +44,7 @@ def test_a_trace_against_itself_matches_exactly(keys: set[Key]) -> None:
     [
         (key(), key(), Level.SAME),
         (key(work="triton_poi_fused_add_3"), key(work="triton_poi_fused_add_7"), Level.RENAMED),
+        (key(op="graph_cpp_fused_mul_1"), key(op="graph_cpp_fused_mul_2"), Level.RENAMED),
         (key(work="void k<float, 4>(int)"), key(work="void k<float, 8>(long)"), Level.RENAMED),
         (key(line=10), key(line=40), Level.SAME),
         (key(work="ampere_sgemm"), key(work="cutlass_80_gemm"), Level.OTHER_KERNEL),
@@ -93,6 +94,12 @@ def test_names_without_what_changes_from_build_to_build() -> None:
     assert without_numbers("void at::native::elementwise<4, Add<float>>(int, Add)") == "at::native::elementwise"
     assert without_tiles("ampere_sgemm_128x64_tn") == without_tiles("ampere_sgemm_64x32_tn")
     assert without_numbers("deadbeef") == "deadbeef"
+    graphs = [f"## Call CompiledFxGraph f{letter * 25}2{letter * 25} ##" for letter in "ab"]
+    assert len(set(map(without_counters, graphs))) == 1
+    assert without_counters("PjitFunction(step)") == "PjitFunction(step)"
+    assert without_counters("an_ordinary_word_of_more_than_forty_letters_in_all") == (
+        "an_ordinary_word_of_more_than_forty_letters_in_all"
+    )
 
 
 def test_classes_of_work() -> None:

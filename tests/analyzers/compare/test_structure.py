@@ -114,6 +114,13 @@ def test_of_ranks_the_one_with_most_counts_and_one_that_did_not_look_hides_it() 
     assert all(one.result.name != "kernels a step" for one in found.metrics)
 
 
+def test_more_of_what_is_neither_better_nor_worse_is_not_judged() -> None:
+    none, two = (Measure(name="compiled graphs", unit="count", value=value, neutral=True) for value in (0, 2))
+    found = exact_metric("compiled graphs", none, two)
+    assert (found.neutral, found.result.verdict) == (True, "inconclusive")
+    assert exact_metric("compiled graphs", two, two).result.verdict == "no change"
+
+
 def test_a_small_change_of_bytes_is_none() -> None:
     base, head = (Measure(name="peak", unit="bytes", value=value) for value in (1 << 30, (1 << 30) + 512))
     assert exact_metric("peak", base, head).result.verdict == "no change"
