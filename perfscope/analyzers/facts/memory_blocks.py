@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.facts.memory_totals import mapped_blocks, unseen_bytes
 from perfscope.analyzers.memory.pairing import Int64, pair_events, strictly_increasing
 from perfscope.analyzers.memory.timeline import BLOCKS, Axis, Curve, KnownBy, MemoryTimeline
 from perfscope.analyzers.trace import MISSING, Rows, Trace
 from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction, MemoryCategory
-from perfscope.analyzers.units import format_bytes
 
 _ALLOCATOR = (MemoryAction.ALLOCATE, MemoryAction.FREE, MemoryAction.HELD_BEFORE)
 _DRIVER = (MemoryAction.RESERVE, MemoryAction.RELEASE)
@@ -146,13 +146,14 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
             f"{missed} blocks of the snapshot are older than its history; what was freed before it is not known"
         )
     timeline = _timeline(trace, memory, columns, axis="event" if trace.source.events_only else "ns", span=(first, last))
-    unseen, said = _unseen(rows, picked, action, timeline, at_picked)
+    mapped = np.zeros(len(made), bool) if memory.on_device else mapped_blocks(rows, picked, pairs)
+    unseen, said = unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
     failed = at[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
     return replace(
         timeline,
         of_driver=of_driver,
         unseen_bytes=unseen,
-        reserved=None if of_driver else _reserved(trace, memory, events, at, first),
+        reserved=None if of_driver or mapped.any() else _reserved(trace, memory, events, at, first),
         out_of_memory=tuple(failed.tolist()),
         unmatched=pairs.unmatched,
         notes=(*notes, *said),
@@ -255,32 +256,6 @@ def _span(trace: Trace, at: Int64) -> tuple[int, int]:
     if len(steps) and not trace.source.events_only:
         first, last = min(first, int(steps["start_ns"].min())), max(last, int(steps["end_ns"].max()))
     return first, last
-
-
-def _unseen(
-    rows: Rows, picked: Int64, action: npt.NDArray[np.uint8], timeline: MemoryTimeline, at: Int64
-) -> tuple[int, list[str]]:
-    """What the allocator counts at the first event and no block tells of; and how its totals differ from the blocks."""
-    totals = rows["allocated_bytes"][picked]
-    recorded = np.flatnonzero((totals != MISSING) & (action != MemoryAction.HELD_BEFORE))
-    if not len(recorded):
-        return 0, []
-    curve = timeline.live()
-    ours = curve.bytes[np.searchsorted(curve.positions, at[recorded], side="right") - 1]
-    unseen = int(totals[recorded[0]] - ours[0])
-    notes = []
-    if unseen < 0:
-        notes.append(
-            f"the allocator's own total leaves out {format_bytes(-unseen)} that the program held before the recording"
-        )
-    differs = totals[recorded] - ours - unseen
-    wrong = int((differs != 0).sum())
-    if wrong:
-        notes.append(
-            f"at {wrong} of {len(recorded)} events the allocator's own total differs from its events, by up to "
-            f"{format_bytes(int(np.abs(differs).max()))}"
-        )
-    return max(unseen, 0), notes
 
 
 def _reserved(trace: Trace, memory: Memory, events: Int64, at: Int64, first: int) -> Curve | None:
