@@ -148,6 +148,25 @@ class TestCorpus:
     def test_a_trace_against_itself_is_quiet(self, corpus: Path, path: str) -> None:
         assert_quiet(compare(load(corpus / path), load(corpus / path)))
 
+    def test_memory_snapshots_have_bytes_and_no_time(self, corpus: Path) -> None:
+        one, other = (
+            load(corpus / "torch_mem" / f"assignment2-systems__fwd_{kind}_128.pickle.gz") for kind in ("bf16", "fp32")
+        )
+        found = compare(one, other)
+        assert (found.base.kind, found.time, found.step_time) == ("memory snapshot", None, None)
+        peak = {one.result.name: one.result for one in found.exact}["peak memory (cuda:0)"]
+        assert (peak.verdict, peak.gates) == ("improvement", True)
+        assert compare(other, one).gates(["regression"]) != ()
+        assert_quiet(compare(one, one))
+
+    def test_compiled_programs_are_compared_without_a_clock(self, corpus: Path) -> None:
+        none, full = (load(corpus / "aot" / f"gpu_ckpt_{kind}_scan.hlo.txt.gz") for kind in ("none", "full"))
+        found = compare(none, full)
+        assert (found.base.kind, found.time) == ("compiled programs", None)
+        assert "excess_remat" in {one.rule for one in found.findings if one.is_worse}
+        assert found.gates(["finding:medium"]) != ()
+        assert_quiet(compare(full, full))
+
     def test_sets_of_ranks(self, corpus: Path) -> None:
         one, other = (
             [load(path)[0] for path in sorted((corpus / "kineto").glob(f"torchrec__{name}*"))]
