@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from perfscope.analyzers.facts.jax_growth import Growth, JaxGrowth, jax_growth
+from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_growth import step_ends
 from perfscope.analyzers.facts.memory_judged import judged_timelines, peak_held, said_line
 from perfscope.analyzers.facts.memory_leaks import (
@@ -35,7 +36,7 @@ from perfscope.analyzers.facts.memory_leaks import (
 )
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.memory.timeline import MemoryTimeline
+from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
 from perfscope.analyzers.units import format_bytes
@@ -198,7 +199,7 @@ def _grows(one: Growth, growth: JaxGrowth) -> bool:
 def _profile_row(one: Growth, steps: int) -> dict[str, Cell]:
     return {
         "place": said_line(one.place) or "unknown",
-        "bytes_per_step": round(one.grown_bytes / steps),
+        "per_step_bytes": round(one.grown_bytes / steps),
         "held_bytes": one.bytes_after,
         "blocks": one.count_after,
     }
@@ -209,7 +210,11 @@ def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
         return "one moment was recorded, and growth takes a history of several steps"
     windows = timeline.of(trace).fact(step_windows)
     known = step_ends(trace, timeline)
-    steps = len(known[1]) if known is not None else windows.count
+    if known is not None:
+        steps = len(known[1])
+    else:
+        marked = memory_phases(trace, timeline).phase == MemoryPhase.OPTIMIZER  # one: a history of a single step
+        steps = max(windows.count, int(marked.sum()))
     if not steps:
         return "no steps are known on the memory's clock: mark them with perfscope.step(), or record optimizer steps"
     more = "record five or more (`perfscope run --level deep` takes three behind the warm-up, which is enough)"
@@ -251,7 +256,7 @@ def _where(place: LeakingPlace | None) -> Where:
 def _row(place: LeakingPlace) -> dict[str, Cell]:
     return {
         "place": _named(place),
-        "bytes_per_step": place.bytes_per_step,
+        "per_step_bytes": place.bytes_per_step,
         "held_bytes": int(place.held_bytes[-1]),
         "blocks": place.blocks,
         "op": place.op,

@@ -69,7 +69,7 @@ def test_a_leak_is_found_with_its_line_and_its_growth() -> None:
     # 1024 MiB hold 64 of activations and 8 kept, at the peak
     assert "full in about 952 steps" in finding.title
     assert (finding.severity, finding.basis, finding.cost_bytes) == ("high", "measured", 7 * MIB)
-    assert finding.evidence[0]["bytes_per_step"] == MIB
+    assert finding.evidence[0]["per_step_bytes"] == MIB
     assert finding.evidence[0]["held_bytes"] == 8 * MIB
 
 
@@ -201,7 +201,7 @@ def test_a_real_program_that_keeps_a_graph(tmp_path: Path) -> None:
             continue
         (finding,) = outcome.findings
         # 256 KiB of the result of exp, which its backward pass would read
-        assert finding.evidence[0]["bytes_per_step"] == pytest.approx(256 * 1024, rel=0.01)
+        assert finding.evidence[0]["per_step_bytes"] == pytest.approx(256 * 1024, rel=0.01)
         assert finding.where.op == "aten::exp"
 
 
@@ -224,3 +224,13 @@ def _trained(path: Path, detached: bool) -> Path:
             kept.append(metric.detach() if detached else metric)
             profiler.step()
     return path
+
+
+@pytest.mark.corpus
+def test_a_history_of_one_step_says_so(corpus: Path) -> None:
+    """The report places its peak in step 0, so nobody is told that no step is known."""
+    (trace,) = load(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
+    outcome = judge(RULE, trace)
+    assert outcome.status == "abstained"
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("1 step was recorded with memory")
