@@ -125,6 +125,13 @@ def test_an_empty_run_says_why(tmp_path: Path) -> None:
         reader.read(make(tmp_path / "run", nothing))
 
 
+def test_a_run_that_found_no_steps_says_once_that_nothing_was_captured(tmp_path: Path) -> None:
+    nothing = replace(PROCESS, captures=())
+    folder = make(tmp_path / "run", nothing, notes=("nothing was captured: no steps were found",))
+    with pytest.raises(DataError, match=r"run: nothing was captured: no steps were found"):
+        reader.read(folder)
+
+
 def test_a_recorded_run_gives_trace_detail_and_graph() -> None:
     (trace,) = load(GRAPH)
     assert "op_graph" in trace.recorded
