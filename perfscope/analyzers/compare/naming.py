@@ -120,9 +120,7 @@ class Naming:
         return len(ops) <= MOST_SITES
 
 
-_TOO_MANY = (
-    f"more than {MOST_SITES:,} ops asked for work: they are matched without their lines, which only the rows shown have"
-)
+_TOO_MANY = f"more than {MOST_SITES:,} ops asked for work: they are matched and shown without their lines"
 
 
 def span_key(naming: Naming, row: int) -> Key:
