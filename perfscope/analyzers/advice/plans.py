@@ -95,7 +95,7 @@ def plan_memory(
     simulator = Simulator(model)
     count = devices or model.world_size
     links = links_of(device_of(model, device), count)
-    here = Placement(devices=count)
+    here = Placement(devices=model.world_size)
     base = simulator.run(todays(model))
     found: dict[tuple[tuple[Policy, ...], Placement], Plan] = {}
 
