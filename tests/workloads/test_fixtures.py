@@ -20,7 +20,8 @@ from perfscope.analyzers.readers.op_graph import read_op_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "fixtures"
-RECORDINGS = sorted(path for path in FIXTURES.iterdir() if path.is_dir() and path.name != "__pycache__")
+FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir() and path.name != "__pycache__")
+RECORDINGS = [path for path in FOLDERS if any(path.glob("rank*"))]
 KEYS = {"command", "device", "driver", "date", "licence", "origin", "names_found", "versions", "sha256"}
 TWINS = {
     "cpu-attention-naive": "cpu-attention-sdpa",
@@ -55,6 +56,11 @@ def content_of(path: Path) -> bytes:
 
 def provenance_of(recording: Path) -> dict[str, Any]:
     return tomllib.loads((recording / "provenance.toml").read_text())
+
+
+def test_what_is_no_recording_of_a_run_is_compiled_programs() -> None:
+    others = [path.name for path in FOLDERS if path not in RECORDINGS]
+    assert others == ["h100-programs"]  # tests/analyzers/advice/test_step_model_hlo.py looks at these
 
 
 def test_every_defect_and_its_twin_are_there() -> None:

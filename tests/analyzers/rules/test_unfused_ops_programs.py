@@ -210,7 +210,7 @@ def test_another_device_has_another_bandwidth():
     trace = hlo_trace(chain())
     trace.judged_device = "NVIDIA B200"
     (finding,) = judge(load_rule("unfused_ops"), trace).findings
-    assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 8e12 * 1e9, rel=0.001)
+    assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 7.7e12 * 1e9, rel=0.001)
     assert (finding.severity, "on B200" in finding.title) == ("high", True)
 
 

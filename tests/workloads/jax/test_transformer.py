@@ -66,7 +66,7 @@ def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, li
 
 def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     lines = (REPOSITORY / "perfscope/workloads/jax/transformer.py").read_text().splitlines()
-    (defect,) = [number for number, line in enumerate(lines, start=1) if "# defect:" in line]
+    (defect,) = [number for number, line in enumerate(lines, start=1) if "# defect: moves all" in line]
     exchanges = [one for one in collectives(meshes[0], "defect") if one.opcode == "all-to-all"]
     assert {Path(one.file or "").name for one in exchanges} == {"transformer.py"}
     # The add of the residual is no request for an exchange: what asks for the layout is the line it stands in.
