@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.finding import HIGH_SHARE, AbstainError, Severity
+from perfscope.analyzers.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
 from perfscope.analyzers.trace import RECORDED, Trace
 
@@ -36,6 +39,22 @@ def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     if not hosts:
         raise AbstainError(NO_MEMORY)
     return hosts
+
+
+def worst_of_devices(findings: Iterable[Finding]) -> list[Finding]:
+    """Of the devices of one process that have the same finding, that of the one where most is to be saved."""
+    alike: dict[tuple[str, Where], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.subject, finding.where), []).append(finding)
+    worst = []
+    for members in alike.values():
+        chosen = max(members, key=lambda one: one.cost_bytes or 0)
+        others = len(members) - 1
+        if others:
+            also = f"; {others} more device{'' if others == 1 else 's'} the like"
+            chosen = replace(chosen, title=chosen.title + also)
+        worst.append(chosen)
+    return worst
 
 
 def is_scarce(timeline: MemoryTimeline) -> bool:

@@ -26,7 +26,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.facts.memory_fragmentation import Fragmentation, memory_fragmentation
-from perfscope.analyzers.facts.memory_judged import OF_XLA, judged_timelines, said_line, severity_of_bytes
+from perfscope.analyzers.facts.memory_judged import (
+    OF_XLA,
+    judged_timelines,
+    said_line,
+    severity_of_bytes,
+    worst_of_devices,
+)
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_reserves import UnneededReserve, in_use, unneeded_reserves
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
@@ -70,7 +76,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             found.append(finding)
     if blind and not found:
         raise AbstainError("; ".join(dict.fromkeys(blind)))
-    return found
+    return worst_of_devices(found)
 
 
 def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
@@ -86,7 +92,7 @@ def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
         wanted = "" if asked is None else f" for {format_bytes(asked)}"
         label = one.timeline.label
         return Finding(
-            subject=f"fragmented memory of {label}",
+            subject="fragmented device memory",
             title=f"{label} ran out of memory{wanted} with {format_bytes(unused)} "
             f"reserved and not in use, in pieces ({format_bytes(moment.reserved_bytes)} reserved, "
             f"{format_bytes(moment.allocated_bytes)} in use)",
@@ -146,7 +152,7 @@ def _finding(
     times = f": {segments} taken while free pieces would have done" if unneeded else ""
     worst = _line(timeline, unneeded[0].block) if unneeded else None
     return Finding(
-        subject=f"fragmented memory of {timeline.label}",
+        subject="fragmented device memory",
         title=f"{timeline.label} reserves {format_bytes(most)} for at most {format_bytes(used)} in use, "
         f"{format_bytes(cost)} ({format_share(cost, most)}) more than its blocks need{times}",
         severity=severity_of_bytes(cost, most, timeline),

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from perfscope.analyzers.facts.jax_growth import Growth, JaxGrowth, jax_growth
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_growth import step_ends
-from perfscope.analyzers.facts.memory_judged import judged_timelines, peak_held, said_line
+from perfscope.analyzers.facts.memory_judged import judged_timelines, peak_held, said_line, worst_of_devices
 from perfscope.analyzers.facts.memory_leaks import (
     FEWEST_STEPS,
     LeakingPlace,
@@ -102,7 +102,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             found += counted
     if not looked:
         raise AbstainError("; ".join(dict.fromkeys(blind)))
-    return found
+    return worst_of_devices(found)
 
 
 def _matters(per_step: float, timeline: MemoryTimeline) -> bool:
@@ -122,7 +122,7 @@ def _of_steps(leaks: MemoryLeaks) -> Iterator[Finding]:
         who = f"; {_named(place)} holds {format_bytes(place.bytes_per_step)} more after each"
     over = f"over {leaks.steps} steps" + (", found by the period of the allocations" if leaks.how == "periodic" else "")
     yield Finding(
-        subject=f"growth of {timeline.label} memory",
+        subject=f"growth of {timeline.space} memory",
         title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, {over}{who}{_full(left)}",
         severity=_severity(left, leaks.by_trend),
         basis="measured",
@@ -155,7 +155,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     left = _steps_left(timeline, per_step)
     return [
         Finding(
-            subject=f"growth of {timeline.label} memory",
+            subject=f"growth of {timeline.space} memory",
             title=f"{timeline.label} memory grew by {format_bytes(counters.grown_bytes)} over {counters.steps} steps, "
             f"{format_bytes(per_step)} a step{who}{_full(left)}",
             severity=_severity(left, False) if place is not None else "low",

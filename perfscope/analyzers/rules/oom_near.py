@@ -26,7 +26,14 @@ import numpy as np
 from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
 from perfscope.analyzers.facts.memory_fragmentation import ReservedMoment, memory_fragmentation
 from perfscope.analyzers.facts.memory_holders import PeakHolders, holders_at
-from perfscope.analyzers.facts.memory_judged import HOST_ONLY, SCARCE_SHARE, judged_timelines, peak_held, said_line
+from perfscope.analyzers.facts.memory_judged import (
+    HOST_ONLY,
+    SCARCE_SHARE,
+    judged_timelines,
+    peak_held,
+    said_line,
+    worst_of_devices,
+)
 from perfscope.analyzers.facts.memory_sites import block_sites
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
@@ -60,7 +67,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     found += _failed_unseen(trace, found)
     if not found and not judged:
         raise AbstainError(f"the memory size of {', '.join(unknown)} was not recorded: headroom is not known")
-    return found
+    return worst_of_devices(found)
 
 
 def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
@@ -171,7 +178,7 @@ def _finding(
 ) -> Finding:
     line = holders.line
     return Finding(
-        subject=f"memory of {timeline.label}",
+        subject="headroom of the device",
         title=title,
         severity=severity,
         basis="measured",

@@ -18,7 +18,7 @@ Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,13 @@ from perfscope.analyzers.facts.avoidable_blocks import Avoidable, Replayed, bloc
 from perfscope.analyzers.facts.avoidable_loss import loss_copies
 from perfscope.analyzers.facts.avoidable_optimizer import lasting_gradients, optimizer_temporaries
 from perfscope.analyzers.facts.avoidable_unread import held_unread, kept_into_next_step
-from perfscope.analyzers.facts.memory_judged import OF_XLA, judged_timelines, said_line, severity_of_bytes
+from perfscope.analyzers.facts.memory_judged import (
+    OF_XLA,
+    judged_timelines,
+    said_line,
+    severity_of_bytes,
+    worst_of_devices,
+)
 from perfscope.analyzers.facts.memory_leaks import leaks_of
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.finding import AbstainError, Finding, Where
@@ -65,19 +71,23 @@ def check(trace: Trace) -> Iterable[Finding]:
     known = [one for one in timelines if (one.blocks["op"] != MISSING).any() or (one.blocks["frame"] != MISSING).any()]
     if not known:
         raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")
-    for timeline in known:
-        told = np.zeros(len(timeline.blocks), bool)
-        for finder in FINDERS:
-            found = finder(trace, timeline)
-            if found is None:
-                continue
-            judged = replayed(timeline, _without_leaks(trace, timeline, found))
-            if judged.saved_bytes < max(MINIMUM_BYTES, MINIMUM_SHARE * judged.peak_bytes):
-                continue
-            known_before = int(timeline.blocks["bytes"][judged.blocks[told[judged.blocks]]].sum())
-            if known_before < COVERED * judged.held_bytes:
-                told[judged.blocks] = True
-                yield _finding(trace, timeline, judged)
+    yield from worst_of_devices(found for timeline in known for found in _of(trace, timeline))
+
+
+def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
+    """What one memory need not hold at its peak."""
+    told = np.zeros(len(timeline.blocks), bool)
+    for finder in FINDERS:
+        found = finder(trace, timeline)
+        if found is None:
+            continue
+        judged = replayed(timeline, _without_leaks(trace, timeline, found))
+        if judged.saved_bytes < max(MINIMUM_BYTES, MINIMUM_SHARE * judged.peak_bytes):
+            continue
+        known_before = int(timeline.blocks["bytes"][judged.blocks[told[judged.blocks]]].sum())
+        if known_before < COVERED * judged.held_bytes:
+            told[judged.blocks] = True
+            yield _finding(trace, timeline, judged)
 
 
 def _without_leaks(trace: Trace, timeline: MemoryTimeline, found: Avoidable) -> Avoidable:
@@ -103,7 +113,7 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
     place = f" ({said_line(line)})" if line is not None else ""
     least = judged.peak_bytes - judged.saved_bytes
     return Finding(
-        subject=f"{judged.found.kind} at the peak of {timeline.label}",
+        subject=f"{judged.found.kind} at the peak of the {timeline.space}",
         title=f"{judged.found.said}{place} hold {format_bytes(judged.held_bytes)} of the {timeline.label} peak of "
         f"{format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best "
         f"(-{format_share(judged.saved_bytes, judged.peak_bytes)})",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.engine import judge
+from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
@@ -54,7 +54,7 @@ def optimizer(name: str, size: int = 10 * MIB) -> MemoryBuilder:
 
 def test_temporaries_of_a_foreach_optimizer() -> None:
     (finding,) = outcome_of(optimizer("aten::_foreach_sqrt")).findings
-    assert finding.subject == "temporaries of the optimizer at the peak of cuda:0"
+    assert finding.subject == "temporaries of the optimizer at the peak of the device"
     # 35 + 10 at the peak; without the 10 the 35 + 5 of the forward pass are the peak
     assert finding.cost_bytes == 5 * MIB
     assert "hold 10.0 MiB of the cuda:0 peak of 45.0 MiB; without them it falls to 40.0 MiB" in finding.title
@@ -256,3 +256,32 @@ def test_memory_of_the_detail_pass_is_judged() -> None:
     outcome = outcome_of(outer)
     assert kinds(outcome) == {"temporaries of the optimizer"}
     assert outcome.findings[0].where.line == 7
+
+
+def test_devices_of_one_process_with_the_same_finding_are_one() -> None:
+    b = optimizer("aten::_foreach_sqrt")
+    for number in range(2):
+        at = 100 * number
+        if not number:
+            b.make(11, 35 * MIB, 1, device=1, category=int(MemoryCategory.OPTIMIZER_STATE))
+        b.make(13, 20 * MIB, at + 63, device=1)
+        b.free(13, at + 67, device=1)
+    (finding,) = outcome_of(b).findings
+    assert "of the cuda:1 peak of 55.0 MiB" in finding.title
+    assert finding.title.endswith("; 1 more device the like")
+    assert finding.cost_bytes == 20 * MIB
+
+
+def test_ranks_with_the_same_finding_are_one_whatever_their_device() -> None:
+    traces = []
+    for rank in range(2):
+        b = MemoryBuilder(rank=rank)
+        step(b, 0)
+        b.python("train.py(7): step", 60, 71)
+        b.op("aten::_foreach_sqrt", 62, 66)
+        b.make(1, 35 * MIB, 1, device=rank, category=int(MemoryCategory.OPTIMIZER_STATE))
+        b.make(3, 10 * MIB, 63, device=rank)
+        b.free(3, 67, device=rank)
+        traces.append(b.build())
+    (finding,) = analyze(traces, ["peak_owner"])["peak_owner"].findings
+    assert finding.ranks == (0, 1)
