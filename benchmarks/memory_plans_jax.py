@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.advice.hlo_effects import Effects, blocks_of
+from perfscope.analyzers.advice.hlo_effects import Effects
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
 from perfscope.analyzers.advice.simulate import Simulator
 from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of

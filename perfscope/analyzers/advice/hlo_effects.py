@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from perfscope.analyzers.advice.hlo_again import Again, Layer
+from perfscope.analyzers.advice.hlo_again import Again, again_of
+from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, takes_buffers
+from perfscope.analyzers.advice.hlo_orders import frees_first, lowest
 from perfscope.analyzers.advice.hlo_policies import Keeps
+from perfscope.analyzers.advice.hlo_program_blocks import Block, Change, comes_from_nothing, readers_in
 from perfscope.analyzers.advice.hlo_unrolled import Part, part_number, readers_of
-from perfscope.analyzers.facts.hlo_blocks import program_blocks
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
-
-Change = tuple[int, int, int]
-"""From a position up to another, that many bytes more (or fewer)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
-    """A block of the program's memory. Positions are those of ``Schedule``, half open."""
-
-    start: int
-    end: int
-    bytes: int
-    parts: tuple[Part, ...]
-    """Instructions that write it, and which part of their tuple, the first first."""
-
-
-def blocks_of(module: HloModule, schedule: Schedule) -> tuple[Block, ...]:
-    """Of a program whose buffers are assigned."""
-    return tuple(
-        Block(
-            start=one.start,
-            end=one.end,
-            bytes=one.bytes,
-            parts=tuple((made.name, index[0] if index else None) for made, index in one.made),
-        )
-        for one in program_blocks(module, schedule)
-    )
 
 
 class Effects:
@@ -50,6 +24,7 @@ class Effects:
     ) -> None:
         """``blocks``: all of the program, named after the instructions that make them."""
         self._late = {name: one.backward[1] for one in layers for name in one.late}
+        self._regions = len(layers)
         self._last_backward = max((one.backward[1] for one in layers), default=0)
         self._module = module
         self._flow = flow
@@ -63,7 +38,7 @@ class Effects:
     def of(self, layers: Layers, keeps: Keeps) -> tuple[Again, tuple[Change, ...]]:
         """What a policy makes of layers that keep everything today."""
         layer = Layer(self._flow, layers)
-        again = layer.again(layers.kept, keeps)
+        again = again_of(layer, layers.kept, keeps)
         changes = _Changes()
         kept = list(self._kept_blocks(layers))
         for block in {id(block): block for block in kept if layers.count > 1 or not layers.scope}.values():
@@ -77,7 +52,29 @@ class Effects:
         for buffer in again.buffers:
             if not (layers.scope and layer.carried(buffer.number)):
                 changes.add(buffer.first, buffer.last + 1, buffer.bytes)
-        return again, changes.all()
+        if layers.scope or self._regions > 1:
+            return again, changes.all()
+        for start, size in self._laid_out(layers, layer, again, keeps):
+            changes.add(start, start + 1, size)
+        others = [
+            *frees_first(self._module, self._schedule, layers, self._blocks),
+            *((one.first + 1, one.last + 1, -one.bytes) for one in again.buffers if one.frees and one.last > one.first),
+        ]
+        return again, lowest(self._blocks, changes.all(), others)
+
+    def _laid_out(self, layers: Layers, layer: Layer, again: Again, keeps: Keeps) -> Iterator[tuple[int, int]]:
+        """Where a stack is laid out anew in front of the backward, both are there: when, and bytes of one."""
+        for number, size in again.stacks:
+            starts = [
+                block.start
+                for one in layers.kept
+                if any(number in layer.bases(made, keeps, {}) for made in layer.made(one.number))
+                for name in one.copies
+                for block in self._by_instruction.get(name, ())
+                if layers.forward[1] <= block.start < layers.backward[0]
+            ]
+            if starts:
+                yield max(starts), size
 
     def _not_in_place(self, layers: Layers, layer: Layer, keeps: Keeps, changes: _Changes) -> None:
         """A kernel that goes over rows again (softmax) to make what was kept does not write onto its input."""
@@ -122,7 +119,7 @@ class Effects:
         for block in self._blocks:
             one = entry.by_name.get(block.parts[0][0]) if block.parts and id(block) not in kept else None
             spans = block.start <= layers.forward[0] and block.end >= layers.backward[1]
-            if one is not None and spans and one.opcode != "constant" and _comes_from_nothing(entry.by_name, one):
+            if one is not None and spans and one.opcode != "constant" and comes_from_nothing(entry.by_name, one):
                 changes.add(layers.forward[1], block.end, -block.bytes)
 
     def _forward(
@@ -194,7 +191,7 @@ class Effects:
     def _users(self, block: Block, body: Computation, readers: Mapping[Part, list[Instruction]]) -> list[Instruction]:
         """Who reads a block. A loop that only writes into it does not: those behind the loop do."""
         found = []
-        for one in _readers(block, readers):
+        for one in readers_in(block, readers):
             if one.opcode != "tuple" or one is body.root:
                 found.append(one)
                 continue
@@ -211,7 +208,7 @@ class Effects:
         """Gradients that wait today are computed with the layer's backward, and what they are of is gone then."""
         stop = layers.backward[1]
         for block in self._blocks:
-            users = _readers(block, readers)
+            users = readers_in(block, readers)
             if block.parts and block.parts[0][0] in layers.late:
                 if all(one.name in layers.late for one in users):
                     changes.add(block.start, block.end, -block.bytes)  # for a moment only
@@ -241,12 +238,6 @@ class Effects:
 
     def _takes(self, one: Instruction, root: Instruction) -> bool:
         return one is root or takes_buffers(self._module, one)
-
-
-def _readers(block: Block, readers: Mapping[Part, list[Instruction]]) -> list[Instruction]:
-    """Who reads anything in the block; what goes on in it is no reader."""
-    own = {name for name, _ in block.parts}
-    return [one for part in block.parts for one in readers.get(part, ()) if one.name not in own]
 
 
 def _view_of(body: Computation, name: str) -> str:
@@ -286,17 +277,3 @@ class _Changes:
 
     def all(self) -> tuple[Change, ...]:
         return tuple(self._found)
-
-
-def _comes_from_nothing(by_name: Mapping[str, Instruction], one: Instruction) -> bool:
-    """Computed from constants alone."""
-    waiting, seen = [one], {one.name}
-    while waiting:
-        now = waiting.pop()
-        if now.opcode in ("parameter", "while", "custom-call", "conditional", "rng", "rng-bit-generator"):
-            return False
-        for name in now.operands:
-            if name not in seen:
-                seen.add(name)
-                waiting.append(by_name[name])
-    return True

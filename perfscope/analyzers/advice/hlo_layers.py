@@ -30,6 +30,8 @@ class Reader:
     last: int
     into_product: bool
     """It is, or holds, a matrix product or a loop: it takes the value as a buffer and not element by element."""
+    result: int = 0
+    """Bytes of what it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +246,7 @@ def _readers(
         and body.by_name[one.operands[0]].opcode == "parameter"
     }
     slices: set[str] = set()
+    loops = {one.operands[0]: one for one in body.instructions if one.opcode == "while"}  # by what they begin with
     found = []
     for one in body.instructions:
         if views.isdisjoint(one.operands) or one.name in views or one is body.root:
@@ -254,11 +257,13 @@ def _readers(
             views.add(one.name)
             slices.add(one.name)
         else:
+            user = loops.get(one.name, one)
             found.append(
                 Reader(
-                    first=schedule.begins[one.name],
-                    last=schedule.positions[one.name],
-                    into_product=takes_buffers(module, one),
+                    first=min(schedule.begins[one.name], schedule.begins[user.name]),
+                    last=schedule.positions[user.name],
+                    into_product=takes_buffers(module, user),
+                    result=user.shape.bytes,
                 )
             )
     return found, frozenset(slices)

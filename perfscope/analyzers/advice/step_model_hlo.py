@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.advice.hlo_effects import Effects, blocks_of
+from perfscope.analyzers.advice.hlo_effects import Effects
 from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
+from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
 from perfscope.analyzers.advice.hlo_unrolled import single_layers
 from perfscope.analyzers.advice.step_model import Change, Policy, Region, StepModel, Value
 from perfscope.analyzers.facts.hlo_blocks import program_timelines

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_effects import Effects, blocks_of
+from perfscope.analyzers.advice.hlo_effects import Effects
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
 from perfscope.analyzers.advice.models import step_models
 from perfscope.analyzers.advice.simulate import Simulator, keep_all, todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
@@ -35,7 +36,7 @@ LOOPS = ("attention-naive-scan-small", "attention-blocked-scan-small")
 UNROLLED = "attention-naive-unrolled-small"
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 
-OF_A_LOOP, OF_A_FULL_LOOP, OF_UNROLLED = 0.10, 0.05, 0.25
+OF_A_LOOP, OF_A_FULL_LOOP, OF_UNROLLED = {"full": 0.05, "dots": 0.08}, 0.05, 0.25
 """What docs/memory.md says: of the peak. XLA orders straight-line code as it likes."""
 OF_FLOPS = 0.04
 """Of the recomputed arithmetic: the rest is casts and masks that the other program computes in another way."""
@@ -88,7 +89,7 @@ def test_the_peak_of_the_step_as_it_is_is_xlas_own(one: dict[str, Any]) -> None:
 @pytest.mark.parametrize("step", LOOPS)
 @pytest.mark.parametrize("policy", ["full", "dots"])
 def test_a_policy_of_a_loop_is_predicted_from_the_program_without_it(step: str, policy: str) -> None:
-    assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_A_LOOP)
+    assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_A_LOOP[policy])
 
 
 @pytest.mark.parametrize("step", LOOPS)
