@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 from perfscope.analyzers.collectives_section import NO_COLLECTIVES, CollectivesSection, collectives_section
@@ -107,7 +108,12 @@ class Examined:
 
 
 def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
-    """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out."""
+    """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out.
+
+    ``TypeError`` for a path: ``perfscope.load`` makes traces of it.
+    """
+    if isinstance(traces, str | PathLike):
+        raise TypeError("analyze takes traces: perfscope.analyze(perfscope.load(path))")
     held = (traces,) if isinstance(traces, Trace) else tuple(traces)
     chosen = chosen_rules(rules)
     return conclude([examine(trace, chosen) for trace in held], chosen)

@@ -57,6 +57,8 @@ def memory(
 
     allowed = None if budget is None else parse_size(budget)
     name = None if device is None else device_named(device).name
+    if html_file == "-":
+        raise AskedWronglyError("--html -: a page goes into a file; --json - prints the plans")
     loaded = load_path(path)
     for trace in loaded.traces:
         trace.judged_device = name
@@ -93,7 +95,7 @@ def _write(
 
     spare(inputs, [file for file in (json_file, html_file) if file is not None and file != "-"])
     for file, render in ((json_file, advice_plan_json.render), (html_file, advice_plan_html.render)):
-        if file == "-" and file == json_file:
+        if file == "-":
             click.echo(render(view), nl=False)
         elif file is not None:
             write(file, render(view))

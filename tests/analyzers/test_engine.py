@@ -150,3 +150,8 @@ def test_a_rule_that_cannot_compare_abstains_unless_it_found_something(monkeypat
     blind = replace(rule(lambda _: [], "memory"), compare=refuse)
     reason = asked(monkeypatch, blind, trace(recorded=EVERYTHING - {"memory"})).reason
     assert reason == "not recorded: allocator events"
+
+
+def test_a_path_is_no_trace() -> None:
+    with pytest.raises(TypeError, match=r"perfscope.analyze\(perfscope.load\(path\)\)"):
+        analyze("runs/latest")  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def test_names_of_a_stranger_are_escaped(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "asked",
     [("--budget", "eighty"), ("--budget", "0"), ("--budget", "-3GiB"), ("--budget", "80GiBB"), ("--device", "abacus"),
-     ("--devices", "0"), ("--budget", "1e3")],
+     ("--devices", "0"), ("--budget", "1e3"), ("--html", "-")],
 )  # fmt: skip
 def test_asked_wrongly_is_one_line(path: Path, asked: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "memory", str(path), *asked]) == 2

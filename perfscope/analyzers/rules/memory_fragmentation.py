@@ -49,6 +49,10 @@ average, is lost in a program that fragments nothing."""
 MINIMUM_BYTES = 20 << 20
 """One segment of the size that PyTorch takes for blocks between 1 and 10 MiB (``kLargeBuffer``)."""
 
+MOST_UNMATCHED = 0.01
+"""Of the blocks: with more events that belong to none of them, the history contradicts itself, and what it says of free
+pieces is not to be had. Sound snapshots have none."""
+
 MANY_SIZES = 4
 """Different sizes asked for at one line, from which its shapes are said to change."""
 
@@ -70,6 +74,12 @@ def check(trace: Trace) -> Iterable[Finding]:
     for one in judged:
         if one.timeline.known_from.startswith(OF_XLA):
             blind.append("XLA's allocator takes its share of the device at once: it reserves nothing later")
+            continue
+        if one.timeline.unmatched > MOST_UNMATCHED * len(one.timeline.blocks):
+            blind.append(
+                f"{one.timeline.unmatched:,} events of {one.timeline.label} belong to no block: "
+                "the history contradicts itself"
+            )
             continue
         finding = _failed(trace, one) or _grown(trace, one, blind)
         if finding is not None:

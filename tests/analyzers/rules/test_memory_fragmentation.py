@@ -60,6 +60,17 @@ def test_buffers_of_ever_new_sizes_with_blocks_between_them(tmp_path: Path) -> N
     assert int(row["largest_free_bytes"] or 0) < int(row["asked_bytes"] or 0) <= int(row["free_bytes"] or 0)
 
 
+def test_a_history_that_contradicts_itself_is_not_judged(tmp_path: Path) -> None:
+    snapshot = growing(first=64, kept=2).snapshot()
+    for event in snapshot["device_traces"][0]:
+        event["addr"] = 0x7F00_0000_0000
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    told = judge(RULE, torch_memory.read(path))
+    assert told.status == "abstained"
+    assert "the history contradicts itself" in (told.reason or "")
+
+
 def test_pieces_are_as_the_allocator_has_them(tmp_path: Path) -> None:
     """What the addresses of the history tell of the last reserve, against the simulated allocator at that moment."""
     trace = trace_of(growing(first=64, kept=2), tmp_path)
