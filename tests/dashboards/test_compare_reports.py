@@ -11,6 +11,7 @@ import pytest
 from perfscope.analyzers.compare.comparison import Comparison, compare
 from perfscope.dashboards.reports import compare_json, compare_text
 from perfscope.dashboards.reports.compare_rows import change, headline, number, part_words, signed_ns, value, verdict
+from perfscope.dashboards.reports.text_page import NARROWEST
 from tests.analyzers.compare.two_runs import gpu_run, host_run
 
 
@@ -31,7 +32,7 @@ class TestText:
     def test_it_fits(self, item: Comparison, width: int) -> None:
         for verbose in (False, True):
             lines = compare_text.render(item, width=width, verbose=verbose).splitlines()
-            assert max(map(len, lines)) <= max(width, compare_text.NARROWEST)
+            assert max(map(len, lines)) <= max(width, NARROWEST)
 
     def test_nothing_changed_is_said(self) -> None:
         text = compare_text.render(compare([host_run()], [host_run()]))

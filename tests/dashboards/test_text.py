@@ -7,7 +7,8 @@ from textwrap import dedent
 import pytest
 
 from perfscope.analyzers.finding import Finding, Outcome
-from perfscope.dashboards.reports.text import MOST_FINDINGS, NARROWEST, render
+from perfscope.dashboards.reports.text import MOST_FINDINGS, render
+from perfscope.dashboards.reports.text_page import NARROWEST
 from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.dashboards.reports.text import NARROWEST, WIDTH
+from perfscope.dashboards.reports.text_page import WIDTH, printed
 from perfscope.dashboards.reports.text_tables import hanging
 
 if TYPE_CHECKING:
@@ -29,20 +27,7 @@ BAR_FROM = 100
 
 def render(view: PlansView, *, width: int = WIDTH, color: bool = False) -> str:
     """The plans as text for ``width`` columns."""
-    into = io.StringIO()
-    console = Console(
-        file=into,
-        width=max(width, NARROWEST),
-        color_system="standard" if color else None,
-        force_terminal=color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    for part in _parts(view, console.width):
-        console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+    return printed(lambda columns: _parts(view, columns), width=width, color=color)
 
 
 def _parts(view: PlansView, width: int) -> Iterator[RenderableType]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +26,7 @@ from perfscope.dashboards.reports.compare_rows import (
     verdict,
 )
 from perfscope.dashboards.reports.summary import tail
+from perfscope.dashboards.reports.text_page import WIDTH, printed
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.findings import FindingChange
     from perfscope.analyzers.compare.ranks import TimeChange
 
-WIDTH = 110
-NARROWEST = 80
 
 MOST_CAUSES = 8
 """Places on the one screen; a change of the program touches a few, a new version of a library hundreds."""
@@ -58,20 +55,7 @@ _STYLES = {"regression": "bold red", "improvement": "green", "inconclusive": "ye
 
 def render(comparison: Comparison, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
     """The comparison as text for ``width`` columns; ``verbose``: everything, not only what fits one screen."""
-    into = io.StringIO()
-    console = Console(
-        file=into,
-        width=max(width, NARROWEST),
-        color_system="standard" if color else None,
-        force_terminal=color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    for part in _parts(comparison, console.width, verbose=verbose):
-        console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+    return printed(lambda columns: _parts(comparison, columns, verbose=verbose), width=width, color=color)
 
 
 def _parts(comparison: Comparison, width: int, *, verbose: bool) -> Iterator[RenderableType]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +15,7 @@ from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.memory_text import memory_section
 from perfscope.dashboards.reports.program_text import programs_section
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
+from perfscope.dashboards.reports.text_page import WIDTH, printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from perfscope.dashboards.reports.device_rows import DeviceRow
 
 SUFFIXES = (".txt",)
-
-WIDTH = 110
-"""Columns where no terminal tells its own: a log or a file looks the same everywhere."""
-
-NARROWEST = 80
-"""Below it the columns of the table have no room for words, and wrapping by the terminal reads better."""
 
 WHERE_SHARE = 30
 """Percent of the width for the place of a finding. It is cut, never folded: ``train.py:88`` must be one word."""
@@ -48,20 +41,8 @@ _STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
 def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
     """The report as text for ``width`` columns. ``verbose``: all findings, with evidence and advice."""
-    into = io.StringIO()
-    console = Console(
-        file=into,
-        width=max(width, NARROWEST),
-        color_system="standard" if color else None,
-        force_terminal=color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    for part in _parts(summarize(analysis), console.width, verbose=verbose):
-        console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+    summary = summarize(analysis)
+    return printed(lambda columns: _parts(summary, columns, verbose=verbose), width=width, color=color)
 
 
 def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
