@@ -213,7 +213,7 @@ def test_a_tensor_that_breaks_is_a_reason_and_no_error(tmp_path: Path) -> None:
 def test_with_the_events_it_is_torchs_own_peak(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.profiler import ProfilerActivity, profile
-    from torch.profiler._memory_profiler import Action, Category
+    from torch.profiler._memory_profiler import Action
 
     from perfscope.workloads import transformer
     from perfscope.workloads.options import Options
@@ -240,12 +240,19 @@ def test_with_the_events_it_is_torchs_own_peak(policy: str, tmp_path: Path, caps
         capture.stop()
         torch.set_float32_matmul_precision("highest")
     timeline = profiler._memory_profile()
-    held = peak = unnamed = 0
-    for _, action, (key, version), size in timeline.timeline:
+    held = peak = 0
+    before: dict[int, int] = {}
+    strangers: list[int] = []
+    for _, action, (key, _), size in timeline.timeline:
+        storage = getattr(key, "storage", None)
+        if action == Action.PREEXISTING and storage is None:
+            strangers.append(size)  # of no tensor of this program: what an earlier test left is freed meanwhile
+            continue
+        if action == Action.DESTROY and storage is None and size in strangers:
+            strangers.remove(size)
+            continue
         if action == Action.PREEXISTING:
-            # The batch, and a number of the optimizer's: held by the program, and by nothing that is listed.
-            category = timeline._categories.get(key, version)
-            unnamed += size if category not in (Category.PARAMETER, Category.OPTIMIZER_STATE) else 0
+            before[storage.ptr] = size
         held += {Action.PREEXISTING: size, Action.CREATE: size, Action.DESTROY: -size}.get(action, 0)
         peak = max(peak, held)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
@@ -268,6 +275,8 @@ def test_with_the_events_it_is_torchs_own_peak(policy: str, tmp_path: Path, caps
     for _, change in sorted(changes, key=lambda one: one[0]):
         now += change
         ours = max(ours, now)
+    unnamed = sum(size for address, size in before.items() if address not in listing["address"])
+    # The batch, and a number of the optimizer's: held by the program, and by nothing that is listed.
     assert unnamed == 8 * 33 * 8 + 4
     assert ours == peak - unnamed
     assert capsys.readouterr().out.count("step ") == 4
