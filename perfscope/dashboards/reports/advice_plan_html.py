@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.reports.advice_plan_json import render as render_json
 from perfscope.dashboards.reports.advice_plan_svg import STYLE as PICTURE_STYLE
 from perfscope.dashboards.reports.advice_plan_svg import caption, front_picture
-from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
+from perfscope.dashboards.reports.html_page import page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,40 +18,8 @@ if TYPE_CHECKING:
 
 def render(view: PlansView) -> str:
     """The page. Every text of the recording is escaped; the policy forbids any request."""
-    style = STYLE + PICTURE_STYLE
-    policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(SCRIPT)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     data = render_json(view).replace("<", "\\u003c")
-    return "\n".join(
-        (
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="referrer" content="no-referrer">',
-            '<link rel="icon" href="data:,">',
-            f"<title>perfscope: {escape(view.headline)}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            *_page(view),
-            "</main>",
-            f'<script type="application/json" id="perfscope-advice">{data}</script>',
-            f"<script>{SCRIPT}</script>",
-            "</body>",
-            "</html>",
-            "",
-        )
-    )
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return page(_page(view), title=view.headline, data_id="perfscope-advice", data=data, style=PICTURE_STYLE)
 
 
 def _page(view: PlansView) -> Iterator[str]:

@@ -5,8 +5,6 @@ It is a bounded summary however large the trace: rows are capped and what is lef
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from html import escape
@@ -20,8 +18,8 @@ from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.reports.html_compile import compile_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_memory import memory_cards
+from perfscope.dashboards.reports.html_page import page
 from perfscope.dashboards.reports.html_programs import programs_cards
-from perfscope.dashboards.reports.html_style import SCRIPT, STYLE
 from perfscope.dashboards.reports.json_report import document
 from perfscope.dashboards.reports.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.dashboards.shown import TEXT_LIMIT, shown
@@ -47,35 +45,8 @@ FEW_SOURCES = 4
 def render(analysis: Analysis) -> str:
     """The whole page. Every text of the trace is escaped; the policy forbids any request."""
     summary = summarize(analysis)
-    policy = (
-        f"default-src 'none'; style-src '{_digest(STYLE)}'; script-src '{_digest(SCRIPT)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     title = _title(analysis)
-    return "\n".join(
-        (
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="referrer" content="no-referrer">',
-            '<link rel="icon" href="data:,">',
-            f"<title>perfscope: {escape(title)}</title>",
-            f"<style>{STYLE}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            *_page(summary, analysis, title),
-            "</main>",
-            f'<script type="application/json" id="perfscope-report">{embedded(analysis)}</script>',
-            f"<script>{SCRIPT}</script>",
-            "</body>",
-            "</html>",
-            "",
-        )
-    )
+    return page(_page(summary, analysis, title), title=title, data_id="perfscope-report", data=embedded(analysis))
 
 
 def _title(analysis: Analysis) -> str:
@@ -104,10 +75,6 @@ def embedded(analysis: Analysis) -> str:
         held["left_out"] = left_out
     text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
