@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers import finding
 from perfscope.analyzers.rules import RULES
-from perfscope.analyzers.trace import RECORDED
+from perfscope.analyzers.trace import MEMORY_TABLES, RECORDED
 from perfscope.analyzers.trace.tables import TABLES
 
 if TYPE_CHECKING:
@@ -170,6 +170,12 @@ def model_page() -> str:
         "below; text columns are categorical, and a nullable column holds `<NA>` (NaN where it holds "
         "floats) where the source said nothing. Times are integer nanoseconds on the trace's own clock; intervals are "
         "half open. Where the rank is known, each frame begins with it.",
+        "A run of `perfscope run` has a second recording, the detail pass, in `trace.detail`. The tables of memory "
+        f"({', '.join(f'`{name}`' for name in MEMORY_TABLES)}) are recorded in that pass, and "
+        "`trace.memory` and its sisters are its tables; the rows and times they name are those of "
+        "`trace.memory_pass`, so the op of an event is in `trace.memory_pass.slices`. All other frames, and all times "
+        "of steps, ops and kernels, are of the timing pass; those of the detail pass are in `trace.detail.slices` and "
+        "its sisters.",
     ]
     for name, table in sorted(TABLES.items()):
         rows = [

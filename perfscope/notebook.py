@@ -35,13 +35,17 @@ _SOFT = "opacity:.7;font-size:12px"
 def trace_html(trace: Trace) -> str:
     """A trace: its source, where the time of its devices went, and the size of its tables."""
     from perfscope.analyzers.facts.device_time import device_times
+    from perfscope.analyzers.trace import MEMORY_TABLES
 
     source = trace.source
     rank = "" if source.rank is None else f", rank {source.rank}"
     unplaced = f", {source.events_unplaced:,} unplaced" if source.events_unplaced else ""
     line = f"{shown(source.format)}{rank}, {source.events_read:,} events{unplaced}"
     start, end = trace.span_ns()
-    tables = [(name, f"{len(rows):,}") for name, rows in trace.rows.items() if len(rows)]
+    elsewhere = MEMORY_TABLES if trace.memory_pass is not trace else ()
+    tables = [
+        (f"{name} (detail pass)" if name in elsewhere else name, f"{size:,}") for name, size in trace.sizes().items()
+    ]
     return _frame(
         f"<b>{escape(shown(source.path))}</b> <span style='{_SOFT}'>{escape(line)}, {format_ns(end - start)}</span>",
         _devices(fold_devices(trace.fact(device_times))),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
+import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -62,3 +64,13 @@ def test_the_tour(corpus: Path) -> None:
     analysis = perfscope.analyze(trace)
     assert {outcome.status for outcome in analysis} <= {"flagged", "clean", "abstained"}
     assert "MI300X" in trace._repr_html_()
+
+
+def test_memory_of_a_run() -> None:
+    run = Path(__file__).parents[1] / "fixtures" / "cpu-attention-sdpa"
+    trace = perfscope.load(run)
+    events = json.loads(gzip.decompress((run / "rank00000" / "detail.pt.trace.json.gz").read_bytes()))["traceEvents"]
+    recorded = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    assert sorted(trace.memory["bytes"]) == sorted(recorded)
+    assert len(recorded) > 100
+    assert "memory (detail pass)" in trace._repr_html_()

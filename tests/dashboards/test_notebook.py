@@ -38,6 +38,18 @@ def test_a_trace_without_devices_has_no_bar() -> None:
     assert "slices 1" in page.text
 
 
+def test_a_run_names_the_pass_its_memory_is_of() -> None:
+    detail = TraceBuilder()
+    detail.op("aten::mm", 0, 5)
+    detail.row("memory", time_ns=1, thread=0, op=0, on_device=False, ordinal=-1, address=64, bytes=512, action=0)
+    builder = built()
+    builder.detail = detail.build()
+    text = Parsed(trace_html(builder.build())).text
+    assert text.endswith("memory (detail pass) 1 threads 1")
+    assert "slices" not in text, "the trace's own tables are the trace's own"
+    assert "memory 1" in Parsed(trace_html(builder.detail)).text
+
+
 def test_an_analysis_draws_itself() -> None:
     page = Parsed(analysis()._repr_html_())
     assert page.open == []

@@ -47,6 +47,9 @@ RECORDED: dict[str, str] = {
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
 
+MEMORY_TABLES = ("frames", "held", "memory", "segments", "tensors")
+"""Tables of memory. They point at each other and share addresses and a clock, so all five are of one pass."""
+
 FactT = TypeVar("FactT")
 
 
@@ -77,7 +80,8 @@ class Trace:
     """One rank's recording: declared tables, the string pool, and what was recorded at all.
 
     ``trace.kernels`` and its sisters are pandas frames (columns: ``docs/model.md``);
-    ``trace.rows["kernels"]`` holds the same as numpy arrays.
+    ``trace.rows["kernels"]`` holds the same as numpy arrays. The frames of the memory tables are those of
+    ``trace.memory_pass``; all others are the trace's own, whose times are those of the lightest pass.
     """
 
     def __init__(
@@ -160,9 +164,20 @@ class Trace:
         """First start and last end of everything in the trace; ``(0, 0)`` if there is nothing."""
         return self.fact(span)
 
+    @property
+    def memory_pass(self) -> Trace:
+        """The recording that the memory tables are of: this one, or ``detail`` where this one has no memory.
+
+        A run of ours records memory in its detail pass. Their times and the rows in ``slices`` and ``threads`` they
+        name are that recording's: ``trace.memory_pass.slices``.
+        """
+        recorded_here = any(len(self.rows[table]) for table in ("memory", "held", "segments"))
+        return self if recorded_here or self.detail is None else self.detail
+
     def frame(self, table: str) -> pd.DataFrame:
-        """A table as pandas, with the rank as first column where it is known."""
-        shown = self.rows[table].frame(self.strings)
+        """A table as pandas, with the rank as first column where it is known; of memory, that of ``memory_pass``."""
+        recording = self.memory_pass if table in MEMORY_TABLES else self
+        shown = recording.rows[table].frame(recording.strings)
         if self.source.rank is not None:
             shown.insert(0, "rank", self.source.rank)
         return shown
@@ -189,8 +204,28 @@ class Trace:
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Allocator events."""
+        """Allocator events, of ``memory_pass``."""
         return self.frame("memory")
+
+    @property
+    def held(self) -> pd.DataFrame:
+        """What the allocator held at one moment, of ``memory_pass``."""
+        return self.frame("held")
+
+    @property
+    def segments(self) -> pd.DataFrame:
+        """The segments it held it in, of ``memory_pass``."""
+        return self.frame("segments")
+
+    @property
+    def tensors(self) -> pd.DataFrame:
+        """Parameters, gradients and optimizer state when the recording began, of ``memory_pass``."""
+        return self.frame("tensors")
+
+    @property
+    def frames(self) -> pd.DataFrame:
+        """Frames of the Python stacks of the memory tables, of ``memory_pass``."""
+        return self.frame("frames")
 
     @property
     def hlo_ops(self) -> pd.DataFrame:
@@ -227,6 +262,11 @@ class Trace:
         calls = self.frame("calls")
         return calls[np.isin(calls["kind"].to_numpy(), [int(kind) for kind in kinds])]
 
+    def sizes(self) -> dict[str, int]:
+        """Rows of each frame that has any, by name of its table."""
+        of = {name: self.memory_pass if name in MEMORY_TABLES else self for name in self.rows}
+        return {name: len(one.rows[name]) for name, one in of.items() if len(one.rows[name])}
+
     def check(self) -> None:
         """Hold the trace to its declaration; ``ValueError`` names the first thing that is wrong.
 
@@ -253,7 +293,7 @@ class Trace:
             device.check()
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{len(rows):,} {name}" for name, rows in self.rows.items() if len(rows))
+        counts = ", ".join(f"{size:,} {name}" for name, size in self.sizes().items())
         return f"<perfscope.Trace {self.source.path}: {counts or 'empty'}>"
 
     def _repr_html_(self) -> str:

@@ -94,3 +94,43 @@ def test_equal_texts_under_two_codes_are_shown() -> None:
     rows = Rows(TABLES["threads"], {"process": [0, 1], "thread": [0, 0]})
     assert rows.frame(["same", "same"])["process"].tolist() == ["same", "same"]
     assert np.array_equal(rows["thread"], [0, 0])
+
+
+def recorded_memory(name: str) -> Trace:
+    """A recording with an op, one allocation in it, one block that is held and one tensor with a name."""
+    made = TraceBuilder(path=f"{name}.json", rank=2)
+    made.op(name, 0, 10)
+    made.row("frames", file=made.code(f"{name}.py"), line=7, name=made.code("f"), parent=-1)
+    place = {"on_device": False, "ordinal": -1, "address": 64, "bytes": 512}
+    made.row("memory", time_ns=5_000, thread=0, op=0, action=0, frame=0, **place)
+    made.row("held", count=1, state=0, frame=0, **place)
+    made.row("tensors", name=made.code(f"{name}.weight"), category=1, **place)
+    return made.build()
+
+
+def test_memory_of_the_detail_pass_is_the_runs() -> None:
+    made = TraceBuilder(rank=2)
+    made.op("aten::add", 0, 1)
+    made.row(
+        "tensors", name=made.code("of the timing pass"), category=1, on_device=False, ordinal=-1, address=1, bytes=4
+    )
+    made.detail = recorded_memory("aten::mm")
+    trace = made.build()
+    assert trace.memory_pass is trace.detail
+    assert trace.memory["bytes"].tolist() == [512]
+    assert trace.memory["rank"].tolist() == [2]
+    assert trace.memory_pass.slices["name"].iloc[trace.memory["op"].iloc[0]] == "aten::mm"
+    assert trace.frames["file"].iloc[trace.held["frame"].iloc[0]] == "aten::mm.py"
+    assert trace.tensors["name"].tolist() == ["aten::mm.weight"], "addresses of the pass that the events are of"
+    assert len(trace.segments) == 0
+    assert trace.slices["name"].tolist() == ["aten::add"], "times are of the timing pass"
+    assert "1 memory" in repr(trace)
+    assert trace.sizes() == {"frames": 1, "held": 1, "memory": 1, "slices": 1, "tensors": 1, "threads": 1}
+
+
+def test_memory_of_the_trace_itself_goes_before_that_of_the_detail_pass() -> None:
+    trace = recorded_memory("own")
+    trace.detail = recorded_memory("other")
+    assert trace.memory_pass is trace
+    assert trace.tensors["name"].tolist() == ["own.weight"]
+    assert build().build().memory_pass.memory.empty, "no memory anywhere"
