@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 PACKAGES = (
     "accelerate",
@@ -29,6 +30,8 @@ PACKAGES = (
     "xformers",
 )
 """Packages whose version can explain a change of speed."""
+
+CPU_INFO = Path("/proc/cpuinfo")
 
 SECONDS = 5.0
 """A driver tool that takes longer hangs; the program is not kept waiting for it."""
@@ -82,8 +85,20 @@ def packages() -> dict[str, str]:
 
 
 def platform_facts() -> dict[str, str]:
-    """Operating system and processor architecture, without names."""
-    return {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+    """Operating system, processor and its architecture, without names of the machine."""
+    facts = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
+    cpu = cpu_model()
+    return facts if cpu is None else facts | {"cpu": cpu}
+
+
+def cpu_model() -> str | None:
+    """The processor as it calls itself; ``None`` where it does not (many ARM ones)."""
+    try:
+        with CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
+            said = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:  # no Linux
+        said = f":{ask('sysctl', '-n', 'machdep.cpu.brand_string') or ''}"
+    return " ".join(said.partition(":")[2].split()) or None
 
 
 def git_facts() -> dict[str, str | bool] | None:

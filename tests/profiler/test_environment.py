@@ -52,6 +52,25 @@ def test_git_says_commit_and_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert environment.git_facts() == {"commit": clean["commit"], "dirty": True}
 
 
+@pytest.mark.parametrize(
+    ("said", "model"),
+    [
+        ("processor : 0\nmodel name\t: AMD EPYC  7R13\nmodel name\t: another\n", "AMD EPYC 7R13"),
+        ("processor : 0\nBogoMIPS : 50\n", None),
+        (None, None),
+    ],
+)
+def test_the_processor_by_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, model: str | None
+) -> None:
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(environment, "ask", lambda *_: None)
+    if said is not None:
+        (tmp_path / "cpuinfo").write_text(said)
+    assert environment.cpu_model() == model
+    assert environment.platform_facts().get("cpu") == model
+
+
 def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
