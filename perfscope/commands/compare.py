@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.compare_ab import CompareCommand
+from perfscope.commands.compare_outputs import Outputs, output_options, write_outputs
 from perfscope.commands.inputs import spare
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
@@ -22,7 +23,7 @@ GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding
 @click.command(cls=CompareCommand, epilog="perfscope compare --ab --help: two commits, launched in turns.")
 @click.argument("base", metavar="BASE")
 @click.argument("head", metavar="HEAD")
-@click.option("--json", "json_file", metavar="FILE", help="Write the comparison as JSON (- for stdout, alone).")
+@output_options
 @click.option(
     "--fail-on",
     "fail_on",
@@ -37,9 +38,9 @@ GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding
 def compare(
     base: str,
     head: str,
-    json_file: str | None,
     fail_on: tuple[str, ...],
     strict: bool,
+    outputs: Outputs,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -56,11 +57,10 @@ def compare(
     if unknown:
         raise AskedWronglyError(f"--fail-on {unknown[0]}: not one of {', '.join(GATES)}")
     loaded = load_path(base), load_path(head)
-    if json_file is not None and json_file != "-":
-        spare(_files(*loaded), [json_file])
+    spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
     failed = comparison.gates(fail_on)
-    _show(comparison, failed, json_file, quiet=quiet, verbose=verbose)
+    _show(comparison, failed, fail_on, outputs, quiet=quiet, verbose=verbose)
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and comparison.inconclusive else DONE
@@ -73,20 +73,20 @@ def _files(*loaded: Loaded) -> list[str]:
 
 
 def _show(
-    comparison: Comparison, failed: tuple[str, ...], json_file: str | None, *, quiet: bool, verbose: bool
+    comparison: Comparison,
+    failed: tuple[str, ...],
+    gates: tuple[str, ...],
+    outputs: Outputs,
+    *,
+    quiet: bool,
+    verbose: bool,
 ) -> None:
     from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_json, compare_text, write
+    from perfscope.dashboards.reports import compare_json, compare_text
     from perfscope.dashboards.shown import shown
 
-    if json_file is not None:
-        text = compare_json.render(comparison, failed=failed)
-        if json_file == "-":
-            click.echo(text, nl=False)
-            return
-        write(json_file, text)
-        if not quiet:
-            click.echo(f"perfscope: wrote {shown(json_file)}", err=True)
+    if write_outputs(compare_json.document(comparison, failed=failed, gates=gates), outputs, quiet=quiet):
+        return
     screen = compare_text.render(
         comparison, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
     )

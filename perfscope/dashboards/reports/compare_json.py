@@ -33,13 +33,21 @@ MOST_KEYS = 50
 """Keys of one side of a part: of a fusion of more kernels the first ones say what it is."""
 
 
-def render(comparison: Comparison, *, failed: Sequence[str] = ()) -> str:
+def render(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> str:
     """The comparison as indented JSON text; ``failed``: gates that were not met, in words."""
-    return json.dumps(document(comparison, failed=failed), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return as_text(document(comparison, failed=failed, gates=gates))
 
 
-def document(comparison: Comparison, *, failed: Sequence[str] = ()) -> dict[str, Any]:
-    """The comparison as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
+def as_text(held: dict[str, Any]) -> str:
+    """A document as indented JSON text."""
+    return json.dumps(held, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
+    """The comparison as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``.
+
+    ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
+    """
     time = comparison.time
     held: dict[str, Any] = shown_value(
         {
@@ -47,6 +55,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = ()) -> dict[str,
             "headline": comparison.headline,
             "summary": headline(comparison),
             "failed": list(failed),
+            "gates": list(gates),
             "base": asdict(comparison.base),
             "head": asdict(comparison.head),
             "metrics": [
@@ -56,16 +65,42 @@ def document(comparison: Comparison, *, failed: Sequence[str] = ()) -> dict[str,
                     for one in comparison.exact
                 ),
             ],
+            "beside": [],
             "causes": [_cause(one) for one in comparison.causes],
             "step": None if time is None else _step(time.median),
             "worst_rank": None if time is None or time.worst is None else _step(time.worst),
             "ranks": [] if time is None else [asdict(one) for one in time.ranks],
             "findings": [_finding_change(one) for one in comparison.findings],
+            "kernels": [],
             "not_looked": [asdict(one) for one in comparison.not_looked],
             "notes": list(comparison.notes),
+            "method": single_captures(comparison),
         }
     )
     return held
+
+
+def single_captures(comparison: Comparison) -> dict[str, Any]:
+    """How one capture on each side was compared: no launches, no refs."""
+    timed = comparison.step_time
+    return {
+        "kind": "single captures",
+        "base_ref": None,
+        "base_commit": None,
+        "head_ref": None,
+        "head_commit": None,
+        "command": None,
+        "pairs": 0,
+        "confirming_pairs": 0,
+        "profiled": 0,
+        "estimator": None if timed is None else timed.estimator,
+        "least": None if timed is None else timed.least,
+        "seed": None,
+        "level": None if timed is None else timed.level,
+        "launches": [],
+        "remarks": [],
+        "environment": {},
+    }
 
 
 def _step(step: StepChange) -> dict[str, Any]:
@@ -117,6 +152,7 @@ def _side(side: Side) -> dict[str, Any]:
 def _key(key: Key) -> dict[str, Any]:
     held = asdict(key)
     held["line"] = key.line if key.line >= 0 else None
+    held["name"] = key.name()
     return held
 
 
@@ -133,6 +169,12 @@ def _cause(cause: Cause) -> dict[str, Any]:
                 "base_calls": _number(float(part.base.calls)),
                 "head_calls": _number(float(part.head.calls)),
                 "delta_ns": part.delta_ns,
+                "base_ns": part.base.ns,
+                "head_ns": part.head.ns,
+                "matched": None if part.level is None else LEVEL_WORDS[part.level],
+                "counted": part.counts_differ,
+                "base_names": _names(part.base),
+                "head_names": _names(part.head),
             }
             for part in cause.parts
         ],
@@ -140,8 +182,16 @@ def _cause(cause: Cause) -> dict[str, Any]:
             {"name": one.name, "unit": one.unit, "base": _number(one.base), "head": _number(one.head)}
             for one in cause.metrics
         ],
-        "findings": [{"rule": one.rule, "change": one.change} for one in cause.findings],
+        "findings": [
+            {"rule": one.rule, "change": one.change, "subject": one.shown.subject, "by_time": one.by_time}
+            for one in cause.findings
+        ],
     }
+
+
+def _names(side: Side) -> list[str]:
+    """What a part is made of on one side."""
+    return [key.name() for key in side.keys[:MOST_KEYS]]
 
 
 def _finding_change(one: FindingChange) -> dict[str, Any]:

@@ -1,0 +1,326 @@
+"""What a comparison's document is made of, typed. Times are ns a step, relative numbers 0.03 for 3%."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+MANY = 100_000
+"""Entries of a list of which a job may have many: findings, places, ranks."""
+SOME = 10_000
+"""Entries of the other lists."""
+
+_LARGEST = 1e30
+"""Of a number: beyond the FLOPs of any step, and short enough to be printed."""
+
+Number = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+Ns = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Texts = Annotated[tuple[str, ...], msgspec.Meta(max_length=SOME)]
+
+Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
+Severity = Literal["low", "medium", "high"]
+Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged"]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the document. Keys that are not known are left aside: within a version they are only added."""
+
+
+class Side(Value, frozen=True, kw_only=True):
+    """What stands on one side."""
+
+    paths: Texts = ()
+    formats: Texts = ()
+    kind: str = ""
+    ranks: Count = 0
+    devices: Texts = ()
+
+
+class Place(Value, frozen=True, kw_only=True):
+    """A line (or an op) and its part of a metric."""
+
+    place: str
+    base: Number
+    head: Number
+
+
+class Metric(Value, frozen=True, kw_only=True):
+    """One metric of head against base, as ``MetricResult.to_json`` writes it; relative numbers are 0.03 for 3%."""
+
+    name: str
+    unit: str
+    verdict: Verdict
+    known: str
+    base: Number | str | None
+    head: Number | str | None
+    gates: bool
+    better: str = "lower"
+    effect: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    level: Number | None = None
+    p: Number | None = None
+    p_sign_flip: Number | None = None
+    robust: Number | None = None
+    pairs: Count = 0
+    estimator: str | None = None
+    least: Number | None = None
+    needed_pairs: Count | None = None
+    confirmed: bool | None = None
+    remarks: Texts = ()
+    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SOME)] = ()
+
+
+class CausePart(Value, frozen=True, kw_only=True):
+    """A part of the step as a cause tells of it."""
+
+    status: str
+    name: str
+    phase: str = ""
+    base_calls: Number | None = None
+    head_calls: Number | None = None
+    delta_ns: Ns = 0
+    base_ns: Ns | None = None
+    head_ns: Ns | None = None
+    matched: str | None = None
+    counted: bool = True
+    """Its number of calls differs, by the program and not by chance."""
+    base_names: Texts = ()
+    head_names: Texts = ()
+
+
+class CauseMetric(Value, frozen=True, kw_only=True):
+    """A cause's part of an exact metric."""
+
+    name: str
+    unit: str
+    base: Number | None
+    head: Number | None
+
+
+class CauseFinding(Value, frozen=True, kw_only=True):
+    """A finding that came, went or changed at a cause's place."""
+
+    rule: str
+    change: Change
+    subject: str = ""
+    by_time: bool = False
+
+
+class Cause(Value, frozen=True, kw_only=True):
+    """What happened at one place; ``exact``: counts say so, not only times."""
+
+    place: str
+    exact: bool
+    delta_ns: Ns = 0
+    parts: Annotated[tuple[CausePart, ...], msgspec.Meta(max_length=MANY)] = ()
+    metrics: Annotated[tuple[CauseMetric, ...], msgspec.Meta(max_length=SOME)] = ()
+    findings: Annotated[tuple[CauseFinding, ...], msgspec.Meta(max_length=SOME)] = ()
+
+
+class Key(Value, frozen=True, kw_only=True):
+    """Where and what some work is; ``name``: short, for people."""
+
+    kind: str
+    phase: str = ""
+    module: str = ""
+    op: str = ""
+    shapes: str = ""
+    file: str = ""
+    line: int | None = None
+    function: str = ""
+    work: str = ""
+    name: str = ""
+
+
+class PartSide(Value, frozen=True, kw_only=True):
+    """A part on one side; ``ns`` a step is its alone."""
+
+    ns: Ns
+    calls: Number | None = None
+    keys: Annotated[tuple[Key, ...], msgspec.Meta(max_length=SOME)] = ()
+    keys_left: Count = 0
+
+
+class Part(Value, frozen=True, kw_only=True):
+    """A part of the step; ``count_ns`` and ``each_ns`` sum to ``delta_ns``."""
+
+    kind: str
+    status: str
+    name: str
+    place: str
+    delta_ns: Ns
+    count_ns: Ns
+    each_ns: Ns
+    base: PartSide
+    head: PartSide
+    matched: str | None = None
+    countable: bool = True
+
+
+class Amount(Value, frozen=True, kw_only=True):
+    """ns a step on both sides."""
+
+    base_ns: Ns
+    head_ns: Ns
+
+
+class OtherParts(Value, frozen=True, kw_only=True):
+    """The parts that were not written one by one."""
+
+    count: Count = 0
+    base_ns: Ns = 0
+    head_ns: Ns = 0
+
+
+class Step(Value, frozen=True, kw_only=True):
+    """The change of one rank's step; its parts sum to it."""
+
+    per: Literal["step", "trace"]
+    base_ns: Ns
+    head_ns: Ns
+    delta_ns: Ns
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=SOME)]
+    rank: int | None = None
+    device: str = ""
+    base_steps: Count = 0
+    head_steps: Count = 0
+    by_kind: dict[str, Amount] = {}
+    other_parts: OtherParts = OtherParts()
+
+    def problem(self) -> str | None:
+        """What does not sum; ``None``: everything does."""
+        sides = (("base", self.base_ns), ("head", self.head_ns))
+        sums = [
+            sum(getattr(part, side).ns for part in self.parts) + getattr(self.other_parts, f"{side}_ns")
+            for side, _ in sides
+        ]
+        if sums != [whole for _, whole in sides]:
+            return f"its parts sum to {sums[0]} and {sums[1]} ns, not to {self.base_ns} and {self.head_ns}"
+        if self.delta_ns != self.head_ns - self.base_ns:
+            return "its change is not head minus base"
+        for part in self.parts:
+            if part.delta_ns != part.head.ns - part.base.ns or part.delta_ns != part.count_ns + part.each_ns:
+                return "a part's change is not the sum of what it is made of"
+        if self.by_kind:
+            kinds = [sum(getattr(one, f"{side}_ns") for one in self.by_kind.values()) for side, _ in sides]
+            if kinds != [whole for _, whole in sides]:
+                return "its kinds do not sum to it"
+        return None
+
+
+class Rank(Value, frozen=True, kw_only=True):
+    """A rank's step on both sides."""
+
+    rank: int | None
+    base_ns: Ns
+    head_ns: Ns
+
+
+class Where(Value, frozen=True, kw_only=True):
+    """Where a finding is."""
+
+    op: str | None = None
+    kernel: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    def label(self) -> str:
+        """``train.py:88``, else module, op, kernel or ``''``."""
+        if self.file:
+            return f"{self.file}:{self.line}" if self.line is not None else self.file
+        return self.module or self.op or self.kernel or ""
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """A finding of one side."""
+
+    subject: str
+    title: str
+    severity: Severity
+    basis: str
+    cost_ns: Ns | None = None
+    cost_ns_per_step: Ns | None = None
+    cost_bytes: Ns | None = None
+    where: Where = Where()
+    advice: str = ""
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MANY)] = ()
+
+
+class FindingChange(Value, frozen=True, kw_only=True):
+    """A finding on both sides; one of them at least has it."""
+
+    rule: str
+    change: Change
+    by_time: bool = False
+    base: Finding | None = None
+    head: Finding | None = None
+
+    @property
+    def shown(self) -> Finding:
+        """The head's, else the base's."""
+        found = self.head or self.base
+        if found is None:
+            raise ValueError("a change of no finding")
+        return found
+
+    @property
+    def is_worse(self) -> bool:
+        """New, or costlier than it was, and not by a measured time alone: what a gate asks for."""
+        return self.change in ("new", "worse") and not self.by_time
+
+
+class NotLooked(Value, frozen=True, kw_only=True):
+    """A metric that one side or both did not record."""
+
+    name: str
+    reason: str
+    sides: Texts = ()
+
+
+class Kernel(Value, frozen=True, kw_only=True):
+    """A kernel or op over several profiled launches; times in ns a step."""
+
+    name: str
+    kind: Literal["changed", "new", "gone"]
+    base_ns: Number
+    head_ns: Number
+    change_ns: Number
+    verdict: Verdict
+    effect: Number | None = None
+    p: Number | None = None
+    q: Number | None = None
+
+
+class Launch(Value, frozen=True, kw_only=True):
+    """One launch of an arm: ``ns`` stands for its steps, ``seconds`` is how long it took."""
+
+    arm: Literal["base", "head"]
+    phase: str
+    pair: Count
+    ns: Number | None = None
+    seconds: Number | None = None
+
+
+class Method(Value, frozen=True, kw_only=True):
+    """How it was compared."""
+
+    kind: str = "single captures"
+    base_ref: str | None = None
+    base_commit: str | None = None
+    head_ref: str | None = None
+    head_commit: str | None = None
+    command: Texts | None = None
+    pairs: Count = 0
+    confirming_pairs: Count = 0
+    profiled: Count = 0
+    estimator: str | None = None
+    least: Number | None = None
+    seed: int | None = None
+    level: Number | None = None
+    launches: Annotated[tuple[Launch, ...], msgspec.Meta(max_length=SOME)] = ()
+    remarks: Texts = ()
+    environment: dict[str, str] = {}

@@ -1,0 +1,113 @@
+"""The document of a comparison read back: what we wrote is the same, what is not one is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from perfscope.analyzers.compare.comparison import compare
+from perfscope.dashboards.reports import compare_json
+from perfscope.dashboards.reports.compare_document import MOST_BYTES, Document, of, parse, read
+from perfscope.profiler.errors import DataError
+from tests.analyzers.compare.two_runs import gpu_run, host_run
+
+
+@pytest.fixture
+def held() -> dict[str, Any]:
+    return compare_json.document(compare([gpu_run()], [gpu_run(item=True)]), failed=["a"], gates=["regression"])
+
+
+def test_what_we_wrote_is_what_is_read(held: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    path.write_text(compare_json.as_text(held))
+    found = read(path)
+    assert found == of(held)
+    assert found.headline == "regression"
+    assert (found.failed, found.gates) == (("a",), ("regression",))
+    assert found.causes[0].place == "train.py:11"
+    assert found.step is not None
+    assert found.step.delta_ns == held["step"]["delta_ns"]
+    assert found.method.kind == "single captures"
+
+
+def test_every_key_that_is_written_is_read(held: dict[str, Any]) -> None:
+    """A key that the types leave aside would be lost to every face."""
+
+    def same(ours: Any, theirs: Any, at: str) -> None:
+        if isinstance(ours, dict):
+            assert set(ours) <= set(theirs), f"{at}: {set(ours) - set(theirs)}"
+            for key, value in ours.items():
+                same(value, theirs[key], f"{at}.{key}")
+        elif isinstance(ours, list):
+            assert len(ours) == len(theirs), at
+            for index, value in enumerate(ours):
+                same(value, theirs[index], f"{at}[{index}]")
+        else:
+            assert ours == theirs, at
+
+    for one in (held, compare_json.document(compare([host_run()], [host_run(item=True)]))):
+        same(json.loads(json.dumps(one)), msgspec.to_builtins(of(one)), "document")
+
+
+def test_keys_of_a_later_writer_are_left_aside(held: dict[str, Any]) -> None:
+    held["later"] = {"deep": [1, {"x": None}]}
+    held["metrics"][0]["later"] = 1
+    assert isinstance(of(held), Document)
+    assert parse(json.dumps(held).encode(), "x").headline == "regression"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not a comparison"),
+        (b"\xff\xfe", "not a comparison"),
+        (b"[1]", "Expected `object`, got `array`"),
+        (b'{"schema": "perfscope.report/1"}', "schema 'perfscope.report/1', not a comparison (perfscope.compare/1)"),
+        (b"{}", "no schema"),
+        (b'{"schema": "perfscope.compare/1"}', "missing required field"),
+        (b'{"schema": "perfscope.compare/1", "x": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"schema": "perfscope.compare/1"' + b" " * MOST_BYTES, "more than 32 MiB"),
+        (b'{"schema": "' + b"s\\n" * 5000 + b'"}', "not a comparison"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "content",
+)
+def test_what_is_none_is_one_line(content: bytes, said: str) -> None:
+    with pytest.raises(DataError) as error:
+        parse(content, "some/file.json")
+    text = str(error.value)
+    assert text.startswith("some/file.json: ")
+    assert said in text
+    assert "\n" not in text
+    assert len(text) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda held: held["step"].update(base_ns=held["step"]["base_ns"] + 1), "its parts sum to"),
+        (lambda held: held["step"].update(delta_ns=5), "its change is not head minus base"),
+        (lambda held: held["step"]["parts"][0].update(each_ns=12345), "a part's change"),
+        (lambda held: held["step"]["by_kind"]["idle"].update(base_ns=12345), "its kinds do not sum"),
+        (lambda held: held["findings"][0].update(base=None, head=None), "a finding that neither side has"),
+        (lambda held: held["metrics"][0].update(verdict="fine"), "Invalid enum value"),
+        (lambda held: held["metrics"][0].update(effect=1e300), "Expected `float`"),
+        (lambda held: held["metrics"][0].update(base=float("nan")), "JSON is malformed"),
+        (lambda held: held.update(metrics=held["metrics"] * 4000), "Expected `array` of length"),
+        (lambda held: held["step"].update(base_ns=1 << 70), "Expected `int`"),
+    ],
+)
+def test_what_does_not_hold_is_refused(held: dict[str, Any], change: Any, said: str) -> None:
+    change(held)
+    with pytest.raises(DataError, match=r"^f: not a comparison: ") as error:
+        parse(json.dumps(held).encode(), "f")
+    assert said in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(DataError, match=r"cannot be read: "):
+            read(path)
