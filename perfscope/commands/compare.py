@@ -82,13 +82,14 @@ def _show(
     verbose: bool,
 ) -> None:
     from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_json, compare_text
+    from perfscope.dashboards.reports import compare_document, compare_json, compare_text
     from perfscope.dashboards.shown import shown
 
-    if write_outputs(compare_json.document(comparison, failed=failed, gates=gates), outputs, quiet=quiet):
+    held = compare_json.document(comparison, failed=failed, gates=gates)
+    if write_outputs(held, outputs, quiet=quiet):
         return
     screen = compare_text.render(
-        comparison, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
+        compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
     )
     click.echo(screen, nl=False, color=True)
     for line in failed:

@@ -10,7 +10,9 @@ import pytest
 
 from perfscope.analyzers.compare.comparison import Comparison, compare
 from perfscope.dashboards.reports import compare_json, compare_text
-from perfscope.dashboards.reports.compare_rows import change, headline, number, part_words, signed_ns, value, verdict
+from perfscope.dashboards.reports.compare_document import Document, of
+from perfscope.dashboards.reports.compare_rows import headline, part_words, told
+from perfscope.dashboards.reports.compare_words import change, number, signed_ns, value, verdict
 from perfscope.dashboards.reports.text_page import NARROWEST
 from tests.analyzers.compare.two_runs import gpu_run, host_run
 
@@ -20,9 +22,13 @@ def item() -> Comparison:
     return compare([gpu_run()], [gpu_run(item=True)])
 
 
+def document(comparison: Comparison) -> Document:
+    return of(compare_json.document(comparison))
+
+
 class TestText:
     def test_verdict_first_then_the_line(self, item: Comparison) -> None:
-        text = compare_text.render(item, width=100)
+        text = compare_text.render(document(item), width=100)
         first, *_ = text.splitlines()
         assert first.startswith("perfscope: regression: worse: host syncs a step 0 → 1")
         assert text.index("train.py:11") < text.index("where the recorded time goes")
@@ -31,27 +37,27 @@ class TestText:
     @pytest.mark.parametrize("width", [20, 80, 100, 200])
     def test_it_fits(self, item: Comparison, width: int) -> None:
         for verbose in (False, True):
-            lines = compare_text.render(item, width=width, verbose=verbose).splitlines()
+            lines = compare_text.render(document(item), width=width, verbose=verbose).splitlines()
             assert max(map(len, lines)) <= max(width, NARROWEST)
 
     def test_nothing_changed_is_said(self) -> None:
-        text = compare_text.render(compare([host_run()], [host_run()]))
+        text = compare_text.render(document(compare([host_run()], [host_run()])))
         assert "nothing changed in what can be counted" in text
         assert "findings: none" in text
 
     def test_what_could_not_be_looked_at_is_said(self) -> None:
-        text = compare_text.render(compare([host_run()], [host_run()]))
+        text = compare_text.render(document(compare([host_run()], [host_run()])))
         assert "could not look:" in text
         assert "no device work recorded" in text
 
     def test_the_sum_row_is_the_step(self, item: Comparison) -> None:
-        text = compare_text.render(item)
+        text = compare_text.render(document(item))
         (row,) = [line for line in text.splitlines() if line.strip().startswith("sum")]
         assert row.split() == ["sum", "1.00", "ms", "1.00", "ms", "0", "ns"]
 
     def test_color_only_where_wanted(self, item: Comparison) -> None:
-        assert "\x1b" not in compare_text.render(item)
-        assert "\x1b[" in compare_text.render(item, color=True)
+        assert "\x1b" not in compare_text.render(document(item))
+        assert "\x1b[" in compare_text.render(document(item), color=True)
 
 
 class TestJson:
@@ -87,7 +93,7 @@ HOSTILE = "x\x1b[31m\nperfscope: fine\u202e" + "k" * 5000
 
 def test_hostile_names_stay_on_their_line() -> None:
     found = compare([gpu_run()], [gpu_run(kernel=HOSTILE, file="a\x1b]0;b\x07.py", item=True)])
-    for text in (compare_text.render(found, verbose=True), compare_json.render(found)):
+    for text in (compare_text.render(document(found), verbose=True), compare_json.render(found)):
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "\nperfscope: fine" not in text
@@ -116,11 +122,14 @@ class TestWords:
 
     def test_a_fusion_says_what_became_of_what(self) -> None:
         found = compare([gpu_run()], [gpu_run(fused=True)])
-        assert found.time is not None
-        (one,) = [part for part in found.time.median.parts if part.status == "fused"]
-        assert part_words(one) == (
+        step = document(found).step
+        assert step is not None
+        (one,) = [part for part in step.parts if part.status == "fused"]
+        assert part_words(told(one)) == (
             "fused: aten::add, aten::mul, aten::silu → triton_poi_fused_add_mul_silu, 3 → 1 a step"
         )
 
     def test_an_improvement_is_told_as_one(self) -> None:
-        assert headline(compare([gpu_run(item=True)], [gpu_run()])).startswith("improvement: better: host syncs a step")
+        assert headline(document(compare([gpu_run(item=True)], [gpu_run()]))).startswith(
+            "improvement: better: host syncs a step"
+        )

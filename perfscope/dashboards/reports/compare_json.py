@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.compare.keys import LEVEL_WORDS
-from perfscope.dashboards.reports.compare_rows import headline
+from perfscope.dashboards.reports.compare_words import said_of
 from perfscope.dashboards.shown import shown_value
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
         {
             "schema": SCHEMA,
             "headline": comparison.headline,
-            "summary": headline(comparison),
+            "summary": f"{comparison.headline}: {said_of(comparison.metrics)}",
             "failed": list(failed),
             "gates": list(gates),
             "base": asdict(comparison.base),

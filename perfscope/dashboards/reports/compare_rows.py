@@ -1,28 +1,30 @@
-"""What every report of a comparison says, decided once: headline, rows and words, fit to be shown, escaped for none."""
+"""What every face of a comparison says, decided once from its document: rows and words, fit to be shown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.compare.keys import LEVEL_WORDS, Level
-from perfscope.analyzers.compare.structure import NEUTRAL
-from perfscope.analyzers.units import format_bytes, format_count, format_ns
-from perfscope.dashboards.shown import shown
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.compare_types import CausePart
+from perfscope.dashboards.reports.compare_words import amount, number, said_of, signed_ns, verdict
+from perfscope.dashboards.shown import TEXT_LIMIT, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    from perfscope.analyzers.compare.causes import Cause
-    from perfscope.analyzers.compare.change import PartChange, StepChange
-    from perfscope.analyzers.compare.comparison import Comparison, SideSummary
-    from perfscope.analyzers.compare.findings import FindingChange
-    from perfscope.analyzers.compare.keys import Key
-    from perfscope.analyzers.compare.verdict import MetricResult
-
-NO_VERDICT = "not judged"
-"""Of a time of single captures: it is shown, and nothing is concluded from it."""
+    from perfscope.dashboards.reports.compare_document import Document
+    from perfscope.dashboards.reports.compare_types import (
+        Cause,
+        CauseFinding,
+        FindingChange,
+        Kernel,
+        Metric,
+        Part,
+        Side,
+        Step,
+    )
 
 MOST_NAMED = 4
 """Ops of a fusion that are named: chains of more are recognised by the first ones."""
@@ -32,6 +34,8 @@ BY_TIME = " (by measured time alone)"
 
 MOST_OF_A_PLACE = 3
 """Parts and metrics that a place is explained with: the others follow from them more often than not."""
+
+COMMIT_DIGITS = 12
 
 KIND_WORDS = {
     "compute": "compute",
@@ -51,6 +55,9 @@ FINDING_WORDS = {
     "unchanged": "unchanged",
 }
 
+_EXPECTED = frozenset({None, *(LEVEL_WORDS[level] for level in (Level.SAME, Level.RENAMED, Level.MOVED))})
+"""Ways of matching that are not worth a word: it is the same work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow:
@@ -66,90 +73,65 @@ class CauseRow:
     """Change of its parts a step, with sign; ``''`` where none has a time."""
 
 
-def title(comparison: Comparison) -> str:
-    """``base → head`` by their paths."""
-    return f"{_paths(comparison.base)} → {_paths(comparison.head)}"
-
-
-def headline(comparison: Comparison) -> str:
+def headline(document: Document) -> str:
     """The verdict and what it rests on, one line."""
-    judged = [one.result for one in comparison.exact if one.result.unit != "text"]
-    by_verdict = {word: [one for one in judged if one.verdict == word] for word in ("regression", "improvement")}
-    same = sum(one.verdict == "no change" for one in judged)
-    said = []
-    for word, grown in (("regression", "worse"), ("improvement", "better")):
-        if by_verdict[word]:
-            first = by_verdict[word][0]
-            more = f", {len(by_verdict[word])} {grown} in all" if len(by_verdict[word]) > 1 else ""
-            sides = [value(first, held) for held in (first.base, first.head)]
-            moved = " → ".join(sides) if sides[0] != sides[1] else change(first)
-            said.append(f"{grown}: {first.name} {moved}{more}")
-    if not said:
-        said.append(f"{same} exact metrics the same" if same else "no exact metric on both sides")
-    timed = comparison.step_time
-    if timed is not None and not timed.gates:
-        said.append("time not judged (one launch each)")
-    return f"{comparison.headline}: {'; '.join(said)}"
+    return f"{document.headline}: {said_of(document.metrics)}"
 
 
-def value(metric: MetricResult, held: float | str | None) -> str:
-    """A metric's value in its unit."""
-    if held is None:
+def title(document: Document) -> str:
+    """``base → head``: commits where they are known, else their paths."""
+    return " → ".join(side_title(document, name) for name in ("base", "head"))
+
+
+def side_title(document: Document, name: str) -> str:
+    """``main@1a2b3c4d5e6f``, else the path."""
+    method = document.method
+    ref, commit = (method.base_ref, method.base_commit) if name == "base" else (method.head_ref, method.head_commit)
+    if commit:
+        return f"{shown(ref)}@{shown(commit[:COMMIT_DIGITS])}" if ref else shown(commit[:COMMIT_DIGITS])
+    return shown(ref) if ref else _paths(document.base if name == "base" else document.head)
+
+
+def _paths(side: Side) -> str:
+    if not side.paths:
         return "-"
-    if isinstance(held, str):
-        return held
-    return amount(metric.unit, held)
+    more = f" and {len(side.paths) - 1} more" if len(side.paths) > 1 else ""
+    return f"{shown(side.paths[0])}{more}"
 
 
-def amount(unit: str, held: float) -> str:
-    """A number in its unit."""
-    if unit == "ns":
-        return format_ns(held)
-    if unit == "bytes":
-        return format_bytes(held)
-    return format_count(held) if unit == "FLOP" else number(held)
+def short_title(document: Document) -> str:
+    """As ``title``, of paths the last name only: for a line where all names are long."""
+    names = [side_title(document, name) for name in ("base", "head")]
+    return " → ".join(PurePath(name).name or name for name in names)
 
 
-def number(held: float | Fraction) -> str:
-    """A count: whole where it is whole, else with two digits."""
-    return f"{int(held):,}" if held == int(held) else f"{float(held):,.2f}"
+def is_quiet(document: Document) -> bool:
+    """Whether there is nothing to tell: no verdict but no change, and no finding, count or gate that says otherwise."""
+    return (
+        document.headline == "no change"
+        and not document.failed
+        and all(one.verdict == "no change" or verdict(one) == "differs" or not one.gates for one in document.metrics)
+        and not any(one.exact for one in document.causes)
+        and not any(one.change != "unchanged" and not one.by_time for one in document.findings)
+        and not any(one.verdict != "no change" for one in document.kernels)
+    )
 
 
-def change(metric: MetricResult) -> str:
-    """Relative change, with the interval where there is one; ``''`` of texts."""
-    if metric.effect is None or metric.base == metric.head:
-        return "" if metric.base == metric.head or isinstance(metric.base, str) else "from none"
-    if metric.low is None or metric.high is None:
-        return percent(metric.effect)
-    return f"{percent(metric.effect)} [{percent(metric.low)}, {percent(metric.high)}]"
-
-
-def percent(share: float) -> str:
-    """``0.0312`` -> ``+3.1%``."""
-    return f"{100 * share:+.1f}%"
-
-
-def verdict(metric: MetricResult) -> str:
-    """The verdict in words; of single captures none."""
-    if NEUTRAL in metric.remarks:
-        return "differs"
-    if metric.gates:
-        return metric.verdict if metric.unit != "text" else "the same" if metric.base == metric.head else "differs"
-    return NO_VERDICT if metric.verdict == "inconclusive" else f"{NO_VERDICT} (looks like {metric.verdict})"
-
-
-def signed_ns(ns: int) -> str:
-    """``+38.7 us``."""
-    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{format_ns(abs(ns))}"
+def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:
+    """(metrics that say something, those without a change): time first, then worse, better, open, other."""
+    order = {"regression": 0, "improvement": 1, "inconclusive": 2}
+    timed = [one for one in document.metrics if one.unit == "ns" and one.known != "exact"]
+    rest = [one for one in document.metrics if one not in timed]
+    same = [one for one in rest if one.verdict == "no change"]
+    rows = sorted((one for one in rest if one.verdict != "no change"), key=lambda one: order[one.verdict])
+    return [*timed, *rows], same
 
 
 def cause_row(cause: Cause, per: str = "step") -> CauseRow:
     """A cause in words; ``per``: what its times and counts are of."""
     lines = [f"finding {FINDING_WORDS[one.change]}: {_finding(one)}" for one in cause.findings]
-    lines += [
-        f"{shown(one.name)}: {amount(one.unit, one.base)} → {amount(one.unit, one.head)}" for one in cause.metrics
-    ]
-    told = [part for part in cause.parts if part.counts_differ] or list(cause.parts)
+    lines += [f"{shown(one.name)}: {_held(one.unit, one.base)} → {_held(one.unit, one.head)}" for one in cause.metrics]
+    told = [part for part in cause.parts if part.counted] or list(cause.parts)
     lines += [part_words(part, per) for part in told]
     return CauseRow(
         place=shown(cause.place),
@@ -160,67 +142,99 @@ def cause_row(cause: Cause, per: str = "step") -> CauseRow:
     )
 
 
-def part_words(part: PartChange, per: str = "step") -> str:
+def _held(unit: str, held: float | None) -> str:
+    return "-" if held is None else amount(unit, held)
+
+
+def _finding(one: CauseFinding) -> str:
+    return f"{rule_name(one.rule)}: {shown(one.subject)}{BY_TIME if one.by_time else ''}"
+
+
+def rule_name(rule: str) -> str:
+    """``host_sync`` -> ``host-sync``."""
+    return shown(rule.replace("_", "-"))
+
+
+def part_words(part: CausePart, per: str = "step") -> str:
     """``new: aten::item, 1 a step`` or ``fused: 3 → 1 a step: aten::add, aten::mul``."""
-    key = part.key()
-    others = max(len(part.base.keys), len(part.head.keys)) - 1
-    name = shown(key.name()) + (f" and {others} like it" if others else "")
-    phase = f" ({key.phase})" if key.phase else ""
-    base, head = part.base.calls, part.head.calls
+    others = max(len(part.base_names), len(part.head_names)) - 1
+    name = shown(part.name) + (f" and {others} like it" if others > 0 else "")
+    phase = f" ({shown(part.phase)})" if part.phase else ""
+    base, head = part.base_calls or 0, part.head_calls or 0
     if part.status == "new":
         return f"new: {name}{phase}" + (f", {number(head)} a {per}" if head else "")
     if part.status == "gone":
         return f"gone: {name}{phase}" + (f", was {number(base)} a {per}" if base else "")
-    if part.counts_differ and part.level is Level.FUSED:
-        sides = [_names(side.keys) for side in (part.base, part.head)]
-        return f"{part.status}{phase}: {sides[0]} → {sides[1]}, {number(base)} → {number(head)} a {per}"
-    if part.counts_differ:
-        level = f" ({LEVEL_WORDS[part.level]})" if part.level is not None and part.level > Level.MOVED else ""
-        return f"{part.status}: {name}{phase}, {number(base)} → {number(head)} a {per}{level}"
-    return f"{part.status}: {name}{phase}, {format_ns(part.base.ns)} → {format_ns(part.head.ns)}"
+    status = shown(part.status)
+    if part.counted and part.matched == LEVEL_WORDS[Level.FUSED]:
+        sides = [_names(names) for names in (part.base_names, part.head_names)]
+        return f"{status}{phase}: {sides[0]} → {sides[1]}, {number(base)} → {number(head)} a {per}"
+    if part.counted:
+        level = "" if part.matched in _EXPECTED else f" ({shown(part.matched or '')})"
+        return f"{status}: {name}{phase}, {number(base)} → {number(head)} a {per}{level}"
+    return f"{status}: {name}{phase}, {format_ns(part.base_ns or 0)} → {format_ns(part.head_ns or 0)}"
 
 
-def _names(keys: Sequence[Key]) -> str:
-    """The first few names of several pieces of work."""
-    names = list(dict.fromkeys(shown(key.name()) for key in keys))
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _names(names: Sequence[str]) -> str:
+    """The first few of several names."""
+    told = list(dict.fromkeys(map(shown, names)))
+    more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+    return ", ".join(told[:MOST_NAMED]) + more
 
 
-def kinds(step: StepChange) -> tuple[tuple[str, int, int], ...]:
+def told(part: Part) -> CausePart:
+    """A part of the step as a cause tells of it."""
+    keys = part.head.keys or part.base.keys
+    first = next((key for key in keys if key.file), keys[0] if keys else None)
+    return CausePart(
+        status=part.status,
+        name=part.name,
+        phase="" if first is None else first.phase,
+        base_calls=part.base.calls,
+        head_calls=part.head.calls,
+        delta_ns=part.delta_ns,
+        base_ns=part.base.ns,
+        head_ns=part.head.ns,
+        matched=part.matched,
+        counted=part.countable and part.base.calls != part.head.calls,
+        base_names=tuple(key.name for key in part.base.keys),
+        head_names=tuple(key.name for key in part.head.keys),
+    )
+
+
+def kinds(step: Step) -> tuple[tuple[str, int, int], ...]:
     """(what, base, head) in ns by kind, idle time by cause below it; rows that begin with two blanks are parts."""
-    held = step.by_kind()
     rows: list[tuple[str, int, int]] = []
-    for kind, word in KIND_WORDS.items():
-        if kind not in held:
-            continue
-        rows.append((word, *held[kind]))
+    known = list(KIND_WORDS)
+    for kind in sorted(step.by_kind, key=lambda one: known.index(one) if one in known else len(known)):
+        held = step.by_kind[kind]
+        rows.append((KIND_WORDS.get(kind, shown(kind)), held.base_ns, held.head_ns))
         if kind == "idle":
             rows += [(f"  {cause}", *amounts) for cause, amounts in idle_causes(step).items()]
     return tuple(rows)
 
 
-def idle_causes(step: StepChange) -> dict[str, tuple[int, int]]:
+def idle_causes(step: Step) -> dict[str, tuple[int, int]]:
     """(base, head) in ns by cause of idle time, the largest change first."""
     found: dict[str, list[int]] = {}
     for part in step.parts:
         if part.kind == "idle":
             for at, side in enumerate((part.base, part.head)):
                 if side.keys:
-                    word = side.keys[0].work.removeprefix("idle: ")
+                    word = shown(side.keys[0].work.removeprefix("idle: "))
                     found.setdefault(word, [0, 0])[at] += side.ns
     return {
         word: (base, head) for word, (base, head) in sorted(found.items(), key=lambda one: -abs(one[1][1] - one[1][0]))
     }
 
 
-def not_looked(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+def not_looked(document: Document) -> tuple[tuple[str, str], ...]:
     """(names, reason) of metrics that could not be compared, those of one reason together."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for one in comparison.not_looked:
+    for one in document.not_looked:
         groups.setdefault((one.reason, one.sides), []).append(one.name)
     return tuple(
-        (shown(", ".join(names), 300), shown(f"{' and '.join(sides)}: {reason}"))
+        (shown(", ".join(names), 300), shown(f"{' and '.join(sides)}: {reason}" if sides else reason, TEXT_LIMIT))
         for (reason, sides), names in groups.items()
     )
 
@@ -231,10 +245,45 @@ def finding_counts(findings: Sequence[FindingChange]) -> str:
     return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "none"
 
 
-def _finding(one: FindingChange) -> str:
-    return f"{one.rule.replace('_', '-')}: {shown(one.shown.subject)}{BY_TIME if one.by_time else ''}"
+def finding_cost(one: FindingChange) -> str:
+    """``+5.10 ms a step``: what it costs now, or what it did cost; ``''`` where it has no time."""
+    held = one.shown.cost_ns_per_step
+    if held is None:
+        return ""
+    return f"{'-' if one.head is None else '+'}{format_ns(held)} a step"
 
 
-def _paths(side: SideSummary) -> str:
-    more = f" and {len(side.paths) - 1} more" if len(side.paths) > 1 else ""
-    return f"{shown(side.paths[0])}{more}"
+def kernel_word(one: Kernel) -> str:
+    """``slower``, ``faster``, ``new``, ``gone``, or its verdict."""
+    if one.kind != "changed":
+        return one.kind
+    return {"regression": "slower", "improvement": "faster"}.get(one.verdict, one.verdict)
+
+
+def method_lines(document: Document) -> list[str]:
+    """How it was compared, a sentence a line, without stops at their ends."""
+    method = document.method
+    said = [shown(method.kind)]
+    if method.pairs:
+        confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
+        seed = f", order by seed {method.seed}" if method.seed is not None else ""
+        said = [f"{shown(method.kind)}: {method.pairs} pairs{confirming}{seed}"]
+    if method.profiled:
+        said.append(f"{method.profiled} launches of each side were profiled, beside those that were timed")
+    if method.estimator:
+        said.append(shown(method.estimator, TEXT_LIMIT))
+    if method.least is not None:
+        said.append(f"a change of time below {method.least:.1%} does not matter")
+    said += [shown(remark, TEXT_LIMIT) for remark in method.remarks]
+    if method.command:
+        said.append(f"command: {shown(' '.join(method.command), 400)}")
+    return said
+
+
+def environment(document: Document) -> list[tuple[str, str]]:
+    """(what, value) of the machine, devices first."""
+    rows = []
+    devices = dict.fromkeys((*document.base.devices, *document.head.devices))
+    if devices:
+        rows.append(("device", shown(", ".join(devices), 300)))
+    return rows + [(shown(key), shown(held)) for key, held in document.method.environment.items()]

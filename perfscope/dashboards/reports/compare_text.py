@@ -13,32 +13,29 @@ from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
     cause_row,
-    change,
     finding_counts,
     headline,
+    kernel_word,
     kinds,
+    method_lines,
     not_looked,
     part_words,
-    percent,
-    signed_ns,
+    rule_name,
     title,
-    value,
-    verdict,
+    told,
 )
+from perfscope.dashboards.reports.compare_words import change, percent, signed_ns, value, verdict
 from perfscope.dashboards.reports.summary import tail
 from perfscope.dashboards.reports.text_page import WIDTH, printed
-from perfscope.dashboards.shown import shown
+from perfscope.dashboards.shown import TEXT_LIMIT, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.compare.causes import Cause
-    from perfscope.analyzers.compare.change import StepChange
-    from perfscope.analyzers.compare.comparison import Comparison
-    from perfscope.analyzers.compare.findings import FindingChange
-    from perfscope.analyzers.compare.ranks import TimeChange
+    from perfscope.dashboards.reports.compare_document import Document
+    from perfscope.dashboards.reports.compare_types import Cause, FindingChange, Kernel, Metric, Rank, Step
 
 
 MOST_CAUSES = 8
@@ -46,6 +43,8 @@ MOST_CAUSES = 8
 MOST_PARTS = 8
 MOST_FINDINGS = 12
 MOST_RANKS = 16
+MOST_KERNELS = 8
+EXACT = "exact"
 
 PLACE_SHARE = 36
 """Percent of the width for a place: cut at its beginning, never folded."""
@@ -53,49 +52,65 @@ PLACE_SHARE = 36
 _STYLES = {"regression": "bold red", "improvement": "green", "inconclusive": "yellow"}
 
 
-def render(comparison: Comparison, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
-    """The comparison as text for ``width`` columns; ``verbose``: everything, not only what fits one screen."""
-    return printed(lambda columns: _parts(comparison, columns, verbose=verbose), width=width, color=color)
+def render(document: Document, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
+    """A comparison as text for ``width`` columns; ``verbose``: everything, not only what fits one screen."""
+    return printed(lambda columns: _parts(document, columns, verbose=verbose), width=width, color=color)
 
 
-def _parts(comparison: Comparison, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    yield _line("perfscope: ", headline(comparison), style=_STYLES.get(comparison.headline, "bold"))
-    yield _line("  ", title(comparison))
+def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    yield _line("perfscope: ", headline(document), style=_STYLES.get(document.headline, "bold"))
+    yield _line("  ", title(document))
     yield ""
-    yield from _metrics(comparison, verbose=verbose)
-    per = "step" if comparison.time is None else comparison.time.median.per
-    yield from _causes(comparison.causes, width, per, verbose=verbose)
-    if comparison.time is not None:
-        yield from _time(comparison.time, verbose=verbose)
-    yield from _findings(comparison.findings, verbose=verbose)
-    blind = not_looked(comparison)
+    yield from _metrics(document, verbose=verbose)
+    per = "step" if document.step is None else document.step.per
+    yield from _causes(document.causes, width, per, verbose=verbose)
+    if document.step is not None:
+        yield from _time(document, document.step, verbose=verbose)
+    yield from _kernels(document.kernels, verbose=verbose)
+    yield from _findings(document.findings, verbose=verbose)
+    blind = not_looked(document)
     if blind:
         yield "  could not look:"
         yield from (_line("    ", f"{names} ({reason})") for names, reason in blind)
-    yield from (_line("  note: ", shown(note, 400)) for note in comparison.notes)
+    yield from (_line("  note: ", shown(note, TEXT_LIMIT)) for note in document.notes)
+    if document.method.launches or verbose:
+        yield from (_line("  method: ", line) for line in method_lines(document))
 
 
-def _metrics(comparison: Comparison, *, verbose: bool) -> Iterator[RenderableType]:
-    shown_ones = [one for one in comparison.metrics if verbose or not one.gates or one.verdict != "no change"]
-    same = [shown(one.name) for one in comparison.metrics if one not in shown_ones]
-    if shown_ones:
+def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
+    shown_ones = [one for one in document.metrics if verbose or not one.gates or _says(one)]
+    same = [shown(one.name) for one in document.metrics if one not in shown_ones]
+    if shown_ones or document.beside:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("metric", overflow="fold", ratio=1)
         for name in ("base", "head", "change"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("verdict", overflow="fold")
         for one in shown_ones:
-            table.add_row(
-                Text(shown(one.name)),
-                Text(value(one, one.base)),
-                Text(value(one, one.head)),
-                Text(change(one)),
-                Text(verdict(one), style=_STYLES.get(one.verdict, "") if one.gates else "dim"),
-            )
+            style = _STYLES.get(one.verdict, "") if one.gates else "dim"
+            table.add_row(*_cells(one), Text(verdict(one), style=style))
+        for one in document.beside:
+            table.add_row(*_cells(one), Text(f"beside: {verdict(one)}", style="dim"))
         yield Padding(table, (0, 0, 0, 2))
     if same:
         yield _line("  no change: ", f"{', '.join(same)} ({len(same)})")
+    for one in document.metrics:
+        if one.known != EXACT:
+            yield from (_line(f"  {shown(one.name)}: ", shown(remark, TEXT_LIMIT)) for remark in one.remarks)
+        if one.needed_pairs is not None:
+            yield f"  about {one.needed_pairs:,} pairs in all would settle it, by the spread so far"
     yield ""
+
+
+def _says(one: Metric) -> bool:
+    """Whether it has a line of its own: the time of launches has one also where it did not change."""
+    return one.verdict != "no change" or one.known != EXACT
+
+
+def _cells(one: Metric) -> tuple[Text, ...]:
+    return (
+        Text(shown(one.name)), Text(value(one, one.base)), Text(value(one, one.head)), Text(change(one)),
+    )  # fmt: skip
 
 
 def _causes(found: Sequence[Cause], width: int, per: str, *, verbose: bool) -> Iterator[RenderableType]:
@@ -118,9 +133,9 @@ def _causes(found: Sequence[Cause], width: int, per: str, *, verbose: bool) -> I
     yield ""
 
 
-def _time(time: TimeChange, *, verbose: bool) -> Iterator[RenderableType]:
-    step = time.median
-    whose = "" if time.worst is None else f" of the rank in the middle ({_rank(step)})"
+def _time(document: Document, step: Step, *, verbose: bool) -> Iterator[RenderableType]:
+    worst = document.worst_rank
+    whose = "" if worst is None else f" of the rank in the middle ({_rank(step)})"
     of = "a step" if step.per == "step" else "in all"
     yield _line("  ", f"where the recorded time goes{whose}, {of}; parts sum to the whole exactly")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -131,17 +146,21 @@ def _time(time: TimeChange, *, verbose: bool) -> Iterator[RenderableType]:
         table.add_row(*map(Text, (name, format_ns(base), format_ns(head), signed_ns(head - base))))
     yield Padding(table, (0, 0, 0, 2))
     yield from _largest(step, verbose=verbose)
-    if time.worst is not None:
-        share = percent(time.worst.share)
-        yield _line("  ", f"worst: {_rank(time.worst)}, {signed_ns(time.worst.delta_ns)} a {step.per} ({share})")
-        rows = time.ranks if verbose else time.ranks[:MOST_RANKS]
-        said = ", ".join(f"{one.rank}: {signed_ns(one.delta_ns)}" for one in rows)
-        left = f" and {len(time.ranks) - len(rows)} more" if len(rows) < len(time.ranks) else ""
-        yield _line("  change by rank: ", said + left)
+    if worst is not None:
+        share = percent(worst.delta_ns / worst.base_ns) if worst.base_ns else "from none"
+        yield _line("  ", f"worst: {_rank(worst)}, {signed_ns(worst.delta_ns)} a {worst.per} ({share})")
+        yield from _ranks(document.ranks, verbose=verbose)
     yield ""
 
 
-def _largest(step: StepChange, *, verbose: bool) -> Iterator[RenderableType]:
+def _ranks(ranks: Sequence[Rank], *, verbose: bool) -> Iterator[RenderableType]:
+    rows = ranks if verbose else ranks[:MOST_RANKS]
+    said = ", ".join(f"{one.rank}: {signed_ns(one.head_ns - one.base_ns)}" for one in rows)
+    left = f" and {len(ranks) - len(rows)} more" if len(rows) < len(ranks) else ""
+    yield _line("  change by rank: ", said + left)
+
+
+def _largest(step: Step, *, verbose: bool) -> Iterator[RenderableType]:
     moved = [part for part in step.parts if part.delta_ns]
     rows = moved if verbose else moved[:MOST_PARTS]
     if not rows:
@@ -151,17 +170,32 @@ def _largest(step: StepChange, *, verbose: bool) -> Iterator[RenderableType]:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for part in rows:
-        place = part.key().place()
-        said = part_words(part, step.per) + (f"  {shown(place)}" if place else "")
+        said = part_words(told(part), step.per) + (f"  {shown(part.place)}" if part.place else "")
         table.add_row(Text(signed_ns(part.delta_ns)), Text(said))
     yield Padding(table, (0, 0, 0, 4))
-    if len(rows) < len(moved):
-        rest = sum(part.delta_ns for part in moved[len(rows) :])
-        yield f"    {signed_ns(rest)} in {len(moved) - len(rows)} other parts"
+    others = len(moved) - len(rows) + step.other_parts.count
+    if others:
+        yield f"    {signed_ns(step.delta_ns - sum(part.delta_ns for part in rows))} in {others} other parts"
 
 
-def _rank(step: StepChange) -> str:
+def _rank(step: Step) -> str:
     return shown(step.device) if step.rank is None else f"rank {step.rank}"
+
+
+def _kernels(found: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableType]:
+    changed = [one for one in found if one.verdict != "no change"]
+    rows = (found if verbose else changed)[:MOST_KERNELS]
+    if not found:
+        return
+    yield f"  kernels: {len(changed):,} of {len(found):,} changed (Benjamini-Hochberg over all)"
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for side in ("left", "left", "right", "right"):
+        table.add_column(justify=side, overflow="fold")
+    for one in rows:
+        effect = "" if one.effect is None else percent(one.effect)
+        table.add_row(*map(Text, (kernel_word(one), shown(one.name), signed_ns(one.change_ns), effect)))
+    yield Padding(table, (0, 0, 0, 4))
+    yield ""
 
 
 def _findings(found: Sequence[FindingChange], *, verbose: bool) -> Iterator[RenderableType]:
@@ -175,8 +209,8 @@ def _findings(found: Sequence[FindingChange], *, verbose: bool) -> Iterator[Rend
         table.add_column(overflow="fold")
         for one in rows:
             where = one.shown.where.label()
-            place = f"\n{shown(where)}" if where != "-" else ""
-            said = f"{one.rule.replace('_', '-')}: {shown(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
+            place = f"\n{shown(where)}" if where else ""
+            said = f"{rule_name(one.rule)}: {shown(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
             table.add_row(Text(FINDING_WORDS[one.change], style="bold"), Text(one.shown.severity), Text(said))
         yield Padding(table, (0, 0, 0, 4))
     if len(rows) < len(changed):
