@@ -225,3 +225,27 @@ def test_what_a_fix_gives_back_of_the_memory_is_its_gain_and_not_what_it_moves()
 
 def test_every_rule_on_memory_is_one_of_ours() -> None:
     assert set(RULES) >= OF_MEMORY
+
+
+def test_a_memory_of_which_nothing_was_in_use_says_what_it_knows() -> None:
+    b = MemoryBuilder(rank=None, recorded=frozenset({"memory", "memory_state"}))
+    b.row("segments", on_device=True, ordinal=0, address=1, bytes=2 << 20, allocated_bytes=0, active_bytes=0,
+          stream=3, expandable=False)  # fmt: skip
+    b.make(64, 0, 1, reserved_bytes=-1, allocated_bytes=-1)
+    b.free(64, 2, size=0, reserved_bytes=-1, allocated_bytes=-1)
+    judged = analyze([b.build()], [])
+    view = memory_view(judged.memory)
+    assert view is not None
+    (memory,) = view.memories
+    assert (memory.headline, memory.categories, memory.lines) == ("nothing was in use", (), None)
+    assert memory.facts[0].startswith("2.00 MiB reserved at most, 100.0% of it not in use then")
+    assert memory.notes == ("all 2 events of the history are of 0 bytes",)
+    assert view.summary == "memory of cuda:0: nothing was in use"
+    assert view.fullest == ("peak memory", "0 B", "cuda:0")
+    said = text.render(judged, verbose=True)
+    assert "Memory of cuda:0: nothing was in use\n" in said
+    assert "all 2 events of the history are of 0 bytes" in said
+    assert Parsed(html_report.render(judged)).open == []
+    assert "Nothing was in use." in html_report.render(judged)
+    assert "nothing was in use" in markdown.render(judged)
+    assert json.loads(json_report.render(judged))["memory"]["items"][0]["reserved"]["peak_bytes"] == 2 << 20

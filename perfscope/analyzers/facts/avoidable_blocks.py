@@ -131,7 +131,7 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
         key = (None if line is None else line.file, None if line is None else line.line, op, name)
         held = groups.setdefault(key, [0, 0])
         held[0] += int(timeline.blocks["bytes"][row])
-        held[1] += 1
+        held[1] += int(timeline.blocks["count"][row])
     ordered = sorted(groups.items(), key=lambda one: -one[1][0])[:MAX_ROWS]
     return tuple(
         {"held_bytes": size, "blocks": count, "file": file, "line": line, "op": op, "name": name}

@@ -22,15 +22,16 @@ _ALLOCATOR = (MemoryAction.ALLOCATE, MemoryAction.FREE, MemoryAction.HELD_BEFORE
 _DRIVER = (MemoryAction.RESERVE, MemoryAction.RELEASE)
 _ENDS = (MemoryAction.FREE, MemoryAction.RELEASE)
 
+_SNAPSHOT, _PROFILE, _EVENTS = "CUDA memory snapshot", "JAX device memory profile", "allocator events"
 _KNOWN_FROM = {
     "kineto": "allocator events of torch.profiler",
     "run": "allocator events of torch.profiler",
     "xplane": "allocator events of XLA",
     "nsys": "allocations from the driver (Nsight Systems)",
+    "torch_memory": _SNAPSHOT,
     "torch_memory_timeline": "memory timeline of torch.profiler",
 }
 """By format of the source, where it is not a snapshot."""
-_SNAPSHOT, _PROFILE, _EVENTS = "CUDA memory snapshot", "JAX device memory profile", "allocator events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def _timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
             found.append(_from_moment(trace, memory, events))
         elif np.isin(action, _DRIVER).any():
             found.append(_from_events(trace, memory, events, _DRIVER))
+        elif memory.on_device and "memory_state" in trace.recorded:  # no block at all: a failed allocation, or segments
+            found.append(_from_moment(trace, memory, events))
     return tuple(found)
 
 
@@ -131,11 +134,14 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         "before": before,
         "after": ended == MISSING,
         "bytes": size[source],
+        "count": np.ones(len(source), np.int64),
         **{name: rows[name][told] for name in ("address", "stream", "requested_bytes", "category")},
         # a free names the op that let go, not the one that made the block
         **{name: np.where(made == MISSING, MISSING, rows[name][told]) for name in ("op", "frame")},
     }
     notes = []
+    if not rows["bytes"][events].any():
+        notes.append(f"all {len(events):,} events of the history are of 0 bytes")
     if nameless.any():
         notes.append(f"{int(nameless.sum())} events have no address and are in no block")
     if pairs.resized:
@@ -188,7 +194,7 @@ def _held_columns(rows: Rows, held: Int64, first: int, last: int) -> dict[str, n
         "end": np.full(size, last + 1, np.int64),
         "before": np.ones(size, bool),
         "after": np.ones(size, bool),
-        **{name: rows[name][held] for name in ("bytes", "requested_bytes", "address", "category", "frame")},
+        **{name: rows[name][held] for name in ("bytes", "requested_bytes", "address", "category", "frame", "count")},
         "stream": np.full(size, MISSING, np.int64),
         "op": np.full(size, MISSING, np.int32),
     }

@@ -230,6 +230,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         "after": freed[new] > timeline.last,
         "bytes": size,
         "requested_bytes": tensors["bytes"][rows[new]],
+        "count": tensors["count"][rows[new]],
         "address": addresses[new],
         "category": category[new],
         "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),

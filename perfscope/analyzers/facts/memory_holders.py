@@ -101,7 +101,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
     """Who holds the ``total`` bytes in use at ``position``."""
     rows = timeline.alive_at(position)
     blocks, recorded = timeline.blocks, timeline.of(trace)
-    size = blocks["bytes"][rows]
+    size, counts = blocks["bytes"][rows], blocks["count"][rows]
     unseen = timeline.unseen_bytes
     modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
     grouped = [None if name is None else _NUMBER.sub("*", name) for name in modules]
@@ -120,11 +120,11 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
         step=None if step == MISSING else step,
         op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
         line=None if made == MISSING else _line(timeline, int(blocks["line"][made])),
-        by_category=_holders(categories, size, total, unseen),
-        by_module=_holders(grouped, size, total, unseen, members=modules),
-        by_prefix=_prefixes(modules, size, total),
-        by_line=_line_holders(lines, size, total, unseen),
-        by_op=_holders(ops, size, total, unseen),
+        by_category=_holders(categories, size, counts, total, unseen),
+        by_module=_holders(grouped, size, counts, total, unseen, members=modules),
+        by_prefix=_prefixes(modules, size, counts, total),
+        by_line=_line_holders(lines, size, counts, total, unseen),
+        by_op=_holders(ops, size, counts, total, unseen),
         largest=tuple(
             LargeBlock(
                 row=int(row),
@@ -156,6 +156,7 @@ def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) 
 def _holders(
     names: Sequence[str | None],
     size: Int64,
+    counts: Int64,
     total: int,
     unseen: int,
     *,
@@ -164,9 +165,9 @@ def _holders(
     """One holder a name, largest first, and ``unseen`` among them."""
     held: dict[str | None, tuple[int, int]] = {}
     within: dict[str | None, set[str | None]] = {}
-    for index, (name, bytes_) in enumerate(zip(names, size.tolist(), strict=True)):
+    for index, (name, bytes_, many) in enumerate(zip(names, size.tolist(), counts.tolist(), strict=True)):
         before, count = held.get(name, (0, 0))
-        held[name] = (before + bytes_, count + 1)
+        held[name] = (before + bytes_, count + many)
         if members is not None:
             within.setdefault(name, set()).add(members[index])
     found = [
@@ -176,11 +177,13 @@ def _holders(
     return _ordered(found, total, unseen)
 
 
-def _line_holders(lines: Sequence[Line | None], size: Int64, total: int, unseen: int) -> tuple[Holder, ...]:
+def _line_holders(
+    lines: Sequence[Line | None], size: Int64, counts: Int64, total: int, unseen: int
+) -> tuple[Holder, ...]:
     held: dict[Line | None, tuple[int, int]] = {}
-    for line, bytes_ in zip(lines, size.tolist(), strict=True):
+    for line, bytes_, many in zip(lines, size.tolist(), counts.tolist(), strict=True):
         before, count = held.get(line, (0, 0))
-        held[line] = (before + bytes_, count + 1)
+        held[line] = (before + bytes_, count + many)
     found = [
         Holder(name=_line_name(line), bytes=sum_, share=_share(sum_, total), blocks=count, line=line)
         for line, (sum_, count) in held.items()
@@ -194,15 +197,15 @@ def _ordered(found: list[Holder], total: int, unseen: int) -> tuple[Holder, ...]
     return tuple(sorted(found, key=lambda holder: -holder.bytes))
 
 
-def _prefixes(modules: Sequence[str | None], size: Int64, total: int) -> tuple[Holder, ...]:
+def _prefixes(modules: Sequence[str | None], size: Int64, counts: Int64, total: int) -> tuple[Holder, ...]:
     held: dict[str, tuple[int, int, set[str]]] = {}
-    for module, bytes_ in zip(modules, size.tolist(), strict=True):
+    for module, bytes_, many in zip(modules, size.tolist(), counts.tolist(), strict=True):
         ends = [] if module is None else [found.start() for found in re.finditer(r"[./]", module)] + [len(module)]
         for end in ends:
             prefix = str(module)[:end]
             name = _NUMBER.sub("*", prefix)
             before, count, members = held.get(name, (0, 0, set()))
-            held[name] = (before + bytes_, count + 1, members | {prefix})
+            held[name] = (before + bytes_, count + many, members | {prefix})
     found = [
         Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(members))
         for name, (sum_, count, members) in held.items()

@@ -160,7 +160,9 @@ class TraceMemories:
 
 def trace_memories(trace: Trace) -> TraceMemories:
     """The memories of one trace. A fact: all that the section reads of a trace."""
-    peaks = sorted((one for one in trace.fact(memory_holders) if one.bytes), key=lambda one: -one.bytes)
+    # a device of which nothing was in use is told of all the same: of what it reserved, and of what failed
+    known = (one for one in trace.fact(memory_holders) if one.bytes or one.timeline.space != "program")
+    peaks = sorted(known, key=lambda one: -one.bytes)
     fragmentation = {id(one.timeline): one for one in trace.fact(memory_fragmentation)}
     growth = {id(one.timeline): one for one in trace.fact(memory_growth)}
     of_programs = [one for one in peaks if one.timeline.space == "program"]
@@ -240,7 +242,7 @@ def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
             HeldCategory(
                 category=MemoryCategory(code),
                 bytes=int(size[category == code].sum()),
-                blocks=len(chosen),
+                blocks=int(timeline.blocks["count"][chosen].sum()),
                 known_by=KnownBy(known),
                 place=timeline.lines[place] if lined else None,
                 name=_largest_name(trace, peak, int(chosen[0])),

@@ -47,7 +47,7 @@ class KnownBy(IntEnum):
 
 BLOCKS = Table(
     name="blocks",
-    doc="One row a block: from when it was handed out to when it was free again.",
+    doc="One row a block, or the sum of several: from when it was handed out to when it was free again.",
     columns=(
         Column(name="start", dtype="int64", unit="axis", doc="handed out; the axis' first position if held before"),
         Column(name="end", dtype="int64", unit="axis", doc="free again (half open); behind the last if never"),
@@ -66,6 +66,7 @@ BLOCKS = Table(
         Column(name="line", dtype="int32", unit="index", doc="into `MemoryTimeline.lines`", nullable=True),
         Column(name="phase", dtype="uint8", unit="MemoryPhase", doc="of the step it was made in", default=0),
         Column(name="step", dtype="int64", unit="count", doc="number of the step it was made in", nullable=True),
+        Column(name="count", dtype="int64", unit="count", doc="blocks that this row sums up", default=1),
     ),
 )
 

@@ -100,7 +100,8 @@ def _trace(path: Path, found: Any, stacks: Stacks, strings: Strings) -> Trace:
     source = Source(
         path=str(path), format=FORMAT, rank=None, events_read=read, events_unplaced=sum(unplaced.values()),
         unplaced=unplaced, repairs=_summed(part.repairs for part in parts),
-        notes=tuple(_notes(parts, len(memory.get("action", ())))), events_only=bool(memory) and not timed,
+        notes=tuple(_notes(parts, len(memory.get("action", ())), len(state.segments))),
+        events_only=bool(memory) and not timed,
     )  # fmt: skip
     recorded = {"memory_state"} | ({"memory"} if memory else set())
     if timed and len(annotations.rows["steps"]):
@@ -178,8 +179,10 @@ def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
     return _blank(size) | columns
 
 
-def _notes(parts: list[History], rows: int) -> Iterable[str]:
+def _notes(parts: list[History], rows: int, segments: int) -> Iterable[str]:
     yield from (note for part in parts for note in part.notes)
+    if not rows and not segments:
+        yield "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
     if rows:
         yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
     if before := sum(part.before for part in parts):

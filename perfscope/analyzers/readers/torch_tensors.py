@@ -90,6 +90,7 @@ class Listings:
                 "ordinal": [_ordinal(device) for device in devices],
                 "address": np.array([*listing.address, *([0] * summed)], np.uint64),
                 "bytes": np.array([*listing.bytes, *(rest.bytes for rest in listing.rest)], np.int64),
+                "count": np.array([*([1] * len(listing.bytes)), *(rest.count for rest in listing.rest)], np.int64),
                 # A moment of another pass is none of this one's.
                 "freed_ns": [MISSING if when is None or not own else when for when in listing.freed_ns]
                 + [MISSING] * summed,

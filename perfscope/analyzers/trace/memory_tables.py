@@ -180,6 +180,7 @@ TENSORS = Table(
         *_place(),
         Column(name="address", dtype="uint64", unit="address", doc="address of its storage; 0: several, summed up"),
         Column(name="bytes", dtype="int64", unit="B", doc="of its storage"),
+        Column(name="count", dtype="int64", unit="count", doc="storages that this row sums up", default=1),
         Column(
             name="freed_ns",
             dtype="int64",

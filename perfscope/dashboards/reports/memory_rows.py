@@ -153,14 +153,16 @@ def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
 def _summary(entry: MemoryEntry) -> str:
     """``'memory of cuda:0: peak 11.6 GiB (activation 57.3%, optimizer state 27.2%)'``."""
     memory = entry.worst
-    return f"memory of {_whole_name(entry)}: {size_words(memory)} ({', '.join(_parts(memory))})"
+    parts = f" ({', '.join(_parts(memory))})" if memory.peak_bytes else ""
+    return f"memory of {_whole_name(entry)}: {size_words(memory)}{parts}"
 
 
 def _glance(entry: MemoryEntry) -> tuple[str, str, str]:
     """``('peak memory', '11.6 GiB', 'cuda:0; activation 57.3%, optimizer state 27.2%')``."""
     memory = entry.worst
     what = "memory held" if memory.first == memory.last else "peak memory"
-    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}; {', '.join(_parts(memory))}"
+    parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes else ""
+    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}"
 
 
 def _parts(memory: Memory) -> list[str]:
@@ -252,8 +254,8 @@ def _amount(bytes_: int, whole: int, blocks: int) -> Cells:
 
 
 def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTable | None:
-    """A table of owners; ``None`` where no owner but what is not known is told of."""
-    if all(one.name is None or one.name == UNSEEN for one in holders.rows):
+    """A table of owners; ``None`` where no owner but what is not known is told of, or nothing is held."""
+    if not peak or all(one.name is None or one.name == UNSEEN for one in holders.rows):
         return None
     return HolderTable(
         title=title,

@@ -50,7 +50,8 @@ def memory_section(view: MemoriesView, width: int, *, verbose: bool) -> Iterator
 def _memory(one: MemoryView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     yield _lead(f"{one.title}: {one.headline}")
     rows = one.categories if verbose else one.categories[:FEW_CATEGORIES]
-    yield table_of(fitting([dict(cells) for cells in rows], _GIVE_WAY, width))
+    if rows:
+        yield table_of(fitting([dict(cells) for cells in rows], _GIVE_WAY, width))
     if len(rows) < len(one.categories):
         yield f"    and {len(one.categories) - len(rows)} more categories, which hold less"
     yield hanging("; ".join(one.facts))

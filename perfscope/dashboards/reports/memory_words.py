@@ -29,6 +29,8 @@ def memory_name(memory: Memory) -> str:
 def headline(memory: Memory) -> str:
     """``'peak 11.6 GiB at 50.5 ms of 280 ms: step 0, backward, aten::mm, train.py:3'``."""
     said = size_words(memory)
+    if not memory.peak_bytes:
+        return said
     if memory.first != memory.last:
         said += f" at {moment(memory, memory.peak_position)}"
     where = [] if memory.step is None else [f"step {memory.step}"]
@@ -42,7 +44,9 @@ def headline(memory: Memory) -> str:
 
 
 def size_words(memory: Memory) -> str:
-    """One moment has no peak."""
+    """One moment has no peak, and nothing has none either."""
+    if not memory.peak_bytes:
+        return "nothing was in use" + (" at this one moment" if memory.first == memory.last else "")
     bytes_ = format_bytes(memory.peak_bytes)
     return f"{bytes_} held at one moment" if memory.first == memory.last else f"peak {bytes_}"
 

@@ -233,3 +233,39 @@ def test_out_of_memory_without_history_is_one_moment(corpus: Path):
     assert timeline.reserved is not None
     assert timeline.reserved.bytes.tolist() == [11_844_714_496]
     assert np.all(timeline.blocks["before"] & timeline.blocks["after"])
+
+
+def snapshot_of(*entries: dict[str, object], segments: bool) -> MemoryBuilder:
+    """A CUDA snapshot with these events, and a segment of which nothing is in use."""
+    b = MemoryBuilder(recorded=frozenset({"memory_state", "memory"}))
+    if segments:
+        b.row("segments", on_device=True, ordinal=0, address=1, bytes=4096, allocated_bytes=0, active_bytes=0,
+              stream=3, expandable=False)  # fmt: skip
+    for number, entry in enumerate(entries):
+        b.event(entry["action"], entry.get("address", 64), 0, number)  # type: ignore[arg-type]
+    return b
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("address", [64, 0])
+def test_a_history_of_events_of_no_size_is_told(segments: bool, address: int):
+    entries = [{"action": one, "address": address} for one in (MemoryAction.ALLOCATE, MemoryAction.FREE)]
+    (timeline,) = event_timelines(snapshot_of(*entries, segments=segments).build())
+    assert timeline.peak()[1] == 0
+    assert timeline.notes[0] == "all 2 events of the history are of 0 bytes"
+    assert (timeline.reserved is not None) == segments
+
+
+def test_segments_without_blocks_and_failed_allocations_are_a_moment():
+    (timeline,) = event_timelines(snapshot_of(segments=True).build())
+    assert (timeline.first, timeline.last, timeline.peak()) == (0, 0, (0, 0))
+    assert timeline.reserved is not None
+    assert timeline.reserved.bytes.tolist() == [4096]
+    (timeline,) = event_timelines(snapshot_of({"action": MemoryAction.OUT_OF_MEMORY}, segments=False).build())
+    assert timeline.out_of_memory == (0,)
+
+
+def test_a_failed_allocation_without_a_snapshot_says_nothing_of_what_is_held():
+    b = MemoryBuilder(recorded=frozenset({"memory"}))
+    b.event(MemoryAction.OUT_OF_MEMORY, 0, 512, 1)
+    assert event_timelines(b.build()) == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.facts.memory_holders import UNSEEN, PeakHolders, memory_holders
+from perfscope.analyzers.facts.trace_memories import trace_memories
 from perfscope.analyzers.memory.timeline import MemoryPhase
 from perfscope.analyzers.readers import kineto, torch_memory
 from tests.analyzers.facts.memory_build import MemoryBuilder
@@ -98,3 +99,30 @@ def test_the_peak_of_a_recorded_training_step(corpus: Path):
     assert peak.phase is MemoryPhase.BACKWARD
     lines = [holder.line for holder in peak.by_line if holder.line is not None]
     assert all("site-packages/torch" not in line.file for line in lines)
+
+
+def test_rows_that_sum_up_blocks_count_as_many():
+    b = MemoryBuilder(recorded=frozenset({"memory_state"}))
+    b.row("frames", file=b.code("train.py"), line=3, name=b.code("init"), parent=-1)
+    for count, size, frame in ((148, 4096, 0), (2, 512, 0), (5, 64, -1)):
+        b.row("held", on_device=True, ordinal=0, address=0, bytes=size, count=count, state=0, segment=-1, frame=frame,
+              category=1, kind=b.code("buffer"))  # fmt: skip
+    trace = b.build()
+    (peak,) = memory_holders(trace)
+    _sums(peak)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.by_category] == [("parameter", 4672, 155)]
+    assert [(holder.name, holder.blocks) for holder in peak.by_line] == [("train.py:3", 150), (None, 5)]
+    assert [holder.blocks for holder in (*peak.by_op, *peak.by_module)] == [155, 155]
+    (memory,) = trace.fact(trace_memories).memories
+    assert [one.blocks for one in memory.by_category] == [155]
+
+
+def test_tensors_that_were_summed_up_count_as_many():
+    b = MemoryBuilder()
+    for name, address, size, count in (("a.weight", 8, 100, 1), ("7 smaller ones", 0, 70, 7)):
+        b.row("tensors", name=b.code(name), module=b.code("a"), on_device=False, ordinal=-1, address=address,
+              bytes=size, count=count, category=1)  # fmt: skip
+    b.make(50, 1, 1, device=-1)
+    (peak,) = memory_holders(b.build())
+    assert {holder.name: holder.blocks for holder in peak.by_category} == {"parameter": 8, None: 1}
+    assert {holder.name: holder.blocks for holder in peak.by_prefix} == {"a": 8}

@@ -18,7 +18,7 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.load import load
 from perfscope.analyzers.readers.flight_recorder import sniff as sniff_flight_recorder
-from perfscope.analyzers.readers.torch_memory import sniff
+from perfscope.analyzers.readers.torch_memory import read, sniff
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction, MemoryCategory
 from tests.analyzers.readers.memory_snapshots import FRAMES, Allocator
@@ -335,3 +335,14 @@ def test_a_snapshot_made_of_a_profile(tmp_path: Path) -> None:
     assert int(held["bytes"].sum()) == at_end
     named = [stack(trace, frame) for frame in memory["frame"][real].tolist() if frame >= 0]
     assert any(file.endswith(".py") and line > 0 for frames in named for file, line, _ in frames)
+
+
+def test_a_snapshot_of_nothing_says_so(tmp_path: Path) -> None:
+    entry = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 13}
+    for name, entries in (("empty", []), ("mark", [entry])):
+        path = written(tmp_path / f"{name}.pickle", {"segments": [], "device_traces": [entries]})
+        trace = read(path)
+        (note,) = trace.source.notes
+        assert (
+            note == "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
+        )

@@ -63,6 +63,7 @@ def test_the_detail_pass_gets_its_own(tmp_path: Path) -> None:
     assert rows["ordinal"].tolist() == [1, -1, 1, 1, 1]
     assert rows["address"].tolist() == [1 << 47, 64, 128, 192, 0]
     assert rows["bytes"].tolist() == [4096, 512, 256, 128, 70]
+    assert rows["count"].tolist() == [1, 1, 1, 1, 7]
     assert rows["freed_ns"].tolist() == [-1, -1, 1_795_000_000_000_000_000, -1, -1]
     assert listings.notes() == ["2 tensors of the program have no storage that could be listed"]
 
