@@ -84,11 +84,32 @@ def drawing(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     return x_BLD * (torch.rand_like(x_BLD) >= rate) / (1 - rate)
 
 
+def _halved(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5
+
+
+halved = torch.library.custom_op("perfscope_workloads::halved", _halved, mutates_args=())
+"""Half of everything, in a kernel of one's own: a compiler knows its name and its shapes, not what it does."""
+halved.register_fake(torch.empty_like)
+halved.register_autograd(lambda context, gradient: halved(gradient))
+
+
+def calling(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
+    """Adds the cosine of half the sine of the activations."""
+    return x_BLD + halved(x_BLD.sin()).cos()  # defect: what stands around it is two kernels, and this is a third
+
+
+def inlining(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
+    """The same numbers by ops that inductor can fuse."""
+    return x_BLD + (x_BLD.sin() * 0.5).cos()
+
+
 STAGES: dict[str, tuple[Stage, Stage]] = {
     "print": (printing, silent),
     "branch": (branching, selecting),
     "unsupported": (counting, masking),
     "float-arg": (dropping, drawing),
+    "opaque": (calling, inlining),
 }
 """(defect, twin)."""
 

@@ -13,6 +13,7 @@ DEFECTS = {
     "adam-loop": "one AdamW update per parameter instead of one fused launch",
     "checkpoint": "recompute every block in the backward although its memory is not needed",
     "checkpoint-reentrant": "the same with the older, reentrant form",
+    "checkpoint-nested": "the older form inside of another: recompute every block twice",
     "fp32": "float32 matrix products at full precision on a device that has TF32 and bfloat16",
 }
 
@@ -22,8 +23,18 @@ COMPILE_DEFECTS = {
     "unsupported": "use an op whose output shape depends on data, which dynamo does not capture",
     "float-arg": "anneal a dropout rate that is a Python float: a new value, a new compilation",
     "shapes": "feed sequences of ever new length to a model compiled for fixed shapes",
+    "opaque": "call a kernel of one's own between two pointwise ops, which inductor then cannot fuse",
 }
 """Each implies ``--compile``; the code is in ``compile_defects.py``."""
+
+BACKENDS = ("inductor", "aot_eager", "eager")
+"""What compiles the graphs that dynamo finds: ``eager`` runs them as they are, in a moment."""
+
+KERNEL_DEFECTS = {
+    "order": "multiply the two matrices of an adapter with each other, before the activations",
+    "layout": "add a table that lies in memory with its features first",
+}
+"""Slower kernels, as many of them; the code is in ``kernel_defects.py``."""
 
 MEMORY_DEFECTS = {
     "leak": "keep a metric of every step with its graph",
@@ -63,6 +74,10 @@ class Options:
     compile: bool = False
     compile_defect: str | None = None
     compile_twin: str | None = None
+    backend: str = "inductor"
+    """One of ``BACKENDS``."""
+    kernel_defect: str | None = None
+    kernel_twin: str | None = None
     defects: frozenset[str] = frozenset()
     seed: int = 0
     twins: frozenset[str] = frozenset()
@@ -109,7 +124,7 @@ def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
 def parse(
     description: str, variants: Sequence[str], sizes: Mapping[str, Size], argv: Sequence[str] | None = None
 ) -> Options:
-    """Options from the command line, with those of torch.compile."""
+    """Options from the command line, with those of torch.compile and of slower kernels."""
     parser = parser_of(description, variants, sizes)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     either = parser.add_mutually_exclusive_group()
@@ -117,12 +132,19 @@ def parse(
     either.add_argument(
         "--compile-twin", choices=COMPILE_DEFECTS, help="compile the same computation without the defect"
     )
+    parser.add_argument("--compile-backend", choices=BACKENDS, default=BACKENDS[0], help="of torch.compile")
+    slower = parser.add_mutually_exclusive_group()
+    slower.add_argument("--kernel-defect", choices=KERNEL_DEFECTS, help=_help(KERNEL_DEFECTS))
+    slower.add_argument("--kernel-twin", choices=KERNEL_DEFECTS, help="the same computation without the defect")
     asked = parser.parse_args(argv)
     return replace(
         options_of(asked, sizes),
         compile=asked.compile or asked.compile_defect is not None or asked.compile_twin is not None,
         compile_defect=asked.compile_defect,
         compile_twin=asked.compile_twin,
+        backend=asked.compile_backend,
+        kernel_defect=asked.kernel_defect,
+        kernel_twin=asked.kernel_twin,
     )
 
 

@@ -5,6 +5,7 @@ Shapes: B batch, L sequence, M = L + 1, D model features, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfscope.workloads.compile_defects import length_of, rate_of, stages_of
 from perfscope.workloads.data import batches
+from perfscope.workloads.kernel_defects import detour_of
 from perfscope.workloads.options import Options, Size
 
 
@@ -29,6 +31,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(block(size, options.variant) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.dim)
         self.head = nn.Linear(size.dim, size.vocab, bias=False)
+        self.detour = detour_of(options.kernel_defect, options.kernel_twin, size.seq, size.dim)
 
     def forward(self, tokens_BL: torch.Tensor, rate: float | torch.Tensor = 0.0) -> torch.Tensor:
         """logits_BLV. ``rate`` is the dropout rate where the workload has dropout."""
@@ -38,9 +41,12 @@ class LanguageModel(nn.Module):
                 x_BLD = checkpoint(block, x_BLD, use_reentrant=False)  # defect: pays a second forward
             elif "checkpoint-reentrant" in self.defects:
                 x_BLD = checkpoint(block, x_BLD, use_reentrant=True)  # defect: pays a second forward
+            elif "checkpoint-nested" in self.defects:
+                inner = functools.partial(checkpoint, block, use_reentrant=True)
+                x_BLD = checkpoint(inner, x_BLD, use_reentrant=True)  # defect: pays a second and a third forward
             else:
                 x_BLD = block(x_BLD)
-            x_BLD = self.each(x_BLD, rate)
+            x_BLD = self.each(x_BLD if self.detour is None else self.detour(x_BLD), rate)
         return self.head(self.norm(self.last(x_BLD, rate)))
 
 
@@ -63,9 +69,10 @@ def compiled(model: nn.Module, options: Options) -> Callable[..., torch.Tensor]:
     """The model through torch.compile."""
     program: Callable[..., torch.Tensor]
     if options.compile_defect == "shapes":
-        program = torch.compile(model, dynamic=False)  # defect: every length is compiled anew
+        program = torch.compile(model, dynamic=False, backend=options.backend)  # defect: every length is compiled anew
     else:
-        program = torch.compile(model, dynamic=True if options.compile_twin == "shapes" else None)
+        dynamic = True if options.compile_twin == "shapes" else None
+        program = torch.compile(model, dynamic=dynamic, backend=options.backend)
     return program
 
 

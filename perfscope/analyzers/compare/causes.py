@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.compare.change import PartChange, StepChange
-from perfscope.analyzers.compare.findings import FindingChange
+from perfscope.analyzers.compare.findings import FindingChange, cost_of
 from perfscope.analyzers.compare.structure import Structure
 
 MOVED = ("new", "worse", "fixed", "better")
@@ -41,14 +41,18 @@ class Cause:
     """Exact metrics that changed at this place."""
     findings: tuple[FindingChange, ...] = field(default=())
     """Findings that are new, worse, fixed or better at this place."""
+    weight: float = 0.0
+    """How much of the change it may be: the largest share that anything of it has, of the step or of a metric."""
 
 
 def causes(change: StepChange | None, structure: Structure, findings: Sequence[FindingChange]) -> tuple[Cause, ...]:
-    """Places where something changed: first those where counts did, by the time their parts moved; then the others.
+    """Places where something changed: first those where counts did, then the others; the weightiest of each first.
 
-    Among the first, a place with a finding that came or went stands before those without.
+    Among the first, a place with a finding that came or went stands before those without, and then a place with a
+    metric that is better or worse before those where only calls differ.
     """
     held: dict[str, _Place] = {}
+    shares = _Shares(change, structure)
     for part in change.parts if change is not None else ():
         if part.counts_differ or (change is not None and abs(part.each_ns) >= LEAST_SHARE * change.base_ns):
             held.setdefault(_place(part), _Place()).parts.append(part)
@@ -60,8 +64,8 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
         where = one.shown.where
         if one.change in MOVED and where.file is not None:
             held.setdefault(where.label(), _Place()).findings.append(one)
-    found = [place.cause(at) for at, place in _one_file_one_name(held).items()]
-    return tuple(sorted(found, key=_first))
+    found = [place.cause(at, shares) for at, place in _one_file_one_name(held).items()]
+    return tuple(sorted(found, key=lambda cause: _first(cause, shares.judged)))
 
 
 def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
@@ -116,7 +120,7 @@ class _Place:
         self.metrics: list[MetricAt] = []
         self.findings: list[FindingChange] = []
 
-    def cause(self, at: str) -> Cause:
+    def cause(self, at: str, shares: _Shares) -> Cause:
         return Cause(
             place=at,
             delta_ns=sum(part.delta_ns for part in self.parts),
@@ -126,7 +130,33 @@ class _Place:
             parts=tuple(sorted(self.parts, key=lambda part: (not part.counts_differ, -abs(part.delta_ns)))),
             metrics=tuple(self.metrics),
             findings=tuple(self.findings),
+            weight=shares.largest(self.parts, self.metrics, self.findings),
         )
+
+
+class _Shares:
+    """What share of the step, or of a metric, something is."""
+
+    def __init__(self, change: StepChange | None, structure: Structure) -> None:
+        self.step_ns = 0 if change is None else max(change.base_ns, change.head_ns)
+        results = [one.result for one in structure.metrics]
+        self.judged = {one.name for one in results if one.verdict in ("regression", "improvement")}
+        self.metrics = {
+            one.name: max(abs(one.base), abs(one.head))
+            for one in results
+            if isinstance(one.base, float) and isinstance(one.head, float)
+        }
+
+    def largest(
+        self, parts: Iterable[PartChange], metrics: Iterable[MetricAt], findings: Iterable[FindingChange]
+    ) -> float:
+        """The largest of a place's shares; 0 where nothing is known of it."""
+        found = [abs(at.head - at.base) / whole for at in metrics if (whole := self.metrics.get(at.name))]
+        if self.step_ns:
+            found.append(_moved(parts) / self.step_ns)
+            costs = [abs((cost_of(one.head) or 0) - (cost_of(one.base) or 0)) for one in findings]
+            found += [cost / self.step_ns for cost in costs]
+        return max(found, default=0.0)
 
 
 def _place(part: PartChange) -> str:
@@ -134,12 +164,12 @@ def _place(part: PartChange) -> str:
     return key.place() or key.name()
 
 
-def _first(cause: Cause) -> tuple[bool, bool, int, float, str]:
+def _first(cause: Cause, judged: Collection[str]) -> tuple[bool, bool, bool, float, str]:
     return (
         not cause.exact,
-        not cause.findings,
-        -_moved(cause.parts),
-        -max((abs(one.head - one.base) for one in cause.metrics), default=0.0),
+        not any(not one.by_time for one in cause.findings),
+        not any(one.name in judged for one in cause.metrics),
+        -cause.weight,
         cause.place,
     )
 

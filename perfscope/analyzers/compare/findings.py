@@ -70,7 +70,7 @@ def _change(
         return "new" if _looked(mine) else "first looked at"
     if head is None:
         return "fixed" if _looked(theirs) else "no longer looked at"
-    before, after = _cost(base), _cost(head)
+    before, after = cost_of(base), cost_of(head)
     moved = SEVERITIES.index(head.severity) - SEVERITIES.index(base.severity)
     if before is None or after is None:
         return "worse" if moved > 0 else "better" if moved < 0 else "unchanged"
@@ -86,7 +86,10 @@ def _looked(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.status != "abstained" and outcome.reason is None
 
 
-def _cost(finding: Finding) -> int | None:
+def cost_of(finding: Finding | None) -> int | None:
+    """ns that it costs: a step where that is known, else in all; ``None`` for no time, or no finding."""
+    if finding is None:
+        return None
     return finding.cost_ns_per_step if finding.cost_ns_per_step is not None else finding.cost_ns
 
 
@@ -138,4 +141,4 @@ def _line(one: Finding) -> int:
 
 def _worst_first(one: FindingChange) -> tuple[int, int, int, str]:
     shown = one.shown
-    return (_ORDER.index(one.change), -SEVERITIES.index(shown.severity), -(_cost(shown) or 0), shown.title)
+    return (_ORDER.index(one.change), -SEVERITIES.index(shown.severity), -(cost_of(shown) or 0), shown.title)

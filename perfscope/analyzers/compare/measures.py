@@ -44,6 +44,11 @@ class Measure:
 _ALONE = frozenset({"hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
 """What may be all that a source holds, without being a recording of a program that ran."""
 
+COMPILED_GRAPHS = "compiled graphs"
+COMPILED_KERNELS = "kernels of compiled graphs"
+"""By line: how many of them compute something of it. What was one kernel and is three is there three times."""
+COMPILED_LIBRARY_CALLS = "library calls of compiled graphs"
+
 GRAPH_NEEDS = "no op graph (structure pass of `perfscope run`)"
 LOG_NEEDS = "no log of torch.compile"
 JAX_NEEDS = "no log of jax (`perfscope run`)"
@@ -160,7 +165,9 @@ def _flops(graph: OpGraph, name: str, remarks: tuple[str, ...]) -> Measure:
 
 
 def _compile(trace: Trace, _: Window) -> _Yielded:
-    names = ("graph breaks", "recompilations (torch.compile)", "compiled graphs", "kernels of compiled graphs")
+    names = (
+        "graph breaks", "recompilations (torch.compile)", COMPILED_GRAPHS, COMPILED_KERNELS, COMPILED_LIBRARY_CALLS,
+    )  # fmt: skip
     if "compile_log" not in trace.recorded:
         yield from ((name, LOG_NEEDS) for name in names)
         return
@@ -169,18 +176,23 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
         yield from (Measure(name=name, unit="count", value=0, neutral=name in names[2:]) for name in names)
         return
     log = trace.compile_log
-    breaks = Counter(_line(one.place) for one in log.breaks)
-    again = Counter(_line(one.place) for one in log.recompiles)
+    again = Counter(_line(one.guard_place or one.place) for one in log.recompiles)
+    # A break at the head of a frame that was compiled anew is its limit: what made it compile anew is the cause.
+    guards = {_line(one.place): _line(one.guard_place) for one in log.recompiles if one.guard_place is not None}
+    breaks = Counter(guards.get(_line(one.place), _line(one.place)) for one in log.breaks)
     yield Measure(name=names[0], unit="count", value=len(log.breaks), places=_known(breaks))
     yield Measure(name=names[1], unit="count", value=len(log.recompiles), places=_known(again))
     yield Measure(name=names[2], unit="count", value=said.graphs, neutral=True)
-    generated = [one for one in log.kernels if one.backend != "extern"]
+    generated, library = (
+        [one for one in log.kernels if (one.backend == "extern") is is_one] for is_one in (False, True)
+    )
     if generated or log.has_provenance:
-        at = Counter(_line(one.places[0] if one.places else None) for one in generated)
-        calls = sum(one.calls for one in generated)
-        yield Measure(name=names[3], unit="count", value=calls, places=_known(at), neutral=True)
+        for name, kernels in ((names[3], generated), (names[4], library)):
+            at = Counter(line for one in kernels for line in {_line(place) for place in one.places})
+            calls = sum(one.calls for one in kernels)
+            yield Measure(name=name, unit="count", value=calls, places=_known(at), neutral=True)
     else:
-        yield names[3], "the log does not say what inductor's kernels compute"
+        yield from ((name, "the log does not say what inductor's kernels compute") for name in names[3:])
 
 
 def _line(place: Place | None) -> str:

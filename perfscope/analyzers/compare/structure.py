@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.align import same_files
 from perfscope.analyzers.compare.exact import compare_exact, compare_text
-from perfscope.analyzers.compare.measures import Measure, Measured, measures
+from perfscope.analyzers.compare.measures import (
+    COMPILED_GRAPHS,
+    COMPILED_KERNELS,
+    COMPILED_LIBRARY_CALLS,
+    Measure,
+    Measured,
+    measures,
+)
 from perfscope.analyzers.compare.programs_side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
 from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.trace import Trace
 
 NEUTRAL = "it differs: whether for better or worse, the other metrics say"
 NO_STEPS = "no steps: a longer recording has more of it"
+
+SIDES = ("base", "head")
 
 MOST_PLACES = 20
 """Places of a metric that changed: as many as a finding has rows of evidence."""
@@ -36,6 +45,8 @@ class ExactMetric:
     places: tuple[PlaceChange, ...] = ()
     neutral: bool = False
     """More of it is neither better nor worse; where it differs the verdict is inconclusive."""
+    launches: tuple[Sequence[float], Sequence[float]] = ((), ())
+    """Its value in each launch of both sides."""
 
     @property
     def changed(self) -> bool:
@@ -62,30 +73,90 @@ class Structure:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one run says of itself without a clock; of several ranks, what the one with most of a metric says."""
+
+    found: Mapping[str, Measure]
+    blind: Mapping[str, str]
+    """Name -> why it is not known."""
+    programs: tuple[ProgramSide, ...] | None
+    """Compiled programs; ``None`` where none was recorded."""
+
+
+def said_by(traces: Sequence[Trace]) -> Said:
+    """What the traces of a run say."""
+    ranks = [trace.fact(measures) for trace in traces]
+    found, blind = {}, {}
+    for name in dict.fromkeys(name for one in ranks for name in (*one.found, *one.blind)):
+        most = _most(ranks, name)
+        if most is not None:
+            found[name] = most
+        else:
+            blind[name] = next((one.blind[name] for one in ranks if name in one.blind), "not recorded by all ranks")
+    return Said(found=found, blind=blind, programs=_programs_of(traces))
+
+
 def structure(base: Sequence[Trace], head: Sequence[Trace]) -> Structure:
-    """Compare what the traces of both sides say of themselves; of several ranks, the one with most of a metric."""
-    left, right = [one.fact(measures) for one in base], [one.fact(measures) for one in head]
-    found, lost = _of_traces(left, right)
+    """Compare what the traces of two runs say of themselves."""
+    return structure_of((said_by(base),), (said_by(head),))
+
+
+def structure_of(base: Sequence[Said], head: Sequence[Said], *, middle: tuple[int, int] = (0, 0)) -> Structure:
+    """Compare what launches of two programs say: their ranges. Places are those of the two launches in the ``middle``.
+
+    ``IndexError`` where one of them is not there.
+    """
+    found, lost = _of_traces(base, head, middle)
     notes: tuple[str, ...] = ()
-    if any(trace.hlo for trace in (*base, *head)):
-        metrics, blind, notes = _of_programs(base, head)
+    if any(one.programs is not None for one in (*base, *head)):
+        metrics, blind, notes = _of_programs(base, head, middle)
         found += metrics
         lost += blind
     return Structure(metrics=tuple(found), not_looked=tuple(lost), notes=notes)
 
 
-def _of_traces(base: Sequence[Measured], head: Sequence[Measured]) -> tuple[list[ExactMetric], list[NotLooked]]:
-    names = dict.fromkeys(name for side in (*base, *head) for name in (*side.found, *side.blind))
-    found, lost = [], []
+def _of_traces(
+    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
+) -> tuple[list[ExactMetric], list[NotLooked]]:
+    names = dict.fromkeys(name for one in (*base, *head) for name in (*one.found, *one.blind))
+    found: dict[str, ExactMetric] = {}
+    lost = []
     for name in names:
-        mine, theirs = _most(base, name), _most(head, name)
-        if mine is not None and theirs is not None:
-            found.append(exact_metric(name, mine, theirs))
+        sides = [[one.found[name] for one in side if name in one.found] for side in (base, head)]
+        absent = tuple(
+            which for which, side, held in zip(SIDES, (base, head), sides, strict=True) if len(held) < len(side)
+        )
+        if not absent:
+            found[name] = exact_metric(
+                name,
+                base[middle[0]].found[name],
+                head[middle[1]].found[name],
+                launches=([one.value for one in sides[0]], [one.value for one in sides[1]]),
+            )
             continue
-        absent = tuple(side for side, one in (("base", mine), ("head", theirs)) if one is None)
-        reasons = [one.blind[name] for one in (*base, *head) if name in one.blind]
-        lost.append(NotLooked(name=name, reason=reasons[0] if reasons else "not recorded there", sides=absent))
-    return found, lost
+        reason = next((one.blind[name] for one in (*base, *head) if name in one.blind), "not recorded there")
+        lost.append(NotLooked(name=name, reason=reason, sides=absent))
+    return [_of_as_many_graphs(one, found) for one in found.values()], lost
+
+
+def _of_as_many_graphs(one: ExactMetric, found: Mapping[str, ExactMetric]) -> ExactMetric:
+    """Kernels of as many graphs are judged: more of them is a fusion lost, unless library calls became kernels."""
+    graphs, library = found.get(COMPILED_GRAPHS), found.get(COMPILED_LIBRARY_CALLS)
+    if one.result.name != COMPILED_KERNELS or graphs is None or library is None:
+        return one
+    if graphs.changed or graphs.result.remarks or not graphs.result.base or not one.changed:
+        return one
+    more, taken = (_difference(metric) for metric in (one, library))
+    if more * taken < 0:
+        return one
+    held = one.result
+    return replace(one, result=compare_exact(held.name, *one.launches, unit=held.unit), neutral=False)
+
+
+def _difference(one: ExactMetric) -> float:
+    base, head = one.result.base, one.result.head
+    return head - base if isinstance(base, float) and isinstance(head, float) else 0.0
 
 
 def _most(side: Sequence[Measured], name: str) -> Measure | None:
@@ -94,9 +165,12 @@ def _most(side: Sequence[Measured], name: str) -> Measure | None:
     return max(held, key=lambda one: one.value) if held and len(held) == len(side) else None
 
 
-def exact_metric(name: str, base: Measure, head: Measure) -> ExactMetric:
-    """One metric with its verdict and the places where it differs."""
-    result = compare_exact(name, [base.value], [head.value], unit=base.unit)
+def exact_metric(
+    name: str, base: Measure, head: Measure, *, launches: tuple[Sequence[float], Sequence[float]] | None = None
+) -> ExactMetric:
+    """One metric with its verdict and the places where it differs. ``launches``: its values where there are several."""
+    values = ([base.value], [head.value]) if launches is None else launches
+    result = compare_exact(name, *values, unit=base.unit)
     said = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
     if base.per_trace and result.verdict != "no change":
         result = replace(result, verdict="inconclusive")
@@ -106,7 +180,10 @@ def exact_metric(name: str, base: Measure, head: Measure) -> ExactMetric:
         result = replace(result, verdict="inconclusive")
         said[NEUTRAL] = None
     return ExactMetric(
-        result=replace(result, remarks=tuple(said)), places=_places(base.places, head.places), neutral=neutral
+        result=replace(result, remarks=tuple(said)),
+        places=_places(base.places, head.places),
+        neutral=neutral,
+        launches=values,
     )
 
 
@@ -151,32 +228,53 @@ def _line_of(change: PlaceChange) -> int:
 
 
 def _of_programs(
-    base: Sequence[Trace], head: Sequence[Trace]
+    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
 ) -> tuple[list[ExactMetric], list[NotLooked], tuple[str, ...]]:
-    left, right = _sides(base), _sides(head)
+    left, right = base[middle[0]].programs, head[middle[1]].programs
     if not left or not right:
-        absent = tuple(name for name, side in (("base", left), ("head", right)) if not side)
+        absent = tuple(name for name, side in zip(SIDES, (left, right), strict=True) if not side)
         return [], [NotLooked(name="compiled programs", reason="no compiled program recorded", sides=absent)], ()
     pairs = paired_programs(left, right)
+    mine_of, theirs_of = _of_launches(left, base), _of_launches(right, head)
     found: list[ExactMetric] = []
     lost: list[NotLooked] = []
     for mine, theirs in pairs:
         ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
-        found.append(
-            ExactMetric(result=compare_text(f"{ahead}program", mine.fingerprint, theirs.fingerprint), neutral=True)
-        )
+        every = mine_of[id(mine)], theirs_of[id(theirs)]
+        found.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
         for name in dict.fromkeys((*mine.measures, *theirs.measures)):
-            if name in mine.measures and name in theirs.measures:
-                found.append(exact_metric(f"{ahead}{name}", mine.measures[name], theirs.measures[name]))
+            values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
+            if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
+                measured = mine.measures[name], theirs.measures[name]
+                found.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
             else:
                 absent = ("head",) if name in mine.measures else ("base",)
                 lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
     return found, lost, tuple(_alone(left, right, pairs))
 
 
-def _sides(traces: Sequence[Trace]) -> tuple[ProgramSide, ...]:
+def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
+    """By ``id`` of a program: the same one of every launch that has it."""
+    found: dict[int, list[ProgramSide]] = {id(one): [] for one in programs}
+    for launch in launches:
+        for one, other in paired_programs(programs, launch.programs or ()):
+            found[id(one)].append(other)
+    return found
+
+
+def _fingerprints(name: str, base: Sequence[ProgramSide], head: Sequence[ProgramSide]) -> MetricResult:
+    result = compare_text(name, base[0].fingerprint, head[0].fingerprint)
+    said = tuple(
+        f"differs between launches of {which}"
+        for which, side in zip(SIDES, (base, head), strict=True)
+        if len({one.fingerprint for one in side}) > 1
+    )
+    return replace(result, verdict="inconclusive", remarks=(*result.remarks, *said)) if said else result
+
+
+def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
     """Programs of the first trace that has any: ranks of a job run the same ones."""
-    return next((trace.fact(program_sides) for trace in traces if trace.hlo), ())
+    return next((trace.fact(program_sides) for trace in traces if trace.hlo), None)
 
 
 def _alone(

@@ -26,6 +26,8 @@ REGION = "Torch-Compiled Region: "
 
 _CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
 _LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
+_OWN = re.compile(r"(?:torch\.ops\.)?(\w+)(?:::|\.)(\w+)(?:\.\w+)?")
+"""An op of a library of somebody's own: ``mine::halved``, ``torch.ops.mine.halved.default``."""
 _FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
 
 _GraphKey = tuple[str, str]
@@ -81,7 +83,8 @@ def user_line(kernel: CompiledKernel) -> Place | None:
 def call_name(name: str) -> str | None:
     """What a kernel or library call is called on both sides; ``None`` for anything else.
 
-    ``cpp_fused_mul_0`` of ``graph_3_cpp_fused_mul_0``, ``mm`` of ``aten::mm`` and of ``extern_kernels.mm``.
+    ``cpp_fused_mul_0`` of ``graph_3_cpp_fused_mul_0``, ``mm`` of ``aten::mm`` and of ``extern_kernels.mm``,
+    ``mine.halved`` of ``mine::halved`` and of ``torch.ops.mine.halved.default``.
     """
     on_cpu = _CPU_KERNEL.match(name)
     if on_cpu is not None:
@@ -91,7 +94,10 @@ def call_name(name: str) -> str | None:
     library = _LIBRARY.match(name)
     if library is not None:
         return library[1]
-    return name if _FUSED.match(name) else None
+    if _FUSED.match(name):
+        return name
+    own = _OWN.fullmatch(name)
+    return f"{own[1]}.{own[2]}" if own else None
 
 
 def _calls(trace: Trace) -> dict[int, list[int]]:

@@ -1,0 +1,58 @@
+"""A kernel that takes longer than it must, called as often: each beside code that computes the same in less time.
+
+Shapes: B batch, L sequence, D model features, R features of an adapter.
+
+    python -m perfscope.workloads.attention --kernel-defect order
+    python -m perfscope.workloads.attention --kernel-twin order
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+RANK = 4
+"""R: few enough that the order of the products matters at every size."""
+
+SCALE = 0.1
+"""Of what both add: small beside the activations, which are near 1."""
+
+
+class Adapter(nn.Module):
+    """Adds a product of low rank, as fine-tuning does: x_BLD -> x_BLD."""
+
+    def __init__(self, dim: int, defective: bool) -> None:
+        super().__init__()
+        self.defective = defective
+        self.down_DR = nn.Parameter(SCALE * torch.randn(dim, RANK))
+        self.up_RD = nn.Parameter(SCALE * torch.randn(RANK, dim))
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        """x_BLD."""
+        if self.defective:
+            return x_BLD + x_BLD @ (self.down_DR @ self.up_RD)  # defect: a matrix of D * D, where R * D would do
+        return x_BLD + (x_BLD @ self.down_DR) @ self.up_RD
+
+
+class Positions(nn.Module):
+    """Adds a table of positions: x_BLD -> x_BLD. The sums are the same however the table lies in memory."""
+
+    def __init__(self, length: int, dim: int, defective: bool) -> None:
+        super().__init__()
+        table_DL = SCALE * torch.randn(dim, length)  # as another framework has stored it
+        table_LD = table_DL.T if defective else table_DL.T.contiguous()
+        self.table_LD = nn.Parameter(table_LD, requires_grad=False)
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        """x_BLD."""
+        return x_BLD + self.table_LD[: x_BLD.shape[1]]  # defect: --kernel-defect layout jumps L numbers at every step
+
+
+def detour_of(defect: str | None, twin: str | None, length: int, dim: int) -> nn.Module | None:
+    """What stands after every block: ``None`` unless a defect or its twin is asked for."""
+    name, defective = defect or twin, defect is not None
+    if name == "order":
+        return Adapter(dim, defective)
+    if name == "layout":
+        return Positions(length, dim, defective)
+    return None
