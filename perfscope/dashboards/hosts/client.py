@@ -1,0 +1,250 @@
+"""The HTTP of a code host's API: JSON over TLS with one token, bounded in time and size.
+
+The token goes to one server and nowhere else: no redirect is followed, and no address from an answer is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any, NoReturn, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from perfscope.dashboards.shown import shown
+from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
+
+SOCKET_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
+"""For the whole of one answer: a server that sends a byte every 29 seconds is given up too."""
+MOST_TRIES = 4
+MOST_WAIT = 120.0
+"""Seconds of waiting in all, for one request: GitHub asks for 60 at its secondary limit, a job is billed by time."""
+ROWS = 100
+"""Rows of a page: the most that GitHub and GitLab give."""
+MOST_PAGES = 100
+MOST_BYTES = 64 << 20
+"""Of one answer: a hundred comments of GitHub's longest, in four-byte characters, are 26 MB."""
+READ_AT_ONCE = 1 << 16
+MESSAGE_LIMIT = 200
+LOOPBACK = ("127.0.0.1", "::1")
+"""The only hosts that are spoken to without TLS. By number: a name can be made to lead elsewhere."""
+
+RATE_LIMITED = 429
+FORBIDDEN = 403
+SERVER_FAULT = 500
+
+
+class HostError(PerfscopeError):
+    """A code host refused, or did not answer as its documentation says. Exit code 4."""
+
+    def __init__(self, line: str, status: int | None = None) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+class HostTroubleError(HostError):
+    """It broke or fell silent: whether it did what was asked is not known."""
+
+
+class _Response(Protocol):
+    def read1(self, amount: int = ..., /) -> bytes: ...
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would send the Authorization header on to wherever an answer points."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Never: a redirect is an answer like another, with a status that is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer: its JSON, and the headers by their names in small letters."""
+
+    value: Any
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Asks one server. ``base`` is the API's address, ``headers`` carry the token."""
+
+    host: str
+    """What the server is called in messages: ``GitHub``."""
+    base: str
+    headers: Mapping[str, str] = field(repr=False)
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """What is wrong where the server answers with such a status, and how to mend it."""
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        check_address(self.base)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        payload: Mapping[str, Any] | None = None,
+        again: bool,
+    ) -> Reply:
+        """One request. ``again``: it may be repeated where it is not known whether it was done.
+
+        ``HostError``: refused; ``HostTroubleError``: it broke, or fell silent, every time.
+        """
+        url = self.base.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        body = None if payload is None else json.dumps(payload).encode()
+        what = f"{self.host}: {method} {shown(path)}"
+        waited = 0.0
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._once(method, url, body, what)
+            except _BusyError as busy:
+                pause, last = busy.seconds, busy.told
+            except HostTroubleError as trouble:
+                if not again:
+                    raise
+                pause, last = 2.0 ** (tries - 1), trouble
+            if tries == MOST_TRIES or waited + pause > MOST_WAIT:
+                raise last
+            self.sleep(pause)
+            waited += pause
+
+    def rows(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[Mapping[str, Any]]:
+        """All rows of a list, over all its pages; pages are counted here, their links are not followed."""
+        for page in range(1, MOST_PAGES + 1):
+            reply = self.ask("GET", path, query={**(query or {}), "per_page": ROWS, "page": page}, again=True)
+            if not isinstance(reply.value, list):
+                self.unexpected(path)
+            for row in reply.value:
+                if not isinstance(row, dict):
+                    self.unexpected(path)
+                yield row
+            link = reply.headers.get("link")
+            more = len(reply.value) == ROWS if link is None else re.search(r';\s*rel="?next"?', link) is not None
+            if not more:
+                return
+        raise HostError(f"{self.host}: {shown(path)}: more than {MOST_PAGES * ROWS:,} rows; not all of them were read")
+
+    def unexpected(self, path: str) -> NoReturn:
+        """The answer has another shape than the host's documentation says."""
+        raise HostError(
+            f"{self.host}: {shown(path)}: the answer is not what its documentation says; is {self.base} its API?"
+        )
+
+    def _once(self, method: str, url: str, body: bytes | None, what: str) -> Reply:
+        headers = {"User-Agent": "perfscope", "Accept": "application/json", **self.headers}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 (checked above)
+        try:
+            with _opener(url).open(request, timeout=SOCKET_SECONDS) as response:
+                content = self._read(response, what)
+                found = {name.lower(): value for name, value in response.headers.items()}
+        except urllib.error.HTTPError as error:
+            with error:
+                self._refused(error, what)
+        except (OSError, HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise HostTroubleError(f"{what}: no answer: {reason or type(error).__name__}") from error
+        try:
+            return Reply(value=json.loads(content) if content else None, headers=found)
+        except (ValueError, RecursionError) as error:
+            raise HostError(f"{what}: the answer is no JSON; is {self.base} the API's address?") from error
+
+    def _read(self, response: _Response, what: str) -> bytes:
+        end = time.monotonic() + ANSWER_SECONDS
+        held = bytearray()
+        while chunk := response.read1(READ_AT_ONCE):
+            held += chunk
+            if len(held) > MOST_BYTES:
+                raise HostError(f"{what}: the answer is larger than {MOST_BYTES >> 20} MiB")
+            if time.monotonic() > end:
+                raise HostTroubleError(f"{what}: the answer took longer than {ANSWER_SECONDS:.0f} s")
+        return bytes(held)
+
+    def _refused(self, error: urllib.error.HTTPError, what: str) -> NoReturn:
+        status = error.code
+        line = f"{what}: {status}{_message(error)}"
+        if status >= SERVER_FAULT:
+            raise HostTroubleError(line, status) from error
+        seconds = _pause(error)
+        if seconds is not None:
+            told = HostError(f"{line}: too many requests; it asks to wait {seconds:.0f} s", status)
+            raise _BusyError(seconds, told) from error
+        why = self.missing.get(status)
+        raise HostError(line if why is None else f"{line}: {why}", status) from error
+
+
+class _BusyError(Exception):
+    """The request was not looked at: too many came."""
+
+    def __init__(self, seconds: float, told: HostError) -> None:
+        self.seconds = seconds
+        self.told = told
+
+
+def check_address(address: str) -> None:
+    """``AskedWronglyError`` unless it is https, or http to this machine itself, without a login in it."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise AskedWronglyError(f"{shown(address)}: no address: {error}") from error
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment or not host:
+        raise AskedWronglyError(f"{shown(address)}: an API's address is https://HOST/PATH and no more")
+    if parts.scheme != "https" and not (parts.scheme == "http" and host in LOOPBACK):
+        raise AskedWronglyError(f"{shown(address)}: a token is sent over https only")
+
+
+def checked_token(token: str, variable: str) -> str:
+    """The token without the line end that a secret store left; ``AskedWronglyError`` if it cannot be one."""
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise AskedWronglyError(f"{variable}: holds characters that no token has")
+    return token
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """The proxy of the environment is asked for https (it sees no token then), and never for this machine itself."""
+    proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)
+    return urllib.request.build_opener(proxies, _NoRedirect)
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """What the host says, in brackets; a redirect says where to."""
+    location = error.headers.get("Location")
+    if location is not None:
+        return f" (moved to {shown(location, MESSAGE_LIMIT)}; not followed)"
+    try:
+        held = json.loads(error.read(READ_AT_ONCE))
+    except (OSError, ValueError, RecursionError, HTTPException):
+        return ""
+    said = held.get("message") or held.get("error") if isinstance(held, dict) else None
+    return f" ({shown(str(said), MESSAGE_LIMIT)})" if said else ""
+
+
+def _pause(error: urllib.error.HTTPError) -> float | None:
+    """Seconds that the host asks to wait; ``None`` where it refused for another reason.
+
+    GitHub says its limits with 403 or 429: ``retry-after``, or ``x-ratelimit-remaining: 0`` and when it ends
+    (docs.github.com, "Rate limits for the REST API"). GitLab: 429 with ``retry-after``.
+    """
+    if error.code not in (FORBIDDEN, RATE_LIMITED):
+        return None
+    after = error.headers.get("Retry-After", "")
+    if after.isascii() and after.isdigit():
+        return float(after)
+    if error.headers.get("X-RateLimit-Remaining") == "0":
+        reset = error.headers.get("X-RateLimit-Reset", "")
+        return max(1.0, float(reset) - time.time()) if reset.isascii() and reset.isdigit() else MOST_WAIT
+    return MOST_WAIT / 2 if error.code == RATE_LIMITED else None

@@ -1,0 +1,141 @@
+"""Pull requests of GitHub and GitHub Enterprise Server, by REST; who the token is, by GraphQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from perfscope.dashboards.hosts.client import Client, HostError, checked_token
+from perfscope.dashboards.hosts.sticky import Comment
+from perfscope.dashboards.shown import shown
+from perfscope.profiler.errors import AskedWronglyError
+
+API = "https://api.github.com"
+GRAPHQL = "https://api.github.com/graphql"
+VERSION = "2022-11-28"
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.{1,2}$)[A-Za-z0-9._-]+")
+_MISSING = {
+    401: "the token is not valid, or no longer",
+    403: "the token may not do that: the job needs `permissions: pull-requests: write`, which the token of a pull "
+    "request from a fork never has (docs/ci.md, two jobs)",
+    404: "no such pull request, or a token that may not see the repository (`permissions: pull-requests: write`)",
+    410: "comments are switched off there",
+}
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitHub:
+    """One repository, seen with one token."""
+
+    limit: ClassVar[int] = 60_000
+    """Characters; GitHub's own limit is 65,536."""
+
+    rest: Client
+    graphql: Client
+    repository: str
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        token: str,
+        repository: str,
+        api: str | None = None,
+        graphql: str | None = None,
+        variable: str = "GITHUB_TOKEN",
+    ) -> GitHub:
+        """``api`` and ``graphql``: addresses of the APIs (github.com's, if not given; GraphQL beside the other)."""
+        check_repository(repository)
+        headers = {
+            "Authorization": f"Bearer {checked_token(token, variable)}",
+            "Accept": "application/vnd.github+json",
+            "X-GitHub-Api-Version": VERSION,
+        }
+        api = (api or API).rstrip("/")
+        return cls(
+            rest=Client(host="GitHub", base=api, headers=headers, missing=_MISSING),
+            graphql=Client(host="GitHub", base=graphql or graphql_beside(api), headers=headers, missing=_MISSING),
+            repository=repository,
+        )
+
+    def myself(self) -> str:
+        """The login of the token. A job's token has no user (``GET /user`` is refused), but is GraphQL's viewer."""
+        try:
+            reply = self.graphql.ask("POST", "", payload={"query": "query { viewer { login } }"}, again=True)
+            login = reply.value["data"]["viewer"]["login"]
+        except (KeyError, TypeError, HostError) as error:
+            if isinstance(error, HostError) and error.status not in (403, 404):
+                raise
+            login = self._of(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["login"])
+        if not isinstance(login, str):
+            self.graphql.unexpected("/graphql")
+        return login
+
+    def comments(self, change: int) -> Iterator[Comment]:
+        """All comments of a pull request, oldest first."""
+        path = f"/repos/{self.repository}/issues/{change}/comments"
+        for row in self.rest.rows(path):
+            yield self._of(row, path, _comment)
+
+    def create(self, change: int, body: str) -> Comment:
+        """A new comment."""
+        return self._write("POST", f"/repos/{self.repository}/issues/{change}/comments", body, again=False)
+
+    def update(self, change: int, comment: Comment, body: str) -> Comment:
+        """The comment with another text."""
+        return self._write("PATCH", f"/repos/{self.repository}/issues/comments/{comment.number}", body, again=True)
+
+    def pull_of(self, *, sha: str, owner: str, branch: str, head_repository: str) -> int | None:
+        """The open pull request whose last commit is ``sha``; ``None``: there is none (it was closed, or moved on).
+
+        Looked for by branch, as a fork's commits are not this repository's (``/commits/SHA/pulls`` knows none of them);
+        commit and repository must be those of the run all the same. ``HostError`` if several have that commit.
+        """
+        path = f"/repos/{self.repository}/pulls"
+        found = []
+        for row in self.rest.rows(path, {"state": "open", "head": f"{owner}:{branch}"}):
+            number, head_sha, head_name = self._of(row, path, _head)
+            if head_sha == sha and head_name == head_repository:
+                found.append(number)
+        if len(found) > 1:
+            named = ", ".join(f"#{number}" for number in found)
+            raise HostError(f"GitHub: {named} all end with {sha[:12]}; say which: --pr")
+        return found[0] if found else None
+
+    def _write(self, method: str, path: str, body: str, *, again: bool) -> Comment:
+        reply = self.rest.ask(method, path, payload={"body": body}, again=again)
+        return self._of(reply.value, path, _comment)
+
+    def _of(self, row: Any, path: str, taken: Callable[[Mapping[str, Any]], Answer]) -> Answer:
+        try:
+            return taken(row)
+        except (KeyError, TypeError, ValueError):
+            self.rest.unexpected(path)
+
+
+def check_repository(repository: str) -> None:
+    """``AskedWronglyError`` unless it is ``OWNER/NAME``."""
+    if _REPOSITORY.fullmatch(repository) is None:
+        raise AskedWronglyError(f"{shown(repository)}: a repository is OWNER/NAME")
+
+
+def graphql_beside(api: str) -> str:
+    """GraphQL's address: ``/graphql`` on github.com, ``/api/graphql`` beside ``/api/v3`` on a server of one's own."""
+    return f"{api.removesuffix('/v3')}/graphql" if api.endswith("/api/v3") else f"{api}/graphql"
+
+
+def _comment(row: Mapping[str, Any]) -> Comment:
+    # The user of an account that is gone is null.
+    author = row["user"]["login"] if row["user"] is not None else ""
+    return Comment(number=int(row["id"]), author=str(author), body=str(row["body"] or ""), place=str(row["html_url"]))
+
+
+def _head(row: Mapping[str, Any]) -> tuple[int, str, str]:
+    # The repository of a fork that is gone is null.
+    repository = row["head"]["repo"]
+    return int(row["number"]), str(row["head"]["sha"]), "" if repository is None else str(repository["full_name"])
