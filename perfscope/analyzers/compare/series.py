@@ -1,0 +1,206 @@
+"""A metric over runs that were kept: one series a machine, where its level changed, and between which commits.
+
+Times need statistics (`history`); what does not depend on chance changed where it differs. Nothing here gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfscope.analyzers.compare.exact import LEAST
+from perfscope.analyzers.compare.history import FenceResult, change_points, fence
+from perfscope.analyzers.compare.verdict import STEP_LEAST
+from perfscope.profiler.run_store.record import StoredMetric, StoredRun
+
+UNSTEADY = 0.5
+"""Share of neighbours that differ, above which a count is no property of the commit: threads, or a cache."""
+LEAST_UNSTEADY = 6
+"""Points below which that share says nothing."""
+
+Ordered = Literal["commits", "time"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run in a series."""
+
+    run: str
+    """Its id."""
+    created_utc: str
+    branch: str | None
+    commit: str | None
+    dirty: bool
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The level changed between two neighbours of a series: ``index`` is the first point of the new level."""
+
+    index: int
+    before: Point
+    after: Point
+    old: float
+    """Level before: the median of times, the value of what is exact."""
+    new: float
+    change: float | None
+    """Relative; ``None`` from zero."""
+    p: float | None
+    """Of chance alone; ``None`` for what is exact."""
+    software: tuple[str, ...]
+    """Versions that changed at the same point: ``torch 2.12.0 -> 2.13.0``."""
+
+    @property
+    def same_commit(self) -> bool:
+        """Whether both neighbours ran the same code: then it was not the code."""
+        alike = self.before.commit is not None and self.before.commit == self.after.commit
+        return alike and not self.before.dirty and not self.after.dirty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One metric of one program on one kind of machine."""
+
+    metric: str
+    unit: str
+    known: str
+    name: str
+    """Of the runs."""
+    machine: str
+    """Key of the hardware."""
+    hardware: Mapping[str, str]
+    points: tuple[Point, ...]
+    changes: tuple[Change, ...]
+    newest: FenceResult | None
+    """The last point against how neighbours differ; ``None``: too short, or exact."""
+    ordered: Ordered
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All series that were asked for, and what is not in them."""
+
+    series: tuple[Series, ...]
+    runs: int
+    left_out: tuple[str, ...]
+    """Why runs are no points, one sentence a reason."""
+    notes: tuple[str, ...]
+
+
+def history(runs: Iterable[StoredRun], *, metric: str | None = None, order: Mapping[str, int] | None = None) -> History:
+    """Series over ``runs``; of one ``metric`` (exactly that name) or of all.
+
+    ``order``: commits and how far each stands behind the newest. Runs are ordered by it where it knows all commits
+    of a series, else by time.
+    """
+    held = sorted(runs, key=lambda run: (run.created_utc, run.id))
+    usable = [run for run in held if run.finished]
+    left_out = []
+    if len(usable) < len(held):
+        left_out.append(f"{len(held) - len(usable)} runs that did not finish, or whose program failed")
+    groups: dict[tuple[str, str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
+    for run in usable:
+        for one in run.metrics:
+            if one.value is not None and metric in (None, one.name):
+                groups.setdefault((run.name, one.name, one.unit, run.machine), []).append((run, one))
+    made = [_series(members, order or {}) for members in groups.values()]
+    counted = sorted({run.perfscope for run in usable if run.perfscope})
+    notes = [f"counted by perfscope {', '.join(counted)}: how something is counted may differ"][: len(counted) > 1]
+    machines = {(one.name, one.metric): 0 for one in made}
+    for one in made:
+        machines[one.name, one.metric] += 1
+    if any(count > 1 for count in machines.values()):
+        notes.append("runs of several machines are several series: their times are not compared")
+    return History(series=tuple(made), runs=len(usable), left_out=tuple(left_out), notes=tuple(notes))
+
+
+def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, int]) -> Series:
+    known = all(run.commit in order for run, _ in members)
+    if known:
+        members = sorted(members, key=lambda pair: (-order[pair[0].commit or ""], pair[0].dirty, pair[0].created_utc))
+    runs = [run for run, _ in members]
+    first_run, first = members[0]
+    points = tuple(
+        Point(
+            run=run.id,
+            created_utc=run.created_utc,
+            branch=run.branch,
+            commit=run.commit,
+            dirty=run.dirty,
+            value=one.value or 0.0,
+        )
+        for run, one in members
+    )
+    exact = first.known == "exact"
+    found, remarks = _exact(points, runs, first.unit) if exact else _timed(points, runs)
+    values = [point.value for point in points]
+    return Series(
+        metric=first.name,
+        unit=first.unit,
+        known=first.known,
+        name=first_run.name,
+        machine=first_run.machine,
+        hardware=first_run.hardware,
+        points=points,
+        changes=found,
+        newest=None if exact or min(values) <= 0 else fence(values),
+        ordered="commits" if known else "time",
+        remarks=remarks,
+    )
+
+
+def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """By the statistic; between two changes the level is the median."""
+    values = [point.value for point in points]
+    if min(values) <= 0:
+        return (), ("a time that is not positive: no changes are looked for",)
+    found = change_points(values, least=STEP_LEAST)
+    edges = [0, *(one.index for one in found), len(values)]
+    levels = [_median(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    return tuple(
+        _change(points, runs, one.index, old=levels[place], new=levels[place + 1], p=one.p)
+        for place, one in enumerate(found)
+    ), ()
+
+
+def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """Where neighbours differ by what counts; nowhere if it differs from run to run all the time."""
+    least = LEAST[unit]
+    values = [point.value for point in points]
+    cuts = []
+    for index, (old, new) in enumerate(zip(values, values[1:], strict=False), start=1):
+        if abs(new - old) >= max(least.absolute, least.relative * abs(old)):
+            cuts.append(index)
+    if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):
+        return (), (f"it differs between {len(cuts)} of {len(values) - 1} neighbours: no property of a commit here",)
+    return tuple(_change(points, runs, one, old=values[one - 1], new=values[one], p=None) for one in cuts), ()
+
+
+def _change(
+    points: Sequence[Point], runs: Sequence[StoredRun], index: int, *, old: float, new: float, p: float | None
+) -> Change:
+    before, after = runs[index - 1].software, runs[index].software
+    moved = tuple(
+        f"{name} {before[name]} -> {after[name]}"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    )
+    return Change(
+        index=index,
+        before=points[index - 1],
+        after=points[index],
+        old=old,
+        new=new,
+        change=new / old - 1 if old else None,
+        p=p,
+        software=moved,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

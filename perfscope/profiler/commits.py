@@ -1,0 +1,51 @@
+"""What git knows of commits: who comes before whom, and on which branch we are."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from perfscope.profiler.environment import ask
+
+MOST_BACK = 5_000
+"""Commits that are looked at behind one: years of most projects, and git lists them in a moment."""
+
+_HASH = re.compile(r"[0-9a-f]{7,64}")
+
+BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
+"""Where CI services say the branch: they check out a commit, and git then knows of none. Nothing else is read."""
+
+
+def is_hash(commit: str | None) -> bool:
+    """Whether that is a commit's name and nothing else: manifests may come from strangers."""
+    return commit is not None and _HASH.fullmatch(commit) is not None
+
+
+def ancestry(commit: str | None) -> dict[str, int]:
+    """Commits up to ``commit``, itself first, and how far down git's list each stands. Empty where git cannot tell."""
+    if commit is None or not is_hash(commit):
+        return {}
+    said = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
+    return {} if said is None else {one: place for place, one in enumerate(said.split())}
+
+
+def count_between(older: str, newer: str) -> int | None:
+    """Commits that ``newer`` has and ``older`` has not; ``None`` where git cannot tell."""
+    if not (is_hash(older) and is_hash(newer)):
+        return None
+    said = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
+    return None if said is None or not said.strip().isdigit() else int(said)
+
+
+def here() -> str | None:
+    """The commit that is checked out."""
+    said = ask("git", "rev-parse", "--verify", "--quiet", "HEAD")
+    return None if said is None else said.strip() or None
+
+
+def branch_of(commit: str | None) -> str | None:
+    """The branch of a commit that is checked out here; ``None`` for any other, as its branch is nowhere written."""
+    if commit is None or commit != here():
+        return None
+    said = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
+    return said or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
