@@ -6,23 +6,22 @@ import secrets
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from perfscope.commands.compare_outputs import Outputs, output_options
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError, DataError
+from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import RUNS_FOLDER, STAMP
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.compare.ab_judge import AbResult
-    from perfscope.profiler.ab_state import State
 
 FLAG = "--ab"
 PAIRS = 10
 CALIBRATION = 5
-GATES = ("regression", "inconclusive")
+PROFILE = 1
+MOST_PROFILED = 30
+GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 SEEDS = 1 << 32
 
 
@@ -86,6 +85,15 @@ form_of_compare = click.command(
     metavar="N",
     help="Pairs of the base against itself, from which it is chosen what stands for a launch.",
 )
+@click.option(
+    "--profile",
+    type=click.IntRange(0, MOST_PROFILED),
+    default=PROFILE,
+    show_default=True,
+    metavar="N",
+    help="Pairs of launches under capture behind the others, for the cause; from four on, kernels are judged one by "
+    "one.",
+)
 @click.option("--no-confirm", is_flag=True, help="Believe a change without a second batch of launches.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random, printed]")
 @click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="End a launch that takes longer.")
@@ -96,6 +104,7 @@ form_of_compare = click.command(
     metavar="PATH",
     help="A file or folder that git does not track (data), relative to the top, for both arms. Repeatable.",
 )
+@click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree before any launch.")
 @click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
 @click.option(
     "-o",
@@ -111,9 +120,14 @@ form_of_compare = click.command(
     metavar="DIR",
     help="Go on with the comparison in DIR: give the program again, everything else is known.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
+@output_options
 @click.option(
-    "--fail-on", type=click.Choice(GATES), multiple=True, metavar="WHAT", help="Exit 1 on: regression, inconclusive."
+    "--fail-on",
+    type=click.Choice(GATES),
+    multiple=True,
+    metavar="WHAT",
+    help="Exit 1 on: regression (of the step time, or of what does not depend on chance), inconclusive, "
+    "finding:low|medium|high (new, or costlier than before). Repeatable.",
 )
 @click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
 @quiet_option
@@ -127,25 +141,29 @@ def ab(
     pairs: int,
     least: float,
     calibration: int,
+    profile: int,
     no_confirm: bool,
     seed: int | None,
     timeout: float | None,
     links: tuple[str, ...],
+    build: str | None,
     step_annotation: str | None,
     output: Path,
     resume: Path | None,
-    json_file: str | None,
+    outputs: Outputs,
     fail_on: tuple[str, ...],
     strict: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Compare the step time of two commits by launching a program at both, in turns.
+    """Compare two commits by launching a program at both, in turns: its step time, and what changed it.
 
     Both are checked out beside the checkout, which is not touched, and go again. A change is told when it is beyond
-    chance and large enough to matter, and a second batch of launches agrees.
+    chance and large enough to matter, and a second batch of launches agrees. Its cause is found by launches under
+    capture behind the others.
     """
     from perfscope.analyzers.compare.ab_judge import AbJudge
+    from perfscope.commands.ab_ending import end
     from perfscope.profiler import ab as runner
     from perfscope.profiler import ab_state
     from perfscope.profiler.ab_worktrees import checkout
@@ -172,10 +190,12 @@ def ab(
             timeout_s=timeout,
             links=links,
             step_annotation=step_annotation,
+            profile=profile,
+            build=build,
         )
         state = ab_state.begin(_directory(output), plan)
     else:
-        state = ab_state.resume(resume, command=words, kind=kind)
+        state = ab_state.resume(resume, command=words, kind=kind, build=build)
     plan = state.plan
     judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
     tell = _quiet if quiet else _tell
@@ -186,12 +206,16 @@ def ab(
     except KeyboardInterrupt:
         _tell(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
-    result = judge.result(found)
-    _show(result, state, json_file, quiet=quiet)
-    verdicts = {metric.verdict for metric in result.gating if metric.gates}
-    if verdicts & set(fail_on):
-        return GATE_NOT_MET
-    return INCONCLUSIVE if strict and "inconclusive" in verdicts else DONE
+    return end(
+        judge.result(found),
+        found,
+        state,
+        fail_on=fail_on,
+        strict=strict,
+        outputs=outputs,
+        quiet=quiet,
+        verbose=verbose,
+    )
 
 
 def _directory(root: Path) -> Path:
@@ -212,18 +236,3 @@ def _tell(line: str) -> None:
     from perfscope.dashboards.shown import shown
 
     print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)
-
-
-def _show(result: AbResult, state: State, json_file: str | None, *, quiet: bool) -> None:
-    from perfscope.dashboards.reports import ab_report, write
-
-    text = ab_report.as_json(result, state.plan)
-    write(state.directory / "result.json", text)
-    if json_file == "-":
-        click.echo(text, nl=False)
-        return
-    if json_file is not None:
-        write(json_file, text)
-    click.echo(ab_report.as_text(result, state.plan), nl=False)
-    if not quiet:
-        _tell(f"launches kept in {state.directory}")

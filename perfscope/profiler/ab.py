@@ -4,6 +4,7 @@
 2. The base against itself: from these pairs the judge chooses what stands for a launch.
 3. Pairs. After some of them the judge looks, and may have seen enough.
 4. A change is confirmed by as many pairs again.
+5. Pairs under capture, for the cause. Their times judge nothing, and one that fails costs the cause alone.
 
 The judge is another room's (`perfscope.analyzers.compare`); here nothing is judged.
 """
@@ -15,8 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from perfscope.profiler.ab_build import build
 from perfscope.profiler.ab_launch import Place, launch_once
 from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
+from perfscope.profiler.ab_profile import profile_once
+from perfscope.profiler.ab_progress import LEAST_CONFIRMING, progress
 from perfscope.profiler.ab_state import Plan, State
 from perfscope.profiler.ab_worktrees import Checkout, ended_by_signals, remove_left, worktrees
 from perfscope.profiler.errors import DataError
@@ -24,7 +28,7 @@ from perfscope.profiler.launch import Target
 
 MOST_FAILURES = 3
 """Launches of one arm that may fail before the comparison is given up: one may be bad luck, three are the program."""
-LEAST_CONFIRMING = 6
+ARMS: tuple[Arm, Arm] = ("base", "head")
 
 Run = Callable[[Arm, Phase, int, int], Launch]
 """Runs one launch: arm, phase, pair, slot."""
@@ -54,15 +58,14 @@ def compare(
         remove_left(repository)
         tell(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
         with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as places:
-            run = _runner(state, target, places, repository)
+            run = _runner(state, target, places, repository, tell)
             return run_pairs(state, run, judge, tell=tell)
 
 
 def run_pairs(state: State, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> Pairs:
     """The order of the launches. ``run`` starts one; each that ends is kept in ``state``."""
     plan = state.plan
-    arms: tuple[Arm, Arm] = ("base", "head")
-    for arm in arms:
+    for arm in ARMS:
         _warm(state, run, arm, tell)
     for pair in range(plan.calibration):
         _pair(state, run, "calibrate", pair, tell)
@@ -79,10 +82,22 @@ def run_pairs(state: State, run: Run, judge: Judge, *, tell: Callable[[str], Non
         tell(f"a change was found in {done} pairs; {max(done, LEAST_CONFIRMING)} more are to confirm it")
         for pair in range(max(done, LEAST_CONFIRMING)):
             _pair(state, run, "confirm", pair, tell)
+    for pair in range(plan.profile):
+        _profile(state, run, pair, tell)
+    return found_in(state)
+
+
+def found_in(state: State) -> Pairs:
+    """The pairs that were run, by phase."""
+    profiled = pairs_of(state.launches, "profile")
+    whole = {one.pair for one, _ in profiled}
+    lost = [one for one in state.launches if one.phase == "profile" and one.problem is not None]
     return Pairs(
-        calibration=calibration,
+        calibration=pairs_of(state.launches, "calibrate"),
         measured=pairs_of(state.launches, "measure"),
         confirming=pairs_of(state.launches, "confirm"),
+        profiled=profiled,
+        lost=tuple(one for one in lost if one.pair not in whole),
     )
 
 
@@ -91,11 +106,31 @@ def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
     return random.Random(f"{seed}/{phase}/{pair}/{attempt}").random() < 0.5  # noqa: S311 (an order, no secret)
 
 
-def _runner(state: State, target: Target, places: Mapping[Arm, Place], repository: Checkout) -> Run:
+def _runner(
+    state: State, target: Target, places: Mapping[Arm, Place], repository: Checkout, tell: Callable[[str], None]
+) -> Run:
     plan = state.plan
     changed = repository.changed(plan.base, plan.head)
+    to_build = plan.build
 
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
+        nonlocal to_build
+        if to_build is not None:  # not for a comparison that is complete
+            build(to_build, places, logs=state.directory, checkout=repository.top, tell=tell)
+            to_build = None
+        if phase == "profile":
+            return profile_once(
+                target,
+                places[arm],
+                arm=arm,
+                pair=pair,
+                slot=slot,
+                root=state.profiled,
+                log=state.log,
+                timeout_s=plan.timeout_s,
+                checkout=repository.top,
+                step_annotation=plan.step_annotation,
+            )
         launch = launch_once(
             target,
             places[arm],
@@ -138,16 +173,13 @@ def _pair(state: State, run: Run, phase: Phase, pair: int, tell: Callable[[str],
     if any(one.pair == pair for one, _ in pairs_of(state.launches, phase)):
         return
     while True:
-        attempt = 1 + max((one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)), default=-1)
-        tell(_progress(state, phase, pair))
-        arms: tuple[Arm, Arm] = ("base", "base")
-        if phase != "calibrate":
-            arms = ("head", "base") if first_is_head(state.plan.seed, phase, pair, attempt) else ("base", "head")
-        for slot, arm in enumerate(arms):
+        attempt = _attempt(state, phase, pair)
+        tell(progress(state, phase, pair))
+        for slot, arm in enumerate(_order(state, phase, pair, attempt)):
             launch = replace(run(arm, phase, pair, slot), attempt=attempt)
             state.add(launch)
             if launch.problem is not None:
-                failed = [one for one in state.launches if one.arm == arm and one.problem is not None]
+                failed = [one for one in state.launches if one.arm == arm and _counts(one)]
                 if len(failed) >= MOST_FAILURES:
                     raise DataError(
                         f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
@@ -159,26 +191,34 @@ def _pair(state: State, run: Run, phase: Phase, pair: int, tell: Callable[[str],
             return
 
 
-def _progress(state: State, phase: Phase, pair: int) -> str:
-    """Where it stands, and how long it takes at most from here (without a confirmation)."""
-    plan = state.plan
-    seconds = sorted(one.seconds for one in state.launches if one.problem is None)
-    each = seconds[len(seconds) // 2] if seconds else 0.0
-    calibrated = len(pairs_of(state.launches, "calibrate"))
-    measured = len(pairs_of(state.launches, "measure"))
-    left = (plan.calibration - calibrated) + (plan.pairs - measured)
-    of = plan.calibration if phase == "calibrate" else plan.pairs
-    name = "base against itself: pair" if phase == "calibrate" else "pair"
-    if phase == "confirm":
-        of = max(measured, LEAST_CONFIRMING)
-        name, left = "confirming: pair", of - pair
-    return f"{name} {pair + 1} of {of}, {_duration(2 * left * each)} left at most"
+def _profile(state: State, run: Run, pair: int, tell: Callable[[str], None]) -> None:
+    """Both launches of a pair under capture; where one fails there is no second try before the next resumption."""
+    if any(one.pair == pair for one, _ in pairs_of(state.launches, "profile")):
+        return
+    attempt = _attempt(state, "profile", pair)
+    tell(progress(state, "profile", pair))
+    for slot, arm in enumerate(_order(state, "profile", pair, attempt)):
+        launch = replace(run(arm, "profile", pair, slot), attempt=attempt)
+        state.add(launch)
+        if launch.problem is not None:
+            tell(f"{arm} gave no profile, so its cause is not known from this pair: {launch.problem}")
+            return
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _counts(launch: Launch) -> bool:
+    """Whether a launch is one of those failures that end the comparison: a profile that fails is none."""
+    return launch.problem is not None and launch.phase != "profile"
+
+
+def _attempt(state: State, phase: Phase, pair: int) -> int:
+    held = [one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)]
+    return 1 + max(held, default=-1)
+
+
+def _order(state: State, phase: Phase, pair: int, attempt: int) -> tuple[Arm, Arm]:
+    if phase == "calibrate":
+        return ("base", "base")
+    return ("head", "base") if first_is_head(state.plan.seed, phase, pair, attempt) else ("base", "head")
 
 
 def _named(plan: Plan, arm: Arm) -> str:

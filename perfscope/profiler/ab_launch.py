@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfscope.profiler import ab_side, bootstrap, store
+from perfscope.profiler import ab_ranks, ab_side, bootstrap, store
 from perfscope.profiler.ab_pairs import Arm, Launch, Phase
 from perfscope.profiler.errors import NotStartedError
 from perfscope.profiler.launch import Target, end_with_us
@@ -65,7 +66,7 @@ def launch_once(
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
         options = CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation)
-        path = _python_path(place, checkout)
+        path = python_path(place, checkout)
         message = Message(
             directory=str(run),
             options=options,
@@ -75,11 +76,14 @@ def launch_once(
             tree=None if changed is None else str(place.root),
         )
         began, clock = time.time(), time.monotonic()
-        code = _run(_line(target), place, message, log, timeout_s)
+        here = str(Path(bootstrap.__file__).parent.resolve())
+        ours = {"PYTHONPATH": os.pathsep.join(filter(None, (here, path))), VARIABLE: message.dump()}
+        code = run_and_wait(_line(target), place, ours, log, timeout_s)
         seconds = time.monotonic() - clock
         processes, damaged = store.read_processes(run)
         found = [process for process in processes if process.steps_seen]
         process = found[0] if found else Process(rank=0, directory="")
+        times = ab_ranks.together(processes)
         launch = Launch(
             arm=arm,
             phase=phase,
@@ -90,10 +94,12 @@ def launch_once(
             code=code,
             step_source=process.step_source,
             steps_seen=process.steps_seen,
-            step_ns=process.untraced_step_ns,
-            windows_ns=process.windows_ns,
-            window_steps=process.window_steps,
-            exact=_exact(process),
+            step_ns=times.step_ns,
+            windows_ns=times.windows_ns,
+            window_steps=times.window_steps,
+            ranks=times.ranks,
+            remark=times.remark,
+            exact=_exact(found),
             strays=ab_side.read(run),
             changed_loaded=None if changed is None else len(changed & ab_side.read_loaded(run)),
         )
@@ -115,7 +121,7 @@ def _line(target: Target) -> list[str]:
     return [sys.executable, *target.arguments]
 
 
-def _python_path(place: Place, checkout: Path | None) -> str:
+def python_path(place: Place, checkout: Path | None) -> str:
     """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
     entries = [str(place.root), *([str(place.root / "src")] if (place.root / "src").is_dir() else [])]
     for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
@@ -127,17 +133,18 @@ def _python_path(place: Place, checkout: Path | None) -> str:
     return os.pathsep.join(dict.fromkeys(entries))
 
 
-def _run(line: list[str], place: Place, message: Message, log: Path, timeout_s: float | None) -> int:
-    environment = dict(os.environ)
-    here = str(Path(bootstrap.__file__).parent.resolve())
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, message.pythonpath)))
-    environment[VARIABLE] = message.dump()
+def run_and_wait(line: list[str], place: Place, ours: Mapping[str, str], log: Path, timeout_s: float | None) -> int:
+    """Run a command line in ``place`` and give its exit code as a shell would; what it leaves running is ended.
+
+    ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` behind ``timeout_s``;
+    ``NotStartedError`` if it cannot be started.
+    """
     with log.open("wb") as out:
         try:
             child = subprocess.Popen(
                 line,
                 cwd=place.folder,
-                env=environment,
+                env={**os.environ, **ours},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -174,24 +181,35 @@ def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
         return
 
 
-def _exact(process: Process) -> dict[str, int]:
-    counters = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
-    if process.steps_seen:
-        counters["steps"] = process.steps_seen
-    if process.torch_compilations is not None:
-        counters["torch_compilations"] = process.torch_compilations
+def _exact(processes: Sequence[Process]) -> dict[str, int]:
+    """Counters of the process that has most of each: of several ranks the one that runs out of memory first."""
+    counters: dict[str, int] = {}
+    for process in processes:
+        held = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
+        held["steps"] = process.steps_seen
+        if process.torch_compilations is not None:
+            held["torch_compilations"] = process.torch_compilations
+        counters = {name: max(counters.get(name, 0), held.get(name, 0)) for name in {**counters, **held}}
     return counters
 
 
-def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
+def ended_badly(launch: Launch, log: Path, timeout_s: float | None) -> str | None:
+    """How a launch ended that did not end well, with its last words; ``None`` for one that did."""
     if launch.code == TIMED_OUT and timeout_s is not None and launch.seconds >= timeout_s:
         return f"it ran past {timeout_s:.0f} s and was ended (--timeout)"
-    if launch.code != 0:
-        how = f"exit code {launch.code}"
-        if launch.code > 128:
-            names = {number.value: number.name for number in signal.Signals}
-            how = f"killed by {names.get(launch.code - 128, f'signal {launch.code - 128}')}"
-        return f"{how}: {tail(log)}"
+    if launch.code == 0:
+        return None
+    how = f"exit code {launch.code}"
+    if launch.code > 128:
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"killed by {names.get(launch.code - 128, f'signal {launch.code - 128}')}"
+    return f"{how}: {tail(log)}"
+
+
+def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
+    ended = ended_badly(launch, log, timeout_s)
+    if ended is not None:
+        return ended
     if damaged:
         return damaged[0]
     if not launch.times_ns():

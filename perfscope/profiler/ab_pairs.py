@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Arm = Literal["base", "head"]
-Phase = Literal["warm", "calibrate", "measure", "confirm"]
+Phase = Literal["warm", "calibrate", "measure", "confirm", "profile"]
 Decision = Literal["go on", "stop", "confirm"]
 
 
@@ -41,6 +41,16 @@ class Launch:
     """Modules that came from the checkout, not from the arm's folder."""
     changed_loaded: int | None = None
     """Of the Python files that differ between the commits, how many it imported; ``None``: nobody looked."""
+    ranks: int = 1
+    """Processes whose steps its times are made of: each step is as long as that of the slowest."""
+    remark: str | None = None
+    """What to know of its times."""
+    run: str | None = None
+    """Of a profiled launch: its run folder, relative to the comparison's."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it ran on and with, by an allow-list."""
+    machine: Mapping[str, float] = field(default_factory=dict)
+    """Counters of the machine before, while and after it ran (`ab_machine`)."""
     problem: str | None = None
 
     def times_ns(self) -> tuple[float, ...]:
@@ -61,6 +71,9 @@ class Pairs:
     calibration: tuple[Pair, ...]
     measured: tuple[Pair, ...]
     confirming: tuple[Pair, ...]
+    profiled: tuple[Pair, ...] = ()
+    lost: tuple[Launch, ...] = ()
+    """Profiled launches that gave nothing; they cost the causes, not the verdict."""
 
 
 def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.profiler.ab_pairs import Launch
-from perfscope.profiler.environment import redact
+from perfscope.profiler.environment import HIDDEN, redact
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import write_atomically
 
@@ -21,6 +21,8 @@ PLAN_FILE = "ab.json"
 LAUNCHES_FILE = "launches.jsonl"
 LOG_FILE = "launch.log"
 """Output of the launch that runs, or ran last."""
+PROFILED_FOLDER = "profiled"
+"""Run folders of the launches under capture."""
 MOST_BYTES = 256 << 20
 """Five hundred launches of ten thousand steps each stay below."""
 
@@ -50,6 +52,10 @@ class Plan:
     timeout_s: float | None = None
     links: tuple[str, ...] = ()
     step_annotation: str | None = None
+    profile: int = 0
+    """Pairs of launches under capture, after the verdict: for its cause."""
+    build: str | None = None
+    """A shell command that is run in each worktree before the first launch."""
 
 
 class State:
@@ -66,6 +72,11 @@ class State:
         """Where the output of a launch goes."""
         return self.directory / LOG_FILE
 
+    @property
+    def profiled(self) -> Path:
+        """Where the runs of profiled launches lie, each a folder as `perfscope run` makes it."""
+        return self.directory / PROFILED_FOLDER
+
     def add(self, launch: Launch) -> None:
         """Keep a launch, on disk first."""
         line = json.dumps(dataclasses.asdict(launch)).encode() + b"\n"
@@ -81,7 +92,12 @@ class State:
 
 def begin(directory: Path, plan: Plan) -> State:
     """A new comparison in ``directory``, which is empty; `DataError` if it cannot be written."""
-    raw = {"schema": SCHEMA, **dataclasses.asdict(plan), "command": redact(plan.command)}
+    raw = {
+        "schema": SCHEMA,
+        **dataclasses.asdict(plan),
+        "command": redact(plan.command),
+        "build": redacted_build(plan.build),
+    }
     try:
         write_atomically(directory / PLAN_FILE, json.dumps(raw, indent=1).encode())
     except OSError as error:
@@ -89,17 +105,25 @@ def begin(directory: Path, plan: Plan) -> State:
     return State(directory, plan, ())
 
 
-def resume(directory: Path, *, command: tuple[str, ...], kind: str) -> State:
+def redacted_build(build: str | None) -> str | None:
+    """The build command as it may be kept: the values of what looks like a secret replaced."""
+    return None if build is None else " ".join(redact(build.split(" ")))
+
+
+def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str | None = None) -> State:
     """The comparison in ``directory`` as far as it came. ``DataError`` if it is missing or corrupt.
 
     ``command``: of the program, in full, as the disk does not have its secrets; ``AskedWronglyError`` if it is another.
+    ``build`` likewise, needed only where it has some.
 
     A last line that was not finished is dropped, as is a launch whose partner did not run.
     """
     plan = _plan(directory / PLAN_FILE)
     if (redact(command), kind) != (plan.command, plan.kind):
         raise AskedWronglyError(f"{directory}: began with another program: {shlex.join(plan.command)}")
-    plan = dataclasses.replace(plan, command=command)
+    if redacted_build(build) != plan.build and (build is not None or HIDDEN in (plan.build or "")):
+        raise AskedWronglyError(f"{directory}: give its --build again: {plan.build}")
+    plan = dataclasses.replace(plan, command=command, build=build or plan.build)
     path = directory / LAUNCHES_FILE
     if not path.exists():
         return State(directory, plan, ())

@@ -12,7 +12,7 @@ from perfscope.profiler.ab_state import LAUNCHES_FILE
 from tests.profiler.ab_programs import git, repository, sleeps
 from tests.profiler.programs import plain
 
-QUICK = ("--calibration", "0", "--pairs", "6", "--no-confirm")
+QUICK = ("--calibration", "0", "--pairs", "6", "--no-confirm", "--profile", "0")
 
 
 def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,12 +23,18 @@ def test_a_regression_fails_the_build_that_asked_for_it(tmp_path: Path) -> None:
     repository(tmp_path, sleeps(0.004), sleeps(0.016))
     done = asked(tmp_path, "--base", "HEAD~1", *QUICK, "--seed", "5", "--fail-on", "regression", "--", "train.py", "25")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.splitlines()[1].startswith("  regression    step time  ")
-    assert "seed 5" in done.stdout
+    assert done.stdout.startswith("perfscope: regression: step time +")
+    assert "order by seed 5" in done.stdout
+    assert "no launch was profiled (--profile 0)" in done.stdout
+    assert "perfscope: gate not met: step time: regression" in done.stderr
     assert "perfscope: pair 6 of 6" in done.stderr
     (folder,) = (tmp_path / "perfscope-runs").iterdir()
     held = json.loads((folder / "result.json").read_text())
+    assert (held["schema"], held["headline"]) == ("perfscope.compare/1", "regression")
     assert held["metrics"][0]["verdict"] == "regression"
+    assert held["failed"] == ["step time: regression"]
+    assert held["method"]["base_commit"] == git(tmp_path, "rev-parse", "HEAD~1").strip()
+    assert len(held["method"]["launches"]) == 12
     assert str(tmp_path) not in (folder / "result.json").read_text()
     assert git(tmp_path, "worktree", "list").count("\n") == 1
 
@@ -36,7 +42,7 @@ def test_a_regression_fails_the_build_that_asked_for_it(tmp_path: Path) -> None:
     launches = (folder / LAUNCHES_FILE).read_bytes()
     again = asked(tmp_path, "--resume", str(folder), "--json", "-", "-q", "--", "train.py", "25")
     assert again.returncode == 0, "no gate was asked for"
-    assert json.loads(again.stdout) == held
+    assert json.loads(again.stdout) == {**held, "failed": [], "gates": []}
     assert (again.stderr, (folder / LAUNCHES_FILE).read_bytes()) == ("", launches)
     other = asked(tmp_path, "--resume", str(folder), "--", "other.py")
     assert other.returncode == 2
@@ -47,10 +53,11 @@ def test_the_reverse_is_an_improvement_and_two_pairs_settle_nothing(tmp_path: Pa
     repository(tmp_path, sleeps(0.004), sleeps(0.016))
     done = asked(tmp_path, "--base", "HEAD", "--head", "HEAD~1", *QUICK, "--fail-on", "regression", "train.py", "25")
     assert done.returncode == 0, done.stderr
-    assert "improvement   step time" in done.stdout
+    assert done.stdout.startswith("perfscope: improvement: step time -")
     few = asked(
-        tmp_path, "--base", "HEAD", "--pairs", "2", "--calibration", "0", "--least", "0.01", "--strict", "train.py"
-    )
+        tmp_path, "--base", "HEAD", "--pairs", "2", "--calibration", "0", "--least", "0.01", "--strict",
+        "--profile", "0", "train.py",
+    )  # fmt: skip
     assert few.returncode == 3, few.stdout
     assert "inconclusive" in few.stdout
 

@@ -29,7 +29,7 @@ class Fake:
         problem = self.happens(number)
         return Launch(
             arm=arm, phase=phase, pair=pair, slot=slot, seconds=2.0, code=int(problem is not None),
-            step_ns=(1000,) * 20, steps_seen=22, problem=problem,
+            step_ns=(1000,) * 20, steps_seen=22, problem=problem, run=f"run-{number}" if phase == "profile" else None,
         )  # fmt: skip
 
 
@@ -73,7 +73,8 @@ def test_each_phase_has_its_pairs(tmp_path: Path) -> None:
     assert (len(found.calibration), len(found.measured), len(found.confirming)) == (2, 8, 0)
     assert all((base.arm, head.arm) == ("base", "head") for base, head in found.measured)
     assert "calibrated by 2" in told
-    assert "pair 1 of 8, 32 s left at most" in told
+    assert "base against itself: pair 1 of 2, 40 s left at most, and 32 s to confirm a change" in told
+    assert "pair 1 of 8, 32 s left at most, and 32 s to confirm a change" in told
 
 
 def test_the_order_inside_pairs_is_random_and_follows_the_seed(tmp_path: Path) -> None:
@@ -172,3 +173,43 @@ def test_launches_that_are_no_neighbours_are_no_pair() -> None:
     assert pairs_of([first, other, second], "measure") == ()
     assert pairs_of([first, second], "measure") == ((first, second),)
     assert pairs_of([first, second], "confirm") == ()
+
+
+def test_profiled_pairs_come_last_and_their_time_is_in_the_estimate(tmp_path: Path) -> None:
+    fake = Fake()
+    found, told = compared(begin(tmp_path, plan(profile=2)), fake, Asked({3: "confirm"}))
+    assert [phase for _, phase, *_ in fake.started[-4:]] == ["profile"] * 4
+    assert [(base.arm, head.arm, base.pair) for base, head in found.profiled] == [("base", "head", n) for n in (0, 1)]
+    assert found.lost == ()
+    # Two seconds a launch, twice that under capture until one was seen: it takes two as well.
+    assert "pair 1 of 8, 48 s left at most, and 32 s to confirm a change" in told
+    assert "confirming: pair 6 of 6, 20 s left at most" in told
+    assert told[-1] == "profiling: pair 2 of 2, 4 s left at most"
+
+
+def test_a_profile_that_fails_costs_the_cause_and_nothing_else(tmp_path: Path) -> None:
+    fake = Fake(lambda number: "exit code 1: no space left" if number >= 2 + 4 + 16 else None)
+    found, told = compared(begin(tmp_path, plan(profile=5)), fake)
+    assert len(found.measured) == 8
+    assert found.profiled == ()
+    assert {one.problem for one in found.lost} == {"exit code 1: no space left"}
+    assert len(fake.started) == 2 + 4 + 16 + 5, "none is tried again, and the arm is not given up"
+    assert any("gave no profile, so its cause is not known from this pair: exit code 1" in line for line in told)
+    again = Fake()
+    found, _ = compared(resume(tmp_path), again)
+    assert [phase for _, phase, *_ in again.started] == ["profile"] * 10, "the one who resumes may have made room"
+    assert (len(found.profiled), found.lost) == (5, ())
+
+
+def test_an_interrupted_profile_goes_on_with_whole_pairs(tmp_path: Path) -> None:
+    def interrupt(number: int) -> str | None:
+        if number == 2 + 4 + 16 + 3:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        compared(begin(tmp_path, plan(profile=2)), Fake(interrupt))
+    fake = Fake()
+    found, _ = compared(resume(tmp_path), fake)
+    assert [(phase, pair) for _, phase, pair, _ in fake.started] == [("profile", 1), ("profile", 1)]
+    assert len(found.profiled) == 2

@@ -6,9 +6,8 @@ The same launches give the same answer, during the comparison, after an interrup
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.compare.drift import drift_of, order_remark
 from perfscope.analyzers.compare.estimators import TAILS, Chosen, choose, location
@@ -16,7 +15,7 @@ from perfscope.analyzers.compare.exact import compare_exact
 from perfscope.analyzers.compare.sequential import level_for, looks_for
 from perfscope.analyzers.compare.verdict import MetricResult, confirmed, from_pairs
 from perfscope.analyzers.compare.warmup import steady_part
-from perfscope.profiler.ab_pairs import Decision, Launch, Pair, Pairs
+from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase
 
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3
@@ -32,6 +31,17 @@ EXACT_UNITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """One launch in a number. ``ns``: what stands for its steps; ``None``: it has no steady part, or was profiled."""
+
+    arm: Arm
+    phase: Phase
+    pair: int
+    ns: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbResult:
     """What came of an A/B. ``gating``: what may fail a build; ``beside``: shown, judged by one look, never gating."""
 
@@ -41,22 +51,15 @@ class AbResult:
     pairs: int
     confirming: int
     remarks: tuple[str, ...]
+    launches: tuple[LaunchRow, ...] = ()
+    """Of all whole pairs, in the order of the phases."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the launches ran on and with; what differed between them, as all it was."""
 
     @property
     def step(self) -> MetricResult:
         """The verdict on the step time."""
         return self.gating[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "metrics": [metric.to_json() for metric in self.gating],
-            "beside": [{**metric.to_json(), "gates": False} for metric in self.beside],
-            "estimator": {"name": self.estimator.name, "reason": self.estimator.reason()},
-            "pairs": self.pairs,
-            "confirming_pairs": self.confirming,
-            "remarks": list(self.remarks),
-        }
 
 
 class AbJudge:
@@ -99,6 +102,7 @@ class AbJudge:
             pairs=len(found.measured),
             confirming=len(found.confirming),
             remarks=tuple(_remarks(found, chosen)),
+            launches=tuple(_rows(found, chosen.name)),
         )
 
     def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
@@ -156,6 +160,14 @@ def _steady(launch: Launch) -> tuple[float, ...] | None:
 def _located(launch: Launch, estimator: str) -> float | None:
     steady = _steady(launch)
     return None if steady is None else location(steady, estimator)
+
+
+def _rows(found: Pairs, estimator: str) -> Iterator[LaunchRow]:
+    for pairs in (found.calibration, found.measured, found.confirming, found.profiled):
+        for one in (launch for pair in pairs for launch in sorted(pair, key=lambda launch: launch.slot)):
+            yield LaunchRow(
+                arm=one.arm, phase=one.phase, pair=one.pair, ns=_located(one, estimator), seconds=one.seconds
+            )
 
 
 def _exact(pairs: Sequence[Pair]) -> list[MetricResult]:
