@@ -5,6 +5,8 @@ Times need statistics (`history`); what does not depend on chance changed where 
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -61,13 +63,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One metric of one program on one kind of machine."""
+    """One metric of one program on one kind of machine. Other arguments are another program."""
 
     metric: str
     unit: str
     known: str
     name: str
     """Of the runs."""
+    command: tuple[str, ...]
     machine: str
     """Key of the hardware."""
     hardware: Mapping[str, str]
@@ -101,17 +104,15 @@ def history(runs: Iterable[StoredRun], *, metric: str | None = None, order: Mapp
     left_out = []
     if len(usable) < len(held):
         left_out.append(f"{len(held) - len(usable)} runs that did not finish, or whose program failed")
-    groups: dict[tuple[str, str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
     for run in usable:
         for one in run.metrics:
             if one.value is not None and metric in (None, one.name):
-                groups.setdefault((run.name, one.name, one.unit, run.machine), []).append((run, one))
+                groups.setdefault((run.name, run.command, one.name, one.unit, run.machine), []).append((run, one))
     made = [_series(members, order or {}) for members in groups.values()]
     counted = sorted({run.perfscope for run in usable if run.perfscope})
     notes = [f"counted by perfscope {', '.join(counted)}: how something is counted may differ"][: len(counted) > 1]
-    machines = {(one.name, one.metric): 0 for one in made}
-    for one in made:
-        machines[one.name, one.metric] += 1
+    machines = Counter((series.name, series.command, series.metric) for series in made)
     if any(count > 1 for count in machines.values()):
         notes.append("runs of several machines are several series: their times are not compared")
     return History(series=tuple(made), runs=len(usable), left_out=tuple(left_out), notes=tuple(notes))
@@ -142,6 +143,7 @@ def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, i
         unit=first.unit,
         known=first.known,
         name=first_run.name,
+        command=first_run.command,
         machine=first_run.machine,
         hardware=first_run.hardware,
         points=points,
@@ -159,7 +161,7 @@ def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Ch
         return (), ("a time that is not positive: no changes are looked for",)
     found = change_points(values, least=STEP_LEAST)
     edges = [0, *(one.index for one in found), len(values)]
-    levels = [_median(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    levels = [_median(values[start:end]) for start, end in itertools.pairwise(edges)]
     return tuple(
         _change(points, runs, one.index, old=levels[place], new=levels[place + 1], p=one.p)
         for place, one in enumerate(found)
@@ -171,7 +173,7 @@ def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tup
     least = LEAST[unit]
     values = [point.value for point in points]
     cuts = []
-    for index, (old, new) in enumerate(zip(values, values[1:], strict=False), start=1):
+    for index, (old, new) in enumerate(itertools.pairwise(values), start=1):
         if abs(new - old) >= max(least.absolute, least.relative * abs(old)):
             cuts.append(index)
     if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):

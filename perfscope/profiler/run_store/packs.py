@@ -71,24 +71,24 @@ def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
     top = place.resolve().name
     total = 0
     try:
-        with into.open("wb") as raw:
-            # No times and no owners: the same run gives the same pack, and says nothing of who made it.
-            with (
-                gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as squeezed,
-                tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as tar,
-            ):
-                for path in files:
-                    name = top if path == place else f"{top}/{path.relative_to(place).as_posix()}"
-                    member = tarfile.TarInfo(name)
-                    member.size = path.stat().st_size
-                    total += member.size
-                    with path.open("rb") as content:
-                        tar.addfile(member, content)
-                    if raw.tell() > most:
-                        raise DataError(
-                            f"{place}: its files are more than {most >> 20} MiB packed; allow more with --most-mib, or "
-                            "keep only its numbers with --numbers-only"
-                        )
+        # No times and no owners: the same run gives the same pack, and says nothing of who made it.
+        with (
+            into.open("wb") as raw,
+            gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as squeezed,
+            tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path in files:
+                name = top if path == place else f"{top}/{path.relative_to(place).as_posix()}"
+                member = tarfile.TarInfo(name)
+                member.size = path.stat().st_size
+                total += member.size
+                with path.open("rb") as content:
+                    tar.addfile(member, content)
+                if raw.tell() > most:
+                    raise DataError(
+                        f"{place}: its files are more than {most >> 20} MiB packed; allow more with --most-mib, or "
+                        "keep only its numbers with --numbers-only"
+                    )
         size = into.stat().st_size
         if size > most:
             raise DataError(

@@ -126,7 +126,8 @@ class RunStore:
             rows = session.rows(
                 "SELECT b.name, r.record, b.set_utc, b.digest, COALESCE(p.bytes, 0) FROM perfscope_baselines b "
                 "JOIN perfscope_runs r ON r.uid = b.uid LEFT JOIN perfscope_packs p ON p.digest = b.digest "
-                "WHERE CAST(:name AS TEXT) IS NULL OR b.name = :name ORDER BY b.set_utc DESC, b.name, r.created_utc DESC",
+                "WHERE CAST(:name AS TEXT) IS NULL OR b.name = :name "
+                "ORDER BY b.set_utc DESC, b.name, r.created_utc DESC",
                 name=name,
             )
         return tuple(
@@ -149,6 +150,14 @@ class RunStore:
                 last=(1 << 62) if last is None else last,
             )
         return tuple(decode(row[0], self.shown) for row in reversed(rows))
+
+    def counts(self) -> tuple[int, str | None]:
+        """How many runs there are, and when the newest was made."""
+        if self.is_empty():
+            return 0, None
+        with self.database.session(write=False) as session:
+            count, newest = session.rows("SELECT COUNT(*), MAX(created_utc) FROM perfscope_runs")[0]
+        return int(count), newest
 
     def holds(self, uids: Iterable[str]) -> set[str]:
         """Which of these runs it has."""

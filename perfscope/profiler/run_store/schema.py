@@ -26,7 +26,8 @@ MIGRATIONS: tuple[Migration, ...] = (
         statements=(
             """CREATE TABLE perfscope_runs (
                 uid TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL, created_utc TEXT NOT NULL,
-                branch TEXT, commit_hash TEXT, machine TEXT NOT NULL, record TEXT NOT NULL, stored_utc TEXT NOT NULL)""",
+                branch TEXT, commit_hash TEXT, machine TEXT NOT NULL, record TEXT NOT NULL,
+                stored_utc TEXT NOT NULL)""",
             "CREATE INDEX perfscope_runs_by_time ON perfscope_runs (created_utc)",
             """CREATE TABLE perfscope_metrics (
                 uid TEXT NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, value DOUBLE PRECISION NOT NULL,

@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from perfscope.profiler.errors import DataError
 
@@ -23,7 +23,7 @@ MOST_NAME = 4_096
 class _Bounded(io.RawIOBase):
     """A stream that refuses to be read in one go beyond ``MOST_READ``."""
 
-    def __init__(self, inner: IO[bytes]) -> None:
+    def __init__(self, inner: IO[bytes] | gzip.GzipFile) -> None:
         self._inner = inner
 
     def readable(self) -> bool:
@@ -52,7 +52,7 @@ def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple
     """
     try:
         with contextlib.ExitStack() as held:
-            raw: IO[Any] = held.enter_context(file.open("rb"))
+            raw: IO[bytes] | gzip.GzipFile = held.enter_context(file.open("rb"))
             if packed:
                 raw = held.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
             tar = held.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
@@ -65,7 +65,7 @@ def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple
 
 def _each(tar: tarfile.TarFile, origin: str) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
     while (member := tar.next()) is not None:
-        tar.members = []  # it would keep all of them
+        tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
         name = _safe_name(member, origin)
         content = tar.extractfile(member)
         if content is None:

@@ -1,0 +1,131 @@
+"""``perfscope baseline``: runs under a name, kept whole, to compare with after their folders are gone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from perfscope.commands.kept import opened, record, store_option
+from perfscope.commands.options import verbose_option
+from perfscope.profiler.errors import AskedWronglyError, DataError
+
+MOST_MIB = 64
+KEPT = 20
+SHORT = 12
+"""Characters of a commit."""
+
+
+@click.group()
+def baseline() -> None:
+    """Keep a run under a name: `perfscope compare baseline:NAME HEAD`, or `compare --baseline [NAME] HEAD`."""
+
+
+@baseline.command("set", epilog="In CI: after the tests of the main branch, and of no other branch (docs/store.md).")
+@click.argument("name", metavar="NAME")
+@click.argument("run", metavar="RUN")
+@click.option("--branch", help="Branch of the run; else the one that is checked out, if it is the run's commit.")
+@click.option("--commit", metavar="HASH", help="Commit of a recording that is no run of perfscope's.")
+@click.option(
+    "--keep", type=click.IntRange(min=1), default=KEPT, show_default=True, help="Runs kept under the name, the newest."
+)
+@click.option(
+    "--most-mib",
+    type=click.IntRange(min=1, max=4096),
+    default=MOST_MIB,
+    show_default=True,
+    help="Refuse files that are larger when packed.",
+)
+@click.option(
+    "--numbers-only", is_flag=True, help="Do not keep the files: it can be compared while its folder is there."
+)
+@store_option
+@verbose_option
+def set_(
+    name: str,
+    run: str,
+    branch: str | None,
+    commit: str | None,
+    keep: int,
+    most_mib: int,
+    numbers_only: bool,
+    store: str | None,
+    verbose: bool,
+) -> None:
+    """Give RUN the name, with its files: a run, `latest`, or a recording."""
+    from perfscope.analyzers.load import resolve
+    from perfscope.profiler.commits import is_hash
+    from perfscope.profiler.run_store.exchange import check_name
+    from perfscope.profiler.run_store.packs import pack
+
+    try:
+        check_name(name)
+    except DataError as error:
+        raise AskedWronglyError(str(error)) from error
+    if commit is not None and not is_hash(commit):
+        raise AskedWronglyError(f"--commit {commit}: not a commit's hash, written out")
+    held = opened(store)
+    held.is_empty()  # a store that cannot be used is told before the work
+    place = resolve(run)
+    made = record(place, branch=branch, commit=commit)
+    with tempfile.TemporaryDirectory(prefix="perfscope-baseline-") as scratch:
+        packed = None if numbers_only else pack(place, Path(scratch, "pack"), most=most_mib << 20)
+        let_go = held.set_baseline(name, made, packed, kept=keep)
+    of = "" if made.commit is None else f" of {made.commit[:SHORT]}{' with uncommitted changes' * made.dirty}"
+    size = "its numbers" if packed is None else f"{packed.bytes / (1 << 20):.2f} MiB of {packed.files} files"
+    click.echo(f"baseline {name}: {made.id}{of}; {size} kept in {held.shown}")
+    if not made.finished:
+        click.echo(f"perfscope: {made.id} did not finish, or its program failed: compare with care", err=True)
+    if let_go:
+        click.echo(f"let go: {', '.join(let_go)} (--keep {keep})")
+
+
+@baseline.command("list")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@store_option
+@verbose_option
+def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> None:
+    """List baselines, the newest first."""
+    held = opened(store)
+    found = held.baselines(name)
+    rows = [
+        {
+            "name": one.name,
+            "run": one.run.id,
+            "program": one.run.name,
+            "branch": one.run.branch,
+            "commit": one.run.commit,
+            "dirty": one.run.dirty,
+            "set_utc": one.set_utc,
+            "hardware": dict(one.run.hardware),
+            "packed_bytes": one.bytes if one.digest is not None else None,
+        }
+        for one in found
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    elif not found:
+        click.echo(f"no baselines in {held.shown}; `perfscope baseline set NAME RUN` keeps one")
+    else:
+        from perfscope.commands.terminal import show
+        from perfscope.dashboards.reports.history_text import baselines_table
+
+        show(baselines_table(found))
+
+
+@baseline.command("rm")
+@click.argument("name", metavar="NAME")
+@click.argument("run", metavar="[RUN]", required=False)
+@store_option
+@verbose_option
+def remove(name: str, run: str | None, store: str | None, verbose: bool) -> None:
+    """Take NAME from its runs, or from RUN alone. Their numbers stay in the history."""
+    held = opened(store)
+    uid = None if run is None else held.find(run).uid
+    removed = held.remove_baseline(name, uid)
+    if not removed:
+        raise DataError(f"{name}: no such baseline{'' if run is None else f' of {run}'} in {held.shown}")
+    click.echo(f"baseline {name}: removed {removed} run{'s' * (removed != 1)} from {held.shown}")

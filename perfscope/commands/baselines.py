@@ -1,0 +1,209 @@
+"""Which run a comparison is made against where the command line names a baseline and no path."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.commands.kept import opened
+from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from perfscope.profiler.run_store.runs import Baseline, RunStore
+
+PREFIX = "baseline:"
+ANY = ""
+"""``--baseline`` without a name: of any name, the program being the same."""
+
+UNPACKED = ".baselines"
+"""Below the folder of runs."""
+KEPT_UNPACKED = 8
+YOUNG_SECONDS = 3600
+"""What was used within the hour stays: another comparison may be reading it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """The paths to compare, and what must be said of how they were found."""
+
+    base: str
+    head: str
+    notes: tuple[str, ...] = ()
+
+
+def sides(base: str | None, head: str | None, baseline: str | None, *, store: str | None = None) -> Sides:
+    """What ``compare [BASE] [HEAD] [--baseline [NAME]]`` means.
+
+    With ``--baseline`` one argument is left, and it is HEAD. ``AskedWronglyError``: too many or too few of them;
+    ``DataError``: no such baseline, or its files are not kept.
+    """
+    if baseline is not None:
+        if base is not None and head is not None:
+            raise AskedWronglyError("--baseline stands for BASE: name HEAD alone")
+        one = base if base is not None else head
+        if one is None and baseline == ANY:
+            raise AskedWronglyError("--baseline needs HEAD: perfscope compare --baseline [NAME] HEAD")
+        name, found = (ANY, baseline) if one is None else (baseline, one)
+        path, notes = nearest(found, name or None, store=store)
+        return Sides(base=path, head=resolved(found, store=store), notes=notes)
+    if base is None or head is None:
+        raise AskedWronglyError("compare needs BASE and HEAD, or --baseline [NAME] HEAD")
+    return Sides(base=resolved(base, store=store), head=resolved(head, store=store))
+
+
+def resolved(argument: str, *, store: str | None = None) -> str:
+    """The path behind ``baseline:NAME``, the newest of that name; any other argument as it is.
+
+    ``DataError``: no such baseline, or only its numbers are kept.
+    """
+    if not argument.startswith(PREFIX) or Path(argument).exists():
+        return argument
+    held = opened(store)
+    name = argument.removeprefix(PREFIX)
+    found = held.baselines(name)
+    if not found or not name:
+        raise _none(held, name)
+    return str(_path_of(held, found[0]))
+
+
+def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The path of the baseline that HEAD's code comes from, and what must be said of it.
+
+    Of those on HEAD's kind of machine, if there are any: the one fewest commits behind; the newest where git knows
+    no way from one to the other. ``name``: of the baseline; ``None``: any, of the same program. ``DataError`` if there
+    is none: a comparison that was asked for does not pass in silence.
+    """
+    held = opened(store)
+    found, facts = held.baselines(name), _facts(head)
+    found = tuple(one for one in found if one.run.uid != facts.uid)
+    if name is None:
+        found = tuple(one for one in found if facts.name in (None, one.run.name))
+    if not found:
+        raise _none(held, name or "", facts.name if name is None else None)
+    chosen, notes = _chosen(found, facts)
+    return str(_path_of(held, chosen)), notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What is known of HEAD; ``None``: it is no run of ours."""
+
+    uid: str
+    name: str | None
+    command: tuple[str, ...]
+    commit: str | None
+    dirty: bool
+    hardware: dict[str, str] | None
+
+
+def _facts(head: str) -> _Facts:
+    from perfscope.analyzers.compare.run_record import hardware_of, uid_of
+    from perfscope.analyzers.load import resolve
+    from perfscope.profiler import store as runs
+    from perfscope.profiler.commits import here
+
+    place = resolve(head)
+    if not (place.is_dir() and runs.is_run(place)):
+        return _Facts(uid=uid_of(place), name=None, command=(), commit=here(), dirty=True, hardware=None)
+    run = runs.read(place)
+    git = run.git or {}
+    said = git.get("commit")
+    return _Facts(
+        uid=uid_of(place),
+        name=run.name,
+        command=run.command,
+        commit=said if isinstance(said, str) else here(),
+        dirty=git.get("dirty") is not False,
+        hardware=hardware_of(run),
+    )
+
+
+def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[str, ...]]:
+    from perfscope.profiler.commits import ancestry, count_between
+
+    line = ancestry(facts.commit)
+    behind = [one for one in found if one.run.commit in line]
+
+    def order(one: Baseline) -> tuple[bool, bool, bool, int]:
+        again = one.run.commit == facts.commit and not facts.dirty  # of the very code that is in question
+        return _other_machine(one, facts), _other_command(one, facts), again, line.get(one.run.commit or "", 0)
+
+    chosen = min(behind or found, key=order)  # the newest first, and min keeps the first of equals
+    commit = chosen.run.commit
+    where = "" if commit is None else f" of {commit[:12]}"
+    if not behind:
+        where += "; git knows no way from it to HEAD (no repository, another history, a shallow clone?): the newest"
+    elif commit == facts.commit:
+        where += ", HEAD's own commit"
+    elif commit is not None and facts.commit is not None:
+        count = count_between(commit, facts.commit)
+        where += f", {count} commit{'s' * (count != 1)} before HEAD" if count is not None else ""
+    notes = [f"baseline {chosen.name}: {chosen.run.id}{where}"]
+    if _other_machine(chosen, facts):
+        mine = ", ".join((facts.hardware or {}).values())
+        notes.append(
+            f"the baseline ran on another machine ({', '.join(chosen.run.hardware.values())}; HEAD on {mine}): its "
+            "times say nothing of the program"
+        )
+    if _other_command(chosen, facts):
+        notes.append(f"the baseline is of another command: {shlex.join(chosen.run.command)}")
+    return chosen, tuple(notes)
+
+
+def _other_machine(one: Baseline, facts: _Facts) -> bool:
+    return facts.hardware is not None and dict(one.run.hardware) != facts.hardware
+
+
+def _other_command(one: Baseline, facts: _Facts) -> bool:
+    return bool(facts.command and one.run.command) and one.run.command != facts.command
+
+
+def _none(held: RunStore, name: str, program: str | None = None) -> DataError:
+    names = sorted({one.name for one in held.baselines()})
+    known = f"; there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else ""
+    of = f" of {program}" if program else ""
+    return DataError(
+        f"{PREFIX}{name}: no such baseline{of} in {held.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
+    )
+
+
+def _path_of(held: RunStore, one: Baseline) -> Path:
+    """The run's own folder if it is as it was, else its files unpacked."""
+    from perfscope.analyzers.compare.run_record import uid_of
+    from perfscope.profiler.run_store.packs import fetch, unpack
+
+    folder = Path(RUNS_FOLDER)
+    own = folder / Path(one.run.id).name
+    if own.is_dir() and uid_of(own) == one.run.uid:
+        return own
+    if one.digest is None:
+        raise DataError(
+            f"{PREFIX}{one.name}: of {one.run.id} only the numbers are in {held.shown}, and its folder is gone; "
+            "`perfscope history` shows them"
+        )
+    target = folder / UNPACKED / one.digest[:16]
+    if not target.is_dir():
+        with tempfile.TemporaryDirectory(prefix="perfscope-baseline-") as scratch:
+            packed = fetch(held.database, one.digest, Path(scratch, "pack"))
+            unpack(packed.file, target, f"{PREFIX}{one.name}")
+    target.touch()
+    _tidy(target.parent, keep=target)
+    inside = [path for path in target.iterdir() if not path.name.startswith(".")]
+    if len(inside) != 1:
+        raise DataError(f"{target}: not as it was unpacked; remove it, and compare again")
+    return inside[0]
+
+
+def _tidy(folder: Path, *, keep: Path) -> None:
+    """Remove what was unpacked longest ago; all of it can be unpacked again."""
+    others = sorted((path for path in folder.iterdir() if path != keep), key=lambda path: -path.stat().st_mtime)
+    for path in others[KEPT_UNPACKED - 1 :]:
+        if time.time() - path.stat().st_mtime > YOUNG_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""``perfscope history``: how metrics went from commit to commit, and where their level changed. It gates nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.kept import add_new, opened, store_option
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.profiler.run_store.record import StoredRun
+    from perfscope.profiler.run_store.runs import RunStore
+
+LAST = 200
+"""Runs, unless more are asked for: a year of working days."""
+
+
+@click.command()
+@click.argument("metric", metavar="[METRIC]", required=False)
+@click.option("--branch", help="Only runs of this branch.")
+@click.option("--name", help="Only runs of this name.")
+@click.option("--last", type=click.IntRange(min=1), default=LAST, show_default=True, help="The newest N runs.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the series as JSON (- for stdout, alone).")
+@click.option("--html", "html_file", metavar="FILE", help="Write a page with pictures (- for stdout, alone).")
+@store_option
+@quiet_option
+@verbose_option
+def history(
+    metric: str | None,
+    branch: str | None,
+    name: str | None,
+    last: int,
+    json_file: str | None,
+    html_file: str | None,
+    store: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Show how metrics went over the runs that are kept, and between which commits they changed.
+
+    METRIC is a name that `perfscope compare` shows, or a part of one. Runs in perfscope-runs/ are taken into a
+    local store first. Times of single runs differ by chance: a change is reported, and never fails a build.
+    """
+    from perfscope.analyzers.compare.series import history as made
+    from perfscope.dashboards.reports import history_html, history_json, history_text, write
+    from perfscope.profiler.commits import ancestry, count_between, here
+
+    if json_file == "-" and html_file == "-":
+        raise AskedWronglyError("--json - and --html -: stdout holds one of them")
+    held = opened(store)
+    held.is_empty()  # a store that cannot be used is told before runs are read
+    if not held.database.shared:
+        _take_in(held, quiet=quiet)
+    runs = held.runs(branch=branch, name=name, last=last)
+    if not runs:
+        raise DataError(_nothing(held.shown, branch, name))
+    found = made(runs, metric=_metric(metric, runs), order=ancestry(here()))
+    if not found.series:
+        raise DataError(f"{held.shown}: none of {len(runs)} runs finished and has a metric")
+    alone = "-" in (json_file, html_file)
+    for file, text in (
+        (json_file, history_json.render(found) if json_file is not None else ""),
+        (html_file, history_html.render(found, count_between=count_between) if html_file is not None else ""),
+    ):
+        if file == "-":
+            click.echo(text, nl=False)
+        elif file is not None:
+            write(file, text)
+            if not quiet:
+                click.echo(f"perfscope: wrote {file}", err=True)
+    if not alone:
+        from perfscope.commands.terminal import color_wanted, width_of
+
+        screen = history_text.render(
+            found,
+            width=width_of(sys.stdout),
+            color=color_wanted(sys.stdout),
+            verbose=verbose,
+            count_between=count_between,
+        )
+        click.echo(screen, nl=False, color=True)
+
+
+def _take_in(held: RunStore, *, quiet: bool) -> None:
+    """Runs of this folder that a local store has not; what cannot be read is said and is not in the way."""
+    added, trouble = add_new(held, Path(RUNS_FOLDER))
+    if quiet:
+        return
+    if added:
+        click.echo(f"perfscope: took {added} new runs into {held.shown}", err=True)
+    for line in trouble:
+        click.echo(f"perfscope: left out: {line}", err=True)
+
+
+def _metric(asked: str | None, runs: Sequence[StoredRun]) -> str | None:
+    """The name that is meant: exactly it, or the only one with that in it."""
+    if asked is None:
+        return None
+    names = sorted({one.name for run in runs for one in run.metrics if one.value is not None})
+    close = [name for name in names if asked.lower() in name.lower()]
+    if asked in names or len(close) == 1:
+        return asked if asked in names else close[0]
+    if close:
+        raise AskedWronglyError(f"{asked}: {len(close)} metrics have that in their name: {', '.join(close)}")
+    raise AskedWronglyError(f"{asked}: no such metric; there are {', '.join(names)}")
+
+
+def _nothing(where: str, branch: str | None, name: str | None) -> str:
+    asked = [f"{what} {value}" for what, value in (("branch", branch), ("name", name)) if value is not None]
+    of = f" of {' and '.join(asked)}" if asked else ""
+    return f"{where}: no runs{of} in it; `perfscope run` makes them, `perfscope store import` takes them in"

@@ -1,0 +1,80 @@
+"""What the verbs of the run store share: which store, records fit to be kept, and runs that are not in it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from perfscope.profiler.errors import DataError
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from perfscope.profiler.run_store.record import StoredRun
+    from perfscope.profiler.run_store.runs import RunStore
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def store_option(command: Decorated) -> Decorated:
+    """``--store``. The command gets ``store: str | None``."""
+    return click.option(
+        "--store",
+        metavar="FILE|URL",
+        help="The run store: a file, or postgresql://USER@HOST/DATABASE. Else PERFSCOPE_STORE, else "
+        f"{RUNS_FOLDER}/store.sqlite.",
+    )(command)
+
+
+def opened(asked: str | None) -> RunStore:
+    """The store that is meant; it is made or asked when it is first used."""
+    from perfscope.profiler.run_store.address import address
+    from perfscope.profiler.run_store.runs import RunStore
+
+    return RunStore(address(asked))
+
+
+def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
+    """The record of a run or a trace, its branch as git tells it here, its texts fit to be kept."""
+    from dataclasses import replace
+
+    from perfscope.analyzers.compare.run_record import record_of
+    from perfscope.profiler.commits import branch_of
+
+    made = record_of(path, branch=branch, commit=commit)
+    return cleaned(made if made.branch is not None else replace(made, branch=branch_of(made.commit)))
+
+
+def cleaned(made: StoredRun) -> StoredRun:
+    """The record without control characters, secrets and homes in its texts."""
+    import msgspec
+
+    from perfscope.dashboards.shown import shown_value
+    from perfscope.profiler.run_store.record import StoredRun
+
+    return msgspec.convert(shown_value(asdict(made)), StoredRun)
+
+
+def add_new(store: RunStore, folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Put runs of ``folder`` that ``store`` has not into it; how many, and a line for each that cannot be read.
+
+    Runs that are still running wait for the next time.
+    """
+    from perfscope.analyzers.compare.run_record import uid_of
+    from perfscope.profiler import store as runs
+
+    added, trouble = 0, []
+    known = {uid_of(place): place for place in runs.directories(folder)}
+    held = store.holds(known)
+    for uid, place in known.items():
+        if uid in held:
+            continue
+        try:
+            if runs.read(place).state != "running":
+                added += store.put(record(place))
+        except DataError as error:
+            trouble.append(str(error))
+    return added, tuple(trouble)

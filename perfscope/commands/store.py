@@ -1,0 +1,143 @@
+"""``perfscope store``: runs into the store and out of it, what is in it, and its schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.kept import add_new, cleaned, opened, record, store_option
+from perfscope.commands.options import verbose_option
+from perfscope.profiler.errors import DataError
+
+if TYPE_CHECKING:
+    from perfscope.profiler.run_store.runs import RunStore
+
+
+@click.group()
+def store() -> None:
+    """Numbers and baselines of runs, in a file or on a PostgreSQL server (docs/store.md)."""
+
+
+@store.command("import")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--branch", help="Branch of runs whose commit is not the one that is checked out.")
+@click.option("--again", is_flag=True, help="Count runs that are there already once more.")
+@store_option
+@verbose_option
+def import_(
+    paths: tuple[str, ...],
+    branch: str | None,
+    again: bool,
+    store: str | None,
+    verbose: bool,
+) -> None:
+    """Put runs, folders of runs, recordings or an export into the store. What is there already stays."""
+    from perfscope.profiler import store as runs
+    from perfscope.profiler.run_store.exchange import import_file, looks_like_export
+
+    held = opened(store)
+    held.prepare()
+    for path in paths:
+        place = Path(path)
+        if place.is_file() and looks_like_export(place):
+            done = import_file(held, place, clean=cleaned)
+            there = f" ({done.runs_there + done.baselines_there} were there)"
+            click.echo(f"{path}: {done.runs} runs and {done.baselines} baselines added to {held.shown}{there}")
+        elif place.is_dir() and not runs.is_run(place) and runs.directories(place) and not again:
+            added, trouble = add_new(held, place)
+            click.echo(f"{path}: {added} runs added to {held.shown}")
+            for line in trouble:
+                click.echo(f"perfscope: left out: {line}", err=True)
+            if trouble and not added:
+                raise DataError(f"{path}: none of its runs could be read")
+        else:
+            for one in _runs_below(place) if again else (path,):
+                made = record(one, branch=branch)
+                new = held.put(made, again=again)
+                click.echo(f"{made.id}: {'added to' if new else 'counted again in' if again else 'is in'} {held.shown}")
+
+
+def _runs_below(place: Path) -> list[str | Path]:
+    from perfscope.profiler import store as runs
+
+    return [*runs.directories(place)] if place.is_dir() and not runs.is_run(place) else [str(place)]
+
+
+@store.command("export")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--branch", help="Only runs of this branch.")
+@click.option("--name", help="Only runs of this name.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N runs.")
+@click.option("--numbers-only", is_flag=True, help="Leave out the files of baselines.")
+@store_option
+@verbose_option
+def export_(
+    file: Path,
+    branch: str | None,
+    name: str | None,
+    last: int | None,
+    numbers_only: bool,
+    store: str | None,
+    verbose: bool,
+) -> None:
+    """Write runs, their baselines and the files of these into one FILE (a tar)."""
+    from perfscope.profiler.run_store.exchange import export
+
+    held = opened(store)
+    found = held.runs(branch=branch, name=name, last=last)
+    if not found:
+        raise DataError(f"{held.shown}: nothing to export")
+    done = export(held, file, runs=found, packs=not numbers_only)
+    size = file.stat().st_size / (1 << 20)
+    click.echo(f"{file}: {done.runs} runs, {done.baselines} baselines, files of {done.packs} ({size:.2f} MiB)")
+
+
+@store.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@store_option
+@verbose_option
+def status(as_json: bool, store: str | None, verbose: bool) -> None:
+    """Say where the store is and what is in it."""
+    held = opened(store)
+    said = _status(held)
+    if as_json:
+        click.echo(json.dumps(said, indent=1))
+        return
+    if said["schema"] is None:
+        click.echo(f"{held.shown}: no store yet; `perfscope store import perfscope-runs` makes one")
+        return
+    newest = "" if said["newest_utc"] is None else f", the newest of {said['newest_utc']}"
+    packed = float(said["packed_bytes"] or 0) / (1 << 20)
+    click.echo(
+        f"{held.shown}: schema {said['schema']}, {said['runs']} runs{newest}, {said['baselines']} baselines "
+        f"({packed:.2f} MiB of files)"
+    )
+
+
+def _status(held: RunStore) -> dict[str, str | int | None]:
+    from perfscope.profiler.run_store import schema
+
+    empty = held.is_empty()
+    runs, newest = held.counts()
+    baselines = held.baselines()
+    return {
+        "store": held.shown,
+        "schema": None if empty else schema.LATEST,
+        "runs": runs,
+        "newest_utc": newest,
+        "baselines": len(baselines),
+        "packed_bytes": sum({one.digest: one.bytes for one in baselines}.values()),
+    }
+
+
+@store.command("migrate")
+@store_option
+@verbose_option
+def migrate(store: str | None, verbose: bool) -> None:
+    """Bring the store to this perfscope's schema. A file is brought by its first use, a shared database only here."""
+    held = opened(store)
+    version = held.prepare(upgrade=True)
+    click.echo(f"{held.shown}: schema {version.schema}, for perfscope that knows {version.needs} or later")
