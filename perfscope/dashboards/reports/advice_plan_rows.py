@@ -121,13 +121,14 @@ def step_words(plans: Plans, plan: Plan) -> str:
 
 def added_words(plan: Plan) -> str:
     """What a plan adds to the step: ``+14.4 ms``, ``+0 to +3.1 ms``."""
-    high = None if plan.added_high_ns is None else _signed(plan.added_high_ns)
+    high = None if plan.added_high_ns is None else signed_time(plan.added_high_ns)
     if plan.added_high_ns is not None and plan.added_high_ns - plan.added_low_ns < ONE_NUMBER * abs(plan.added_high_ns):
-        return _signed(plan.added_high_ns)
-    return _range(_signed(plan.added_low_ns), high)
+        return signed_time(plan.added_high_ns)
+    return _range(signed_time(plan.added_low_ns), high)
 
 
-def _signed(value: int) -> str:
+def signed_time(value: int) -> str:
+    """``+14.4 ms``, ``-3.1 ms``, ``+0``."""
     if abs(value) < UNHURRIED_NS:
         return "+0"
     return format_ns(value) if value < 0 else f"+{format_ns(value)}"
