@@ -9,9 +9,12 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "advise": "perfscope.commands.advise:advise",
     "analyze": "perfscope.commands.analyze:analyze",
+    "baseline": "perfscope.commands.baseline:baseline",
     "compare": "perfscope.commands.compare:compare",
     "doctor": "perfscope.commands.doctor:doctor",
+    "history": "perfscope.commands.history:history",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
+    "store": "perfscope.commands.store:store",
 }
