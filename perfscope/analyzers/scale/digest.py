@@ -38,9 +38,9 @@ def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | No
     ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
     """
     if isinstance(task, RunPart):
-        return _digest(*_part(task), rules, device)
+        return digest_of(*_part(task), rules, device)
     if not is_remote(task):
-        return _digest(*read_task(task), rules, device)
+        return digest_of(*read_task(task), rules, device)
     shown = shown_url(task)
     try:
         with fetched(task) as copy:
@@ -48,7 +48,7 @@ def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | No
             for trace in traces:
                 _lies_at(trace, str(copy), shown)
             lost = None if skipped is None else replace(skipped, path=shown)
-            return _digest(traces, lost, rules, device)
+            return digest_of(traces, lost, rules, device)
     except DataError as error:
         return Digest(skipped=Skipped(path=shown, reason=str(error).removeprefix(f"{shown}: "), broken=True))
 
@@ -78,9 +78,10 @@ def _lies_at(trace: Trace, copy: str, shown: str) -> None:
         trace.compile_log = replace(trace.compile_log, path=trace.compile_log.path.replace(copy, shown))
 
 
-def _digest(
+def digest_of(
     traces: Sequence[Trace], skipped: Skipped | None, rules: tuple[str, ...] | None, device: Device | None
 ) -> Digest:
+    """Judge traces that were read as one task, and cut them down; arguments as of `digest` and `Digest`."""
     programs = tuple(trace for trace in traces if is_program_alone(trace))
     chosen = chosen_rules(rules)
     examined = []

@@ -80,7 +80,7 @@ def embedded(analysis: Analysis) -> str:
 def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
-    yield f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
+    yield tiles(summary, analysis)
     yield from findings(summary)
     if summary.programs is not None:
         yield from programs_cards(summary.programs)
@@ -90,16 +90,41 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
         yield from collectives_cards(summary.collectives)
     if summary.memory is not None:
         yield from memory_cards(summary.memory)
-    yield from _not_flagged(summary)
+    yield from not_flagged(summary)
+    yield from _devices_and_steps(summary, analysis)
+    yield from _origin_cards(summary, analysis)
+    yield f"<footer>{escape(_origin())}</footer>"
+
+
+def overview_cards(summary: Summary, analysis: Analysis) -> tuple[str, str]:
+    """What the dashboard's first page shows before the findings and behind them: HTML, its texts escaped."""
+    before = f'<p class="sub">{escape(summary.headline)}</p>{tiles(summary, analysis)}'
+    after = (*_devices_and_steps(summary, analysis), *not_flagged(summary), *_origin_cards(summary, analysis))
+    return before, "".join(after)
+
+
+def findings_cards(summary: Summary) -> str:
+    """Findings, what could not look and what is clean: HTML, its texts escaped."""
+    return "".join((*findings(summary), *not_flagged(summary)))
+
+
+def tiles(summary: Summary, analysis: Analysis) -> str:
+    """The few numbers at the top."""
+    return f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
+
+
+def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
         yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
     if analysis.steps:
         yield card("Step times", "".join(_steps(analysis.steps)))
+
+
+def _origin_cards(summary: Summary, analysis: Analysis) -> Iterator[str]:
     if analysis.run is not None:
         yield card("Run", _run(analysis.run))
     yield card("Sources", "".join(_sources(analysis, summary)))
-    yield f"<footer>{escape(_origin())}</footer>"
 
 
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
@@ -140,7 +165,8 @@ def _tile(name: str, value: str, note: str) -> str:
     )
 
 
-def _not_flagged(summary: Summary) -> Iterator[str]:
+def not_flagged(summary: Summary) -> Iterator[str]:
+    """Cards of what could not look, and of what looked and is clean."""
     if summary.abstained or summary.partly:
         items = [f"<li><b>{escape(', '.join(rules))}</b>: {prose(reason)}</li>" for reason, rules in summary.abstained]
         items += [f"<li><b>{escape(rule)}</b>, in part: {prose(reason)}</li>" for rule, reason in summary.partly]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-STYLE = """
-:root{color-scheme:light dark;--ground:#f6f7f9;--card:#fff;--ink:#17202b;--soft:#5c6775;--line:#dfe3e8;--link:#2a62b8;
+LIGHT = """
+--ground:#f6f7f9;--card:#fff;--ink:#17202b;--soft:#5c6775;--line:#dfe3e8;--link:#2a62b8;
 --code:#f0f2f5;--high:#b42318;--high-ground:#fdeceb;--medium:#8a5300;--medium-ground:#fdf1dc;--low:#4a5563;
---low-ground:#eceff3;--clean:#1b7340;--gain:#0f5132}
-@media (prefers-color-scheme:dark){:root{--ground:#12161c;--card:#1a2029;--ink:#e5e9ef;--soft:#9aa5b3;--line:#2c3440;
+--low-ground:#eceff3;--clean:#1b7340;--gain:#0f5132"""
+"""Colours as CSS variables; `DARK` has the same names."""
+
+DARK = """
+--ground:#12161c;--card:#1a2029;--ink:#e5e9ef;--soft:#9aa5b3;--line:#2c3440;
 --link:#86b4f5;--code:#232b36;--high:#ff9c92;--high-ground:#46201d;--medium:#f2c46e;--medium-ground:#42320f;
---low:#b4bfcc;--low-ground:#2a323d;--clean:#7bd49c;--gain:#9fe0b8}}
+--low:#b4bfcc;--low-ground:#2a323d;--clean:#7bd49c;--gain:#9fe0b8"""
+
+RULES = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif;overflow-wrap:anywhere;-webkit-text-size-adjust:100%}
@@ -100,6 +105,8 @@ min-width:0;white-space:normal;text-align:right}
 }
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}
 """
+
+STYLE = f":root{{color-scheme:light dark;{LIGHT}}}\n@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{RULES}"
 
 SCRIPT = """
 document.addEventListener("click",function(event){

@@ -1,0 +1,138 @@
+"""``perfscope serve``: the dashboard, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.options import quiet_option
+from perfscope.profiler.errors import AskedWronglyError, NotStartedError
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOCAL = "127.0.0.1"
+PORT = 8765
+THREADS = 8
+MOST_TRIES = 20
+"""Ports tried behind the usual one, where none was asked for."""
+NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[RUN|FILE|FOLDER]...")
+@click.option("--port", type=click.IntRange(0, 65_535), help=f"[{PORT}, or the next free one]")
+@click.option(
+    "--host", default=LOCAL, show_default=True, help="Address to listen on; others than this machine's need the token."
+)
+@click.option(
+    "--allow-host", "names", multiple=True, metavar="NAME", help="A name under which browsers ask (repeatable)."
+)
+@click.option("--base-path", default="/", show_default=True, metavar="PATH", help="Where a proxy has put it.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Take the token from this file.",
+)
+@click.option(
+    "--no-token", is_flag=True, help=f"Ask for no token; on {LOCAL} only: every user of the machine can look."
+)
+@click.option(
+    "--cache", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep what was read here."
+)
+@quiet_option
+def serve(
+    paths: tuple[str, ...],
+    port: int | None,
+    host: str,
+    names: tuple[str, ...],
+    base_path: str,
+    token_file: Path | None,
+    no_token: bool,
+    cache: Path | None,
+    quiet: bool,
+) -> None:
+    """Look at runs and traces in the browser.
+
+    Without a path: the runs of this folder. Everything is served from here; no page loads anything from elsewhere.
+    """
+    import importlib.util
+
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        raise NotStartedError(f"serve needs {', '.join(absent)}: pip install 'perfscope[ui]'")
+    from waitress.server import create_server
+
+    from perfscope.dashboards.app import create_app
+    from perfscope.dashboards.server.guard import hosts_of, new_token
+    from perfscope.dashboards.server.shelf import Shelf
+    from perfscope.dashboards.server.workshop import Workshop
+
+    if no_token and host not in (LOCAL, "localhost", "::1"):
+        raise AskedWronglyError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
+    base = f"/{base_path.strip('/')}/".replace("//", "/")
+    token = None if no_token else (new_token() if token_file is None else _token(token_file))
+    shelf = Shelf(paths or (_here(),))
+    workshop = Workshop(cache or _cache())
+    with contextlib.closing(workshop):
+        app = create_app(shelf, workshop, token=token, hosts=hosts_of(host, names), base_path=base)
+        server = _listening(create_server, app.server, host, port)
+        if not quiet:
+            for line in _told(host, server.effective_port, base, token):
+                click.echo(f"perfscope: {line}", err=True)
+        server.run()
+
+
+def _listening(create_server: Any, application: Any, host: str, port: int | None) -> Any:
+    """A server on the port that was asked for, or on the first free one."""
+    tried = [port] if port is not None else [*range(PORT, PORT + MOST_TRIES), 0]
+    for at in tried:
+        try:
+            return create_server(
+                application, host=host, port=at, threads=THREADS, ident="perfscope", clear_untrusted_proxy_headers=True
+            )
+        except OSError as error:
+            problem = error
+    raise NotStartedError(f"{host}:{tried[0]}: cannot listen: {problem.strerror or problem}")
+
+
+def _told(host: str, port: int, base: str, token: str | None) -> Iterator[str]:
+    query = "" if token is None else f"?token={token}"
+    shown = LOCAL if host in ("0.0.0.0", "::") else host  # noqa: S104
+    yield f"open http://{shown}:{port}{base}{query}"
+    if os.environ.get("SSH_CONNECTION"):
+        yield f"from your own machine: ssh -N -L {port}:{LOCAL}:{port} {_login()}, then the address above"
+    yield "Ctrl-C ends it"
+
+
+def _login() -> str:
+    """The address that ssh came to: the third word of SSH_CONNECTION."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) > 2 else "HOST"
+
+
+def _token(file: Path) -> str:
+    try:
+        text = file.read_text("utf-8").strip()
+    except OSError as error:
+        raise AskedWronglyError(f"{file}: {error.strerror or error}") from error
+    if len(text) < 16:
+        raise AskedWronglyError(f"{file}: a token has at least 16 characters")
+    return text
+
+
+def _here() -> str:
+    if not Path(RUNS_FOLDER).is_dir():
+        raise AskedWronglyError(f"no {RUNS_FOLDER} in this folder: name a run, a trace or a folder")
+    return RUNS_FOLDER
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home, "perfscope", "serve")

@@ -1,0 +1,274 @@
+"""``create_app``: the dashboard around its pages. All is served locally; nothing of a trace is kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import dash
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from perfscope.dashboards.pages import PAGES, Asked, address, page_module
+from perfscope.dashboards.server.api import install_api
+from perfscope.dashboards.server.guard import Guard
+from perfscope.dashboards.server.kept import read_view
+from perfscope.dashboards.server.shelf import Item, Shelf
+from perfscope.dashboards.server.workshop import State as Readiness
+from perfscope.dashboards.server.workshop import Workshop
+from perfscope.dashboards.shown import shown
+
+TICK_MS = 1_000
+"""Between two looks at what is being read."""
+ASSETS = Path(__file__).parent / "assets"
+START = "overview"
+
+
+def create_app(
+    shelf: Shelf,
+    workshop: Workshop,
+    *,
+    token: str | None,
+    hosts: Iterable[str],
+    base_path: str = "/",
+    title: str = "perfscope",
+) -> Dash:
+    """The whole dashboard as a Dash app; ``app.server`` is what a WSGI server runs.
+
+    ``base_path`` begins and ends with ``/``: where a proxy has put it.
+    """
+    app = Dash(
+        __name__,
+        title=title,
+        assets_folder=str(ASSETS),
+        requests_pathname_prefix=base_path,
+        routes_pathname_prefix=base_path,
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+        update_title="",
+        external_stylesheets=[f"{base_path}api/style.css"],
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )
+    app.enable_dev_tools(debug=False)
+    app.layout = lambda: _frame(shelf, base_path)
+    _route(app, shelf, workshop, base_path)
+    for name in PAGES:
+        register = getattr(page_module(name), "register", None)
+        if register is not None:
+            register(app)
+    install_api(app.server, shelf, workshop, base_path)
+    Guard(
+        token=token,
+        hosts=frozenset(hosts),
+        base_path=base_path,
+        inline_hashes=tuple(f"{one}" for one in app.csp_hashes()),
+    ).install(app.server)
+    return app
+
+
+def _frame(shelf: Shelf, base_path: str) -> Any:
+    """What stays while pages change: header, menu, the place for a page."""
+    items = shelf.items()
+    picker = dmc.Select(
+        id="which",
+        data=[{"value": item.key, "label": shown(item.title)} for item in items],
+        placeholder="run or trace",
+        searchable=True,
+        allowDeselect=False,
+        size="sm",
+        w={"base": 150, "sm": 300},
+        **{"aria-label": "run or trace"},
+    )
+    dark = dmc.Switch(id="dark", label="dark", size="sm", persistence=True, persistence_type="local")
+    header = dmc.Group(
+        [
+            html.A("skip to the page", href="#page", className="ps-skip"),
+            dcc.Link("perfscope", href=base_path, className="ps-brand"),
+            picker,
+            html.Div(id="live", role="status", className="ps-live", **{"aria-live": "polite"}),
+            html.Div(style={"flex": 1}),
+            html.A("Perfetto file", id="perfetto", className="ps-button", href="#"),
+            dark,
+        ],
+        h="100%",
+        px="md",
+        gap="md",
+        wrap="nowrap",
+    )
+    menu = html.Nav([html.Div(id="menu")], **{"aria-label": "pages"})
+    return dmc.MantineProvider(
+        [
+            dcc.Location(id="at", refresh="callback-nav"),
+            dcc.Interval(id="tick", interval=TICK_MS),
+            dcc.Store(id="drawn"),
+            dmc.AppShell(
+                [
+                    dmc.AppShellHeader(header),
+                    dmc.AppShellNavbar(menu, p="sm"),
+                    dmc.AppShellMain(html.Main(id="page", tabIndex=-1)),
+                ],
+                header={"height": 54},
+                navbar={"width": 168, "breakpoint": "sm", "collapsed": {"mobile": False}},
+                padding="md",
+            ),
+        ],
+        id="theme",
+        forceColorScheme="light",
+        theme={
+            "fontFamily": "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif",
+            "primaryColor": "indigo",
+        },
+    )
+
+
+def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
+    @app.callback(
+        Output("page", "children"),
+        Output("menu", "children"),
+        Output("live", "children"),
+        Output("which", "value"),
+        Output("perfetto", "href"),
+        Output("drawn", "data"),
+        Input("at", "pathname"),
+        Input("at", "search"),
+        Input("tick", "n_intervals"),
+        State("drawn", "data"),
+    )
+    def draw(pathname: str | None, search: str | None, _: int, drawn: str | None) -> Any:
+        asked = asked_for(pathname, search, shelf, workshop, base_path)
+        state = None if asked.item is None else workshop.state(asked.item)
+        children, mark = _page(asked, state)
+        mark = f"{pathname}{search}|{mark}"
+        if mark == drawn:
+            return (no_update,) * 6
+        live = [] if state is None else _live(state, asked)
+        key = None if asked.item is None else asked.item.key
+        perfetto = "#" if key is None else f"{base_path}api/export/{key}/perfetto"
+        return children(), _menu(asked), live, key, perfetto, mark
+
+    @app.callback(
+        Output("at", "href"),
+        Input("which", "value"),
+        State("at", "pathname"),
+        State("at", "search"),
+        prevent_initial_call=True,
+    )
+    def pick(key: str | None, pathname: str | None, search: str | None) -> Any:
+        asked = asked_for(pathname, search, shelf, workshop, base_path)
+        if key is None or (asked.item is not None and asked.item.key == key):
+            return no_update
+        return address(base_path, asked.page if page_module(asked.page).VIEW else START, key)
+
+    app.clientside_callback(
+        "function(on){document.documentElement.dataset.psScheme=on?'dark':'light';return on?'dark':'light'}",
+        Output("theme", "forceColorScheme"),
+        Input("dark", "checked"),
+    )
+
+    @app.callback(
+        Output("drawn", "data", allow_duplicate=True),
+        Input({"act": dash.ALL, "key": dash.ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def act(clicks: list[int | None]) -> Any:
+        """Buttons about the reading of an item: cancel, again."""
+        asked = dash.ctx.triggered_id
+        item = None if not any(clicks) or not isinstance(asked, dict) else shelf.find(str(asked["key"]))
+        if item is None or not isinstance(asked, dict):
+            return no_update
+        if asked["act"] == "cancel":
+            workshop.cancel(item)
+        else:
+            workshop.again(item)
+        return None
+
+
+def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: Workshop, base_path: str) -> Asked:
+    """What an address asks for; pages and keys that nothing has are the first ones."""
+    page = (pathname or "").removeprefix(base_path).strip("/") or START
+    parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
+    known = page in PAGES
+    item: Item | None = None
+    if known and page_module(page).VIEW is not None:
+        key = parameters.pop("run", None)
+        item = shelf.find(key) if key is not None else next(iter(shelf.items()), None)
+    return Asked(
+        page=page if known else "",
+        parameters=parameters,
+        base_path=base_path,
+        shelf=shelf,
+        workshop=workshop,
+        item=item,
+    )
+
+
+def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
+    """What makes the page, and what it depends on: where that is unchanged nothing is drawn again."""
+    if not asked.page:
+        return lambda: _said("There is no such page."), "none"
+    module = page_module(asked.page)
+    if module.VIEW is None:
+        return lambda: module.layout(asked, None), "static"
+    if asked.item is None or state is None:
+        return lambda: _said(
+            "No such run or trace is open here (any more).", dcc.Link("what is", href=asked.link("runs"))
+        ), "no item"
+    view = None if state.folder is None else read_view(state.folder, module.VIEW)
+    if view is None:
+        return lambda: _progress(asked, state), f"{state.stage} {state.told} {int(state.seconds)}"
+    if "problem" in view:
+        return lambda: _said(str(view["problem"])), "problem"
+    import dataclasses
+
+    complete = dataclasses.replace(asked, folder=state.folder)
+    named = state.folder.name if state.folder is not None else ""
+    return lambda: module.layout(complete, view["view"]), f"{named} {state.stage if state.stale else ''}"
+
+
+def _progress(asked: Asked, state: Readiness) -> Any:
+    item = asked.item
+    assert item is not None
+    if state.stage in ("working", "waiting"):
+        return html.Div(
+            [
+                html.H1(f"Reading {shown(item.title)}"),
+                dmc.Progress(value=100, animated=True, striped=True, **{"aria-label": "reading"}),
+                html.P(f"{state.told}, {state.seconds:.0f} s"),
+                html.Button("cancel", id={"act": "cancel", "key": item.key}, className="ps-button"),
+            ],
+            className="ps-card",
+        )
+    again = html.Button("read it again", id={"act": "again", "key": item.key}, className="ps-button")
+    return _said(state.told, *([] if state.stage == "gone" else [again]))
+
+
+def _live(state: Readiness, asked: Asked) -> Any:
+    if state.stage == "gone":
+        return html.Span("its files are gone; this is what they held", className="ps-warn")
+    if state.stage == "failed" and state.folder is not None:
+        return html.Span(f"its files have changed and cannot be read: {shown(state.told)}", className="ps-warn")
+    if state.stale and state.stage in ("working", "waiting"):
+        return "its files have changed: reading them again"
+    if asked.item is not None and asked.item.running():
+        return "running"
+    return ""
+
+
+def _menu(asked: Asked) -> list[Any]:
+    return [
+        html.Div(
+            dcc.Link(
+                page_module(name).TITLE,
+                href=asked.link(name),
+                className="ps-nav" + (" ps-here" if name == asked.page else ""),
+            ),
+            **({"aria-current": "page"} if name == asked.page else {}),
+        )
+        for name in PAGES
+    ]
+
+
+def _said(line: str, *more: Any) -> Any:
+    return html.Div([html.P(shown(line, 1_000)), *more], className="ps-card", role="alert")

@@ -1,0 +1,58 @@
+"""The pages of the dashboard, a written list in the order of the menu: name -> module. One page a file.
+
+A page's module has ``TITLE``, ``VIEW`` (the data it shows: a name of ``views.VIEWS``, or ``None`` for a page about no
+item), ``layout(asked, view)``, and maybe ``register(app)`` for callbacks of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.server.shelf import Item, Shelf
+    from perfscope.dashboards.server.workshop import Workshop
+
+PAGES: dict[str, str] = {
+    "overview": "perfscope.dashboards.pages.overview",
+    "timeline": "perfscope.dashboards.pages.timeline",
+    "memory": "perfscope.dashboards.pages.memory",
+    "ranks": "perfscope.dashboards.pages.ranks",
+    "compile": "perfscope.dashboards.pages.compile",
+    "findings": "perfscope.dashboards.pages.findings",
+    "runs": "perfscope.dashboards.pages.runs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What an address asks for. ``parameters`` are a stranger's; ``item`` and ``folder``: of a page with a view."""
+
+    page: str
+    parameters: Mapping[str, str]
+    base_path: str
+    shelf: Shelf
+    workshop: Workshop
+    item: Item | None = None
+    folder: Path | None = None
+
+    def link(self, page: str, **parameters: str) -> str:
+        """The address of a page about the same item."""
+        return address(self.base_path, page, None if self.item is None else self.item.key, **parameters)
+
+
+def address(base_path: str, page: str, key: str | None, **parameters: str) -> str:
+    """The address of a page; what it shows stands in it whole, so that it can be sent to a colleague."""
+    held = {"run": key} if key is not None else {}
+    query = urlencode({**held, **parameters})
+    return f"{base_path}{page}" + (f"?{query}" if query else "")
+
+
+def page_module(name: str) -> ModuleType:
+    """The module of a page; ``KeyError`` if there is none of that name."""
+    return importlib.import_module(PAGES[name])

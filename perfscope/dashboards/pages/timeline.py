@@ -1,0 +1,27 @@
+"""Timeline: every rank, device, stream, thread and depth on one clock, drawn on a canvas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.ui import Timeline
+
+TITLE = "Timeline"
+VIEW = "timeline"
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page."""
+    assert asked.item is not None
+    if not any(one["events"] for one in view["traces"]):
+        nothing = "There are no events with a time in it: compiled programs and snapshots have none."
+        return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card")]
+    at = {key: asked.parameters[key] for key in ("t0", "t1", "sel", "trace", "find") if key in asked.parameters}
+    url = f"{asked.base_path}api/timeline/{asked.item.key}/"
+    return [
+        html.H1(TITLE, className="ps-title ps-hidden"),
+        Timeline(id="timeline", url=url, at=at),
+    ]

@@ -1,0 +1,1 @@
+"""The dashboard's server: what is open, who may ask, and the children that read it."""

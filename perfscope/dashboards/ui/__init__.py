@@ -1,0 +1,56 @@
+"""Dash components of our own, drawn by plain JavaScript beside this file: no npm, no build, nothing from a network."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dash.development.base_component import Component
+
+SCRIPTS = ("fragment.js", "timeline_wire.js", "timeline_draw.js", "timeline.js")
+"""In the order they are loaded."""
+
+# Dash looks for the scripts of a component in the top package of its module.
+sys.modules["perfscope"]._js_dist = [  # type: ignore[attr-defined]
+    {"relative_package_path": f"dashboards/ui/{name}", "namespace": "perfscope"} for name in SCRIPTS
+]
+
+
+class Fragment(Component):
+    """HTML that one of our reports made: its texts are escaped there. Never a stranger's.
+
+    ``html``: what to show.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012 (Dash reads it from the class)
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Fragment"
+    _prop_names = ["id", "html"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "html"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, html: str = "", **others: Any) -> None:
+        """Hold what is shown."""
+        super().__init__(html=html, **others)
+
+
+class Timeline(Component):
+    """The timeline of an item on a canvas.
+
+    ``url``: where its tiles are. ``at``: ``{"t0", "t1", "sel", ...}``, the parameters of the address to begin with.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Timeline"
+    _prop_names = ["id", "url", "at"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "url", "at"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, url: str = "", **others: Any) -> None:
+        """Hold where its tiles are."""
+        super().__init__(url=url, **others)

@@ -1,0 +1,33 @@
+// HTML that perfscope's own reports made, with its texts escaped there. The page's policy runs no script in it.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+  ui.Fragment = function (props) {
+    return React.createElement("div", {
+      id: props.id,
+      className: "ps-report",
+      dangerouslySetInnerHTML: { __html: props.html || "" },
+    });
+  };
+
+  // Buttons that copy the block of code they stand in, wherever they come from.
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    const code = button.parentElement.querySelector("pre");
+    const say = function (word) {
+      button.textContent = word;
+      setTimeout(function () { button.textContent = "copy"; }, 1500);
+    };
+    const range = document.createRange();
+    range.selectNodeContents(code);
+    const selection = getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    if (navigator.clipboard) {
+      navigator.clipboard.writeText(code.textContent).then(function () { say("copied"); }, function () { say("selected"); });
+    } else {
+      say("selected");
+    }
+  });
+})(window.perfscope_ui);

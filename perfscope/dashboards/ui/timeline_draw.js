@@ -1,0 +1,94 @@
+// Draws rows of lanes on a canvas from tiles. It knows nothing of the server and holds no state.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+
+  const RULER = 26, GUTTER = 196, ROW = 17, HEAD = 22;
+
+  // By Category of dashboards/timeline/lanes.py; light and dark. Each pair is readable under its label.
+  const COLORS = {
+    light: ["#4e79a7", "#8a5fa8", "#76b7b2", "#c98bb9", "#f28e2b", "#d9b310", "#7f9ccb", "#a7c7a0", "#c9b8a0", "#b4bcc8", "#5d9c59", "#d1495b", "#9aa5b3", "#6c8ebf", "#d0d4da", "#8899aa"],
+    dark: ["#5b8ac0", "#a179c0", "#67aaa5", "#b87aa8", "#e08428", "#bfa01c", "#7590c4", "#6f9a67", "#8f7f68", "#66707f", "#56944f", "#d1566a", "#6d7886", "#5b7db3", "#454d58", "#5f6d7c"],
+  };
+
+  function theme() {
+    const dark = document.documentElement.dataset.psScheme === "dark";
+    return dark
+      ? { name: "dark", ground: "#1a2029", band: "#1f2630", ink: "#e5e9ef", soft: "#9aa5b3", line: "#2c3440", label: "#10151b", head: "#232b36", mark: "#f2c46e" }
+      : { name: "light", ground: "#ffffff", band: "#f7f8fa", ink: "#17202b", soft: "#5c6775", line: "#dfe3e8", label: "#ffffff", head: "#eef1f5", mark: "#b45309" };
+  }
+
+  function text_on(color) {
+    const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+    return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10151b" : "#ffffff";
+  }
+
+  function ruler(context, look, width, view, format_mark) {
+    const span = view.t1 - view.t0, inner = width - GUTTER;
+    const wished = span / Math.max(2, inner / 110);
+    const power = Math.pow(10, Math.floor(Math.log10(wished)));
+    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= wished) || power * 10;
+    context.fillStyle = look.head;
+    context.fillRect(0, 0, width, RULER);
+    context.strokeStyle = look.line;
+    context.fillStyle = look.soft;
+    context.beginPath();
+    for (let at = Math.ceil(view.t0 / step) * step; at <= view.t1; at += step) {
+      const x = Math.round(GUTTER + ((at - view.t0) / span) * inner) + 0.5;
+      context.moveTo(x, RULER - 6);
+      context.lineTo(x, RULER);
+      context.fillText(format_mark(at, step), x + 4, RULER / 2 + 1);
+    }
+    context.stroke();
+  }
+
+  // Cells and boxes of one tile; `place` gives the y of a lane's row, or null where it is not on the screen.
+  function tile(context, look, held, view, width, place, options) {
+    const colors = COLORS[look.name], inner = width - GUTTER;
+    const scale = (held.high - held.low) / held.columns;
+    const to_x = (pixel) => GUTTER + ((held.low + pixel * scale - view.t0) / (view.t1 - view.t0)) * inner;
+    const rows = held.lanes.map(place);
+    for (let at = 0; at < held.cell_x.length; at++) {
+      const y = rows[held.cell_lane[at]];
+      if (y === null) continue;
+      const x0 = Math.max(GUTTER, to_x(held.cell_x[at])), x1 = Math.min(width, to_x(held.cell_x[at] + held.cell_width[at]));
+      if (x1 <= x0) continue;
+      context.globalAlpha = (options.dim ? 0.25 : 1) * (0.25 + (0.75 * held.cell_level[at]) / 16);
+      context.fillStyle = colors[held.cell_category[at]];
+      context.fillRect(x0, y + 1, x1 - x0, ROW - 3);
+    }
+    context.globalAlpha = 1;
+    for (let at = 0; at < held.box_low.length; at++) {
+      const y = rows[held.box_lane[at]];
+      if (y === null) continue;
+      const x0 = Math.max(GUTTER, to_x(held.box_low[at])), x1 = Math.min(width, to_x(held.box_high[at]));
+      if (x1 <= x0) continue;
+      const color = colors[held.box_category[at]];
+      const found = options.matches && options.matches.has(held.box_name[at]);
+      context.globalAlpha = options.matches && !found ? 0.25 : 1;
+      context.fillStyle = color;
+      context.fillRect(x0, y + 1, Math.max(x1 - x0 - 0.5, 1), ROW - 3);
+      if (x1 - x0 > 26) {
+        const name = options.name(held.box_name[at]);
+        const room = Math.floor((x1 - x0 - 6) / 6.1);
+        context.fillStyle = text_on(color);
+        context.fillText(name.length > room ? name.slice(0, Math.max(room - 1, 0)) + "…" : name, x0 + 3, y + ROW / 2);
+      }
+    }
+    context.globalAlpha = 1;
+  }
+
+  // The box at a point, or null: the last tile that was drawn is searched.
+  function box_at(held, view, width, place, x, y) {
+    const inner = width - GUTTER, scale = (held.high - held.low) / held.columns;
+    const pixel = (view.t0 + ((x - GUTTER) / inner) * (view.t1 - view.t0) - held.low) / scale;
+    const rows = held.lanes.map(place);
+    for (let at = 0; at < held.box_low.length; at++) {
+      const top = rows[held.box_lane[at]];
+      if (top !== null && y >= top && y < top + ROW && pixel >= held.box_low[at] && pixel < held.box_high[at]) return at;
+    }
+    return null;
+  }
+
+  ui.draw = { RULER, GUTTER, ROW, HEAD, COLORS, theme, text_on, ruler, tile, box_at };
+})(window.perfscope_ui);

@@ -1,0 +1,132 @@
+"""The timeline of every rank: an index beside it on disk (`dashboards.timeline.index`), and here what is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.dashboards.shown import shown
+from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
+from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES, Category, events_of
+from perfscope.dashboards.views import Job, Place
+
+MOST_NAMES = 20_000
+"""Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
+MOST_SITES = 20_000
+"""Ops whose line is looked up: each takes tens of microseconds."""
+NAME_CHARS = 240
+
+
+def gather(trace: Trace, place: Place) -> dict[str, Any]:
+    """Write the index of one rank, with the partner, the place in the code and a number for each event."""
+    index = build(events_of(trace))
+    save(index, place.folder)
+    np.save(place.folder / "partner.npy", _partners(trace, index))
+    site, sites = _sites(trace, index)
+    np.save(place.folder / "site.npy", site)
+    (place.folder / "sites.json").write_bytes(msgspec.json.encode(sites))
+    np.save(place.folder / "number.npy", _numbers(trace, index))
+    low, high = index.span()
+    names = [
+        [code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index, MOST_NAMES)
+    ]
+    (place.folder / "names.json").write_bytes(msgspec.json.encode(names))
+    return {"low": str(low), "high": str(high), "events": len(index), "lanes": _lanes(index), "counters": []}
+
+
+def view(job: Job) -> dict[str, Any]:
+    """``traces``: a rank each with its lanes; ``categories``: words by number.
+
+    ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
+    """
+    held = [one for one in job.gathered if one.held["events"]]
+    lows, highs = ([int(one.held[key]) for one in held] for key in ("low", "high"))
+    together = bool(held) and max(lows) < min(highs)
+    traces = []
+    for one in job.gathered:
+        rank = "" if one.source.rank is None else f"rank {one.source.rank}"
+        traces.append(
+            {
+                **one.held,
+                "trace": one.place.number,
+                "label": rank or shown(one.source.path, 60),
+                "rank": one.source.rank,
+                "origin": str(min(lows)) if together else one.held["low"],
+            }
+        )
+    return {"traces": traces, "categories": list(CATEGORY_WORDS), "together": together}
+
+
+def _lanes(index: Index) -> list[dict[str, Any]]:
+    return [
+        {
+            "group": shown(lane.group),
+            "label": shown(lane.label),
+            "depth": lane.depth,
+            "events": int(index.lane_at[at + 1] - index.lane_at[at]),
+        }
+        for at, lane in enumerate(index.lanes)
+    ]
+
+
+def _places(index: Index, table: str, size: int) -> np.ndarray:
+    """The event of each row of a table; ``MISSING`` where it has none."""
+    found = np.full(size, MISSING, np.int64)
+    mine = np.flatnonzero(index.table == TABLES.index(table))
+    found[index.row[mine]] = mine
+    return found
+
+
+def _partners(trace: Trace, index: Index) -> np.ndarray:
+    """For device work the call that launched it, for a call the first work it launched: an arrow's other end."""
+    found = np.full(len(index), MISSING, np.int32)
+    calls = _places(index, "calls", len(trace.rows["calls"]))
+    ops = _places(index, "slices", len(trace.rows["slices"]))
+    for table in ("copies", "kernels"):
+        rows = trace.rows[table]
+        mine = _places(index, table, len(rows))
+        call, op = rows["call"], rows["op"]
+        by_call = np.where(call == MISSING, MISSING, calls[call]) if len(calls) else np.full(len(rows), MISSING)
+        by_op = np.where(op == MISSING, MISSING, ops[op]) if len(ops) else np.full(len(rows), MISSING)
+        other = np.where(by_call != MISSING, by_call, by_op)
+        linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # the first one is written last
+        found[mine[linked]] = other[linked]
+        found[other[linked]] = mine[linked]
+    return found
+
+
+def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """The place in the code of device work and of ops, as far as it is known and there are not too many."""
+    found = np.full(len(index), MISSING, np.int32)
+    ops: dict[int, list[int]] = {}
+    for table in ("kernels", "copies"):
+        op = trace.rows[table]["op"]
+        for event in np.flatnonzero(index.table == TABLES.index(table)).tolist():
+            row = int(op[index.row[event]])
+            if row != MISSING:
+                ops.setdefault(row, []).append(event)
+    for event in np.flatnonzero((index.table == TABLES.index("slices")) & (index.category == Category.OP)).tolist():
+        if len(ops) > MOST_SITES:
+            break
+        ops.setdefault(int(index.row[event]), []).append(event)
+    sites: dict[tuple[str, int | None], int] = {}
+    for row, events in list(ops.items())[:MOST_SITES]:
+        site = call_site(trace, row)
+        if site.file is None:
+            continue
+        at = sites.setdefault((shown(site.where().label(), NAME_CHARS), site.line), len(sites))
+        found[events] = at
+    return found, [{"label": label} for label, _ in sites]
+
+
+def _numbers(trace: Trace, index: Index) -> np.ndarray:
+    """Bytes of copies, thread blocks of kernels, numbers of steps; ``MISSING`` for others."""
+    found = np.full(len(index), MISSING, np.int64)
+    for table, column in (("copies", "bytes"), ("kernels", "blocks"), ("steps", "number")):
+        mine = np.flatnonzero(index.table == TABLES.index(table))
+        found[mine] = trace.rows[table][column][index.row[mine]]
+    return found
