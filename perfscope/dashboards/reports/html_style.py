@@ -72,7 +72,7 @@ margin-bottom:12px}
 .ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}
 .ps-steps{display:block;width:100%;height:96px;border-bottom:1px solid var(--line)}
 .ps-share{display:block;width:110px;height:12px;margin-top:4px;border-radius:3px;background:var(--code)}
-.ps-memory{display:block;overflow:visible;margin:4px 0 10px}
+.ps-memory{display:block;overflow:visible;width:calc(100% - 66px);margin:4px 0 10px 66px}
 .ps-memory text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
 paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 .ps-memory .ps-said{fill:var(--ink);font-weight:600}

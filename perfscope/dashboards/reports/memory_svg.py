@@ -1,7 +1,7 @@
 """The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
 
 Areas are stretched to the width there is; words stand at parts of it and are never stretched, so that they stay
-readable on a phone.
+readable on a phone. Bytes stand to the left of the picture (the page leaves room for them), where no area lies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ NEAR = 1.5
 PLOT_LEAST = 400
 """Part of the peak that is half a pixel high: what never holds so much has no colour to explain."""
 
-FEW_NUMBERS = 8
-"""Numbers of steps below the areas: so many stand side by side on a phone."""
+FEW_NUMBERS = 4
+"""Numbers of steps below the areas: so many stand side by side on a phone, ``step 12345`` too."""
+
+NUMBER = 0.24
+"""Part of the width that such words take on a phone."""
+
+TOP_SHARE = 0.85
+"""Of the upper edge: higher up the words of a round number would touch those of the device's size."""
 
 
 def memory_chart(picture: PictureView, words: str) -> str:
@@ -109,11 +115,13 @@ def _lines(picture: PictureView) -> Iterator[str]:
     while step * 4 < top:
         step *= 2
     for number in range(1, 4):
-        if step * number < 0.9 * top:  # higher up its words would lie on the peak's
+        if step * number < TOP_SHARE * top:
             yield _across(_height(step * number, top), format_bytes(step * number), "ps-grid")
     if picture.capacity_bytes is not None and picture.capacity_bytes <= top:
         height = _height(picture.capacity_bytes, top)
-        yield _across(height, f"size of the device, {format_bytes(picture.capacity_bytes)}", "ps-full")
+        yield _across(height, format_bytes(picture.capacity_bytes), "ps-full")
+        x, anchor = ("100%", "end") if picture.peak_place < 0.5 else ("0", "start")  # not on the peak's line
+        yield f'<text x="{x}" y="{height - 4:.1f}" text-anchor="{anchor}">size of the device</text>'
     for band in picture.steps[1:]:
         at = f"{100 * band.start:.2f}%"
         yield f'<line class="ps-grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_TOP + _PLOT}"/>'
@@ -126,7 +134,7 @@ def _height(bytes_: float, top: float) -> float:
 def _across(height: float, words: str, kind: str) -> str:
     return (
         f'<line class="{kind}" x1="0" x2="100%" y1="{height:.1f}" y2="{height:.1f}"/>'
-        f'<text x="4" y="{height - 3:.1f}">{escape(words)}</text>'
+        f'<text x="-6" y="{height + 4:.1f}" text-anchor="end">{escape(words)}</text>'
     )
 
 
@@ -137,14 +145,24 @@ def _below(picture: PictureView) -> Iterator[str]:
             yield _strip(band, y, PHASE_COLORS[band.name])
         y += _BANDS
     if picture.steps:
-        every = -(-len(picture.steps) // FEW_NUMBERS)
-        for index, band in enumerate(picture.steps):
-            if index % every == 0:
-                middle = 50 * (band.start + band.end)
-                yield f'<text x="{middle:.2f}%" y="{y + 10}" text-anchor="middle">step {escape(band.name)}</text>'
+        yield from _numbers(picture.steps, y + 10)
         y += _BANDS
     yield f'<text x="0" y="{y + 13}">{escape(picture.begins)}</text>'
     yield f'<text x="100%" y="{y + 13}" text-anchor="end">{escape(picture.ends)}</text>'
+
+
+def _numbers(steps: Sequence[BandView], y: int) -> Iterator[str]:
+    """Of few steps each number in its middle, of many that of every so many where it begins; none on another."""
+    every = -(-len(steps) // FEW_NUMBERS)
+    few = every == 1
+    behind = 0.0
+    for band in steps[::every]:
+        middle = min(max((band.start + band.end) / 2, NUMBER / 2), 1 - NUMBER / 2)
+        begins = middle - NUMBER / 2 if few else band.start
+        if behind <= begins <= 1 - NUMBER:
+            x, anchor = (middle, "middle") if few else (begins, "start")
+            yield f'<text x="{100 * x:.2f}%" y="{y}" text-anchor="{anchor}">step {escape(band.name)}</text>'
+            behind = begins + NUMBER
 
 
 def _strip(band: BandView, y: int, color: str) -> str:
