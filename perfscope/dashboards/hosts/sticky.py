@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from perfscope.dashboards.hosts.client import HostTroubleError
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.dashboards.reports.compare_markdown import marker
 
 MOST_POSTS = 3
 """Times a new comment is tried. Between two it is looked for: a server that broke may have made it all the same."""
 
-_KEY = re.compile(r"(?!.*--)[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Two hyphens would end the HTML comment that carries it."""
 _MARKER = re.compile(r"\s*<!-- perfscope-report:[^\n]*-->[^\n]*\n?")
 _COMMAND = re.compile(r"(?m)^([ \t]*)/")
 """A line of a comment that begins so is an order to GitLab (``/merge``) and to many bots (``/lgtm``)."""
@@ -60,17 +58,6 @@ class CodeHost(Protocol):
         """The comment with another text."""
 
 
-def check_key(key: str) -> None:
-    """``AskedWronglyError`` unless the key can stand in the first line of a comment."""
-    if _KEY.fullmatch(key) is None:
-        raise AskedWronglyError(f"--key {key}: letters, digits and . _ - (at most 63; no two hyphens in a row)")
-
-
-def marker(key: str) -> str:
-    """The first line of the comment with that key."""
-    return f"<!-- perfscope-report:{key} -->"
-
-
 def compose(text: str, key: str, limit: int, link: str | None = None) -> str:
     """The comment, at most ``limit`` characters: its marker, ``text`` with no line that is an order to a bot, a link.
 
@@ -78,7 +65,7 @@ def compose(text: str, key: str, limit: int, link: str | None = None) -> str:
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _COMMAND.sub(r"\1&#47;", _MARKER.sub("", text, count=1) if _MARKER.match(text) else text)
-    end = "" if link is None else f"\n\n[Full report]({link})\n"
+    end = "" if link is None else f"\n\n[full report]({link})\n"
     return f"{marker(key)}\n{_fitted(text.rstrip(), limit - len(marker(key)) - 1 - len(end))}{end}"
 
 

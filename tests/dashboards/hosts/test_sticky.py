@@ -9,7 +9,7 @@ import pytest
 from perfscope.dashboards.hosts.client import HostError, HostTroubleError
 from perfscope.dashboards.hosts.github import GitHub, graphql_beside
 from perfscope.dashboards.hosts.gitlab import GitLab
-from perfscope.dashboards.hosts.sticky import check_key, compose, marker, post
+from perfscope.dashboards.hosts.sticky import compose, marker, post
 from perfscope.profiler.errors import AskedWronglyError
 from tests.dashboards.hosts.fake import (
     BOT,
@@ -194,7 +194,7 @@ class TestCompose:
         assert compose(f"{marker('b')}\nhello", "a", 1000) == "<!-- perfscope-report:a -->\nhello"
 
     def test_a_link_stands_last(self) -> None:
-        assert compose("hello", "a", 1000, "https://host/x").endswith("hello\n\n[Full report](https://host/x)\n")
+        assert compose("hello", "a", 1000, "https://host/x").endswith("hello\n\n[full report](https://host/x)\n")
 
     @pytest.mark.parametrize("line", ["/merge", "  /approve", "\t/lgtm"])
     def test_no_line_is_an_order_to_a_bot(self, line: str) -> None:
@@ -225,11 +225,7 @@ class TestCompose:
         assert compose("x" * room, "a", 60_000).endswith("x")
         assert "Cut here" in compose("x" * (room + 1), "a", 60_000)
 
-    @pytest.mark.parametrize("key", ["", "a--b", "a b", "a>", "-a", "a\n", "x" * 64, "ключ"])
+    @pytest.mark.parametrize("key", ["", "a b", "a>", "-a", "a\n", "x" * 101, "ключ"])
     def test_a_key_stays_inside_its_comment(self, key: str) -> None:
-        with pytest.raises(AskedWronglyError, match="--key"):
-            check_key(key)
-
-    @pytest.mark.parametrize("key", ["a", "llama8b-h100", "x_1.2", "9"])
-    def test_keys(self, key: str) -> None:
-        check_key(key)
+        with pytest.raises(AskedWronglyError, match="key"):
+            compose("hello", key, 1000)
