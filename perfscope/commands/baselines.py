@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.commands.kept import opened
+import click
+
+from perfscope.commands.kept import Decorated, opened
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import RUNS_FOLDER
 
@@ -36,6 +38,18 @@ class Sides:
     base: str
     head: str
     notes: tuple[str, ...] = ()
+
+
+def baseline_option(command: Decorated) -> Decorated:
+    """``--baseline [NAME]``. The command gets ``baseline: str | None``, ``ANY`` without a name."""
+    return click.option(
+        "--baseline",
+        metavar="[NAME]",
+        is_flag=False,
+        flag_value=ANY,
+        help="Compare HEAD, the only argument, with the baseline that its commit comes from: of NAME, or of the same "
+        "program.",
+    )(command)
 
 
 def sides(base: str | None, head: str | None, baseline: str | None, *, store: str | None = None) -> Sides:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.baselines import baseline_option, sides
 from perfscope.commands.compare_ab import CompareCommand
 from perfscope.commands.compare_outputs import Outputs, output_options, write_outputs
 from perfscope.commands.inputs import spare
+from perfscope.commands.kept import store_option
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
 
@@ -21,8 +24,10 @@ GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding
 
 
 @click.command(cls=CompareCommand, epilog="perfscope compare --ab --help: two commits, launched in turns.")
-@click.argument("base", metavar="BASE")
-@click.argument("head", metavar="HEAD")
+@click.argument("base", metavar="BASE", required=False)
+@click.argument("head", metavar="HEAD", required=False)
+@baseline_option
+@store_option
 @output_options
 @click.option(
     "--fail-on",
@@ -36,8 +41,10 @@ GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding
 @quiet_option
 @verbose_option
 def compare(
-    base: str,
-    head: str,
+    base: str | None,
+    head: str | None,
+    baseline: str | None,
+    store: str | None,
     fail_on: tuple[str, ...],
     strict: bool,
     outputs: Outputs,
@@ -49,6 +56,8 @@ def compare(
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
     or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
     launch on each side is split into parts and shown, and never fails a build.
+
+    Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
     from perfscope.analyzers.compare.comparison import compare as compared
     from perfscope.analyzers.load import load_path
@@ -56,9 +65,11 @@ def compare(
     unknown = [one for one in fail_on if one not in GATES]
     if unknown:
         raise AskedWronglyError(f"--fail-on {unknown[0]}: not one of {', '.join(GATES)}")
-    loaded = load_path(base), load_path(head)
+    named = sides(base, head, baseline, store=store)
+    loaded = load_path(named.base), load_path(named.head)
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
+    comparison = replace(comparison, notes=(*named.notes, *comparison.notes))
     failed = comparison.gates(fail_on)
     _show(comparison, failed, fail_on, outputs, quiet=quiet, verbose=verbose)
     if failed:
