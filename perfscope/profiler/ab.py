@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from perfscope.profiler.ab_build import build
+from perfscope.profiler.ab_gpu import Gpus
 from perfscope.profiler.ab_launch import Place, launch_once
+from perfscope.profiler.ab_machine import Watch, facts
 from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
 from perfscope.profiler.ab_profile import profile_once
 from perfscope.profiler.ab_progress import LEAST_CONFIRMING, progress
@@ -112,6 +114,8 @@ def _runner(
     plan = state.plan
     changed = repository.changed(plan.base, plan.head)
     to_build = plan.build
+    gpus = Gpus()
+    here = facts(gpus)
 
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
         nonlocal to_build
@@ -131,19 +135,21 @@ def _runner(
                 checkout=repository.top,
                 step_annotation=plan.step_annotation,
             )
-        launch = launch_once(
-            target,
-            places[arm],
-            arm=arm,
-            phase=phase,
-            pair=pair,
-            slot=slot,
-            log=state.log,
-            timeout_s=plan.timeout_s,
-            checkout=repository.top,
-            step_annotation=plan.step_annotation,
-            changed=changed or None,
-        )
+        with Watch(gpus) as watch:
+            launch = launch_once(
+                target,
+                places[arm],
+                arm=arm,
+                phase=phase,
+                pair=pair,
+                slot=slot,
+                log=state.log,
+                timeout_s=plan.timeout_s,
+                checkout=repository.top,
+                step_annotation=plan.step_annotation,
+                changed=changed or None,
+            )
+        launch = replace(launch, machine=watch.counters(), environment={**here, **launch.environment})
         if launch.strays:
             named = ", ".join(launch.strays[:MOST_FAILURES])
             raise DataError(

@@ -34,6 +34,8 @@ MOST_LOG_BYTES = 64 << 10
 COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
 """Counters of the allocators that do not depend on how fast the program was."""
 
+FRAMEWORKS = ("torch", "jax", "jaxlib")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -100,6 +102,7 @@ def launch_once(
             ranks=times.ranks,
             remark=times.remark,
             exact=_exact(found),
+            environment=_environment(process),
             strays=ab_side.read(run),
             changed_loaded=None if changed is None else len(changed & ab_side.read_loaded(run)),
         )
@@ -191,6 +194,16 @@ def _exact(processes: Sequence[Process]) -> dict[str, int]:
             held["torch_compilations"] = process.torch_compilations
         counters = {name: max(counters.get(name, 0), held.get(name, 0)) for name in {**counters, **held}}
     return counters
+
+
+def _environment(process: Process) -> dict[str, str]:
+    """What the program itself saw: the versions of its frameworks, and its device."""
+    held = {name: process.packages[name] for name in FRAMEWORKS if name in process.packages}
+    for device in process.devices[:1]:
+        held |= {
+            key: str(device[name]) for name, key in (("name", "device"), ("platform", "platform")) if name in device
+        }
+    return held
 
 
 def ended_badly(launch: Launch, log: Path, timeout_s: float | None) -> str | None:

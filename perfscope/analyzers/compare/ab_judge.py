@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfscope.analyzers.compare.ab_environment import environment_of
 from perfscope.analyzers.compare.drift import drift_of, order_remark
 from perfscope.analyzers.compare.estimators import TAILS, Chosen, choose, location
 from perfscope.analyzers.compare.exact import compare_exact
@@ -94,14 +95,16 @@ class AbJudge:
             second = self._step(chosen, found.confirming, level=0.05)
             step = confirmed(first, second, self._step(chosen, (*found.measured, *found.confirming)))
         both = (*found.measured, *found.confirming)
-        gating = (step, *_exact(both))
+        environment = environment_of(both, step, least=self._least)
+        gating = (environment.apply(step), *_exact(both))
         return AbResult(
             gating=gating,
             beside=tuple(self._beside(both, chosen.name)),
             estimator=chosen,
             pairs=len(found.measured),
             confirming=len(found.confirming),
-            remarks=tuple(_remarks(found, chosen)),
+            remarks=(*_remarks(found, chosen), *environment.remarks),
+            environment=environment.facts,
             launches=tuple(_rows(found, chosen.name)),
         )
 
@@ -198,6 +201,10 @@ def _remarks(found: Pairs, chosen: Chosen) -> list[str]:
             "no Python file that differs between the commits was imported by either arm: if the program uses them, it "
             "takes them from an installation of its own, and the same code ran twice"
         )
+    said += dict.fromkeys(launch.remark for pair in both for launch in pair if launch.remark is not None)
+    ranks = {launch.ranks for pair in both for launch in pair}
+    if ranks - {1}:
+        said.append(f"{' or '.join(map(str, sorted(ranks)))} ranks: each step is as long as that of the slowest")
     sources = {launch.step_source for pair in both for launch in pair}
     if len(sources) > 1:
         said.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")

@@ -1,0 +1,213 @@
+"""What the machine did while a launch ran: counters that tell a slower program from a slower machine.
+
+They are read from files of the kernel and from the driver before, behind and (once a second) while a launch runs, from
+outside of it, and only those named here. Whatever cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from perfscope.profiler import environment
+from perfscope.profiler.ab_gpu import Gpu, Gpus
+
+PERIOD_S = 1.0
+"""Between two looks while a launch runs: each takes a fraction of a millisecond."""
+MOST_CPU_LINES = 4096
+"""Of /proc/cpuinfo: enough for hundreds of processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where the kernel's files are."""
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Counters that only grow, at one moment."""
+
+    clock_s: float
+    ticks: Mapping[str, int] = field(default_factory=dict)
+    """Of all processors: ``busy``, ``steal``, ``all``, in the kernel's ticks."""
+    pressure_us: Mapping[str, int] = field(default_factory=dict)
+    """Time in which some task waited for ``cpu``, ``memory``, ``io``."""
+    periods: int | None = None
+    throttled: int | None = None
+    """Periods of the control group's quota, and those in which it was used up."""
+    own_s: float = 0.0
+    """Processor time of launches that have ended."""
+
+
+class Watch:
+    """Watches the machine while its block runs; ``counters`` then says what happened."""
+
+    def __init__(self, gpus: Gpus, sources: Sources | None = None) -> None:
+        """Nothing is read yet."""
+        self._gpus = gpus
+        self._sources = Sources() if sources is None else sources
+        self._over = threading.Event()
+        self._mhz: list[float] = []
+        self._looks: list[Sequence[Gpu]] = []
+        self._load = 0.0
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Read what only grows, and begin to look at what does not."""
+        self._load = os.getloadavg()[0]
+        self._ends = [self._gpus.look()]
+        self._before = read(self._sources)
+        self._thread = threading.Thread(target=self._look_on, name="perfscope-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Read again."""
+        assert self._thread is not None
+        self._over.set()
+        self._thread.join()
+        self._after = read(self._sources)
+        self._ends.append(self._gpus.look())
+
+    def _look_on(self) -> None:
+        while not self._over.wait(PERIOD_S / 2 if not self._mhz else PERIOD_S):
+            clock = cpu_mhz(self._sources)
+            self._mhz.append(0.0 if clock is None else clock)
+            if self._gpus.cheap:
+                self._looks.append(self._gpus.look())
+
+    def counters(self) -> dict[str, float]:
+        """By name (`perfscope.analyzers.compare.ab_environment` has their meaning); what is not known is not there."""
+        found = between(self._before, self._after)
+        found["load_before"] = self._load
+        clocks = [clock for clock in self._mhz if clock]
+        if clocks:
+            found["cpu_mhz"] = sum(clocks) / len(clocks)
+        found |= self._gpus.counters(self._ends, self._looks)
+        return {name: round(value, 4) for name, value in found.items()}
+
+
+def read(sources: Sources) -> Read:
+    """The counters that only grow, now."""
+    periods, throttled = _quota(sources)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Read(
+        clock_s=time.monotonic(),
+        ticks=_ticks(sources),
+        pressure_us=_pressure(sources),
+        periods=periods,
+        throttled=throttled,
+        own_s=used.ru_utime + used.ru_stime,
+    )
+
+
+def between(before: Read, after: Read) -> dict[str, float]:
+    """What happened between two readings, per second or as a share.
+
+    ``others_share``: of all processors' time, what programs other than the launch used; in a container whose kernel
+    shows the whole machine, everybody's.
+    """
+    seconds = max(after.clock_s - before.clock_s, 1e-9)
+    found = {"own_cpus": (after.own_s - before.own_s) / seconds}
+    if before.ticks and after.ticks:
+        grown = {name: after.ticks[name] - before.ticks[name] for name in after.ticks}
+        if grown["all"] > 0:
+            own = (after.own_s - before.own_s) * os.sysconf("SC_CLK_TCK")
+            found["others_share"] = max(0.0, grown["busy"] - own) / grown["all"]
+            found["steal_share"] = grown["steal"] / grown["all"]
+    for name, total in after.pressure_us.items():
+        if name in before.pressure_us:
+            found[f"{name}_pressure"] = (total - before.pressure_us[name]) / 1e6 / seconds
+    if None not in (before.periods, before.throttled, after.periods, after.throttled):
+        periods = (after.periods or 0) - (before.periods or 0)
+        # Without a quota there are no periods, and nothing is held back.
+        found["throttled_share"] = ((after.throttled or 0) - (before.throttled or 0)) / periods if periods > 0 else 0.0
+    return found
+
+
+def facts(gpus: Gpus) -> dict[str, str]:
+    """What launches run on here, for a report: models and versions, no names of machines."""
+    devices = gpus.look()
+    held = {
+        "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(one.name for one in devices).items()),
+        "driver": devices[0].driver if devices else "",
+        "gpu counters": gpus.source or "",
+        "cpu": environment.cpu_model() or "",
+        "cpus": str(os.cpu_count() or ""),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    return {name: value for name, value in held.items() if value}
+
+
+def cpu_mhz(sources: Sources) -> float | None:
+    """Mean clock of the processors, as the kernel tells it now; ``None`` where it does not."""
+    try:
+        with (sources.proc / "cpuinfo").open(encoding="utf-8", errors="replace") as stream:
+            lines = [line for line, _ in zip(stream, range(MOST_CPU_LINES), strict=False) if line.startswith("cpu MHz")]
+        clocks = [float(line.partition(":")[2]) for line in lines]
+    except (OSError, ValueError):
+        return None
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def _ticks(sources: Sources) -> dict[str, int]:
+    words = _text(sources.proc / "stat").partition("\n")[0].split()
+    if len(words) < 9 or words[0] != "cpu" or not all(word.isdigit() for word in words[1:]):
+        return {}
+    user, nice, system, idle, waiting, hard, soft, steal = map(int, words[1:9])
+    busy = user + nice + system + hard + soft  # guests are in user and nice (proc_stat(5))
+    return {"busy": busy, "steal": steal, "all": busy + idle + waiting + steal}
+
+
+def _pressure(sources: Sources) -> dict[str, int]:
+    found = {}
+    for name in ("cpu", "memory", "io"):
+        total = _text(sources.proc / "pressure" / name).partition("\n")[0].rpartition("total=")[2]
+        if total.isdigit():
+            found[name] = int(total)
+    return found
+
+
+def _quota(sources: Sources) -> tuple[int | None, int | None]:
+    """(periods, throttled) of our control group; of the first version of groups where there is no second."""
+    folder = ""
+    old = ""
+    for line in _text(sources.proc / "self" / "cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            folder = path
+        if "cpu" in controllers.split(","):
+            old = path
+    for file in (
+        sources.cgroup / folder.lstrip("/") / "cpu.stat",
+        sources.cgroup / "cpu.stat",
+        sources.cgroup / "cpu" / old.lstrip("/") / "cpu.stat",
+    ):
+        held = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
+        if held.get("nr_periods", "").isdigit() and held.get("nr_throttled", "").isdigit():
+            return int(held["nr_periods"]), int(held["nr_throttled"])
+    return None, None
+
+
+def _text(path: Path) -> str:
+    """The beginning of a small file of the kernel; ``''`` where there is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 16)
+    except OSError:
+        return ""
