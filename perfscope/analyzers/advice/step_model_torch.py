@@ -33,10 +33,6 @@ HELD_LONGER = 2
 node that read it; what outlives that is held by the program, and checkpointing would not free it."""
 
 NO_GRAPH = "no op graph: record with perfscope run, which takes one in its structure pass"
-NO_GRAPH_IN_RUN = (
-    "the run has no op graph of a step: it ended before its structure pass, was asked for none, or runs compiled code "
-    "(record it without torch.compile)"
-)
 
 _PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scaled_mm|_grouped_mm)\b")
 _ATTENTION = re.compile(
@@ -62,7 +58,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     """The model of the recorded step. ``AbstainError`` says what was not recorded."""
     graph = trace.op_graph
     if graph is None:
-        raise AbstainError(NO_GRAPH_IN_RUN if trace.source.format == "run" else NO_GRAPH)
+        raise AbstainError(trace.why_no_step or NO_GRAPH)
     if graph.storages is None:
         raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
     if graph.truncated:

@@ -40,6 +40,7 @@ from perfscope.analyzers.readers import hlo_proto, kineto, torch_memory, xplane
 from perfscope.analyzers.readers._compile_folder import read_compile
 from perfscope.analyzers.readers._jax_moments import Moments, read_moments
 from perfscope.analyzers.readers._nsys_run import Recordings
+from perfscope.analyzers.readers._run_absent import why_no_step
 from perfscope.analyzers.readers._run_parts import FORMAT, NSYS, RunPart, divide, in_order, nothing_captured
 from perfscope.analyzers.readers._run_peers import carry_peers
 from perfscope.analyzers.readers._run_snapshot import SNAPSHOT_PASS, attach_snapshot, failed_allocations
@@ -285,6 +286,8 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         **logs,
     )
     trace.allocator_counters = _counters(process)
+    if op_graph is None and not hlo:
+        trace.why_no_step = why_no_step(run, process)
     return trace
 
 

@@ -135,6 +135,8 @@ class Trace:
         self.held_before = held_before
         self.allocator_counters: AllocatorCounters | None = None
         """What a run of ours read of the process' allocator before and behind its passes."""
+        self.why_no_step: str | None = None
+        """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self.topology: Topology | None = None
