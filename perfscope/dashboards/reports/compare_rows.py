@@ -11,7 +11,7 @@ from perfscope.analyzers.compare.keys import LEVEL_WORDS, Level
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_types import CausePart
 from perfscope.dashboards.reports.compare_words import amount, number, said_of, signed_ns, verdict
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.dashboards.shown import NAME_LIMIT, TEXT_LIMIT, clean, shorten, shown
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -99,10 +99,11 @@ def _paths(side: Side) -> str:
     return f"{shown(side.paths[0])}{more}"
 
 
-def short_title(document: Document) -> str:
-    """As ``title``, of paths the last name only: for a line where all names are long."""
-    names = [side_title(document, name) for name in ("base", "head")]
-    return " → ".join(PurePath(name).name or name for name in names)
+def short_titles(document: Document) -> tuple[str, str]:
+    """Both sides; of paths the last name only, where that tells them apart: for a line where all names are long."""
+    base, head = side_title(document, "base"), side_title(document, "head")
+    short = [PurePath(name).name or name for name in (base, head)]
+    return (short[0], short[1]) if short[0] != short[1] else (base, head)
 
 
 def is_quiet(document: Document) -> bool:
@@ -127,14 +128,14 @@ def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:
     return [*timed, *rows], same
 
 
-def cause_row(cause: Cause, per: str = "step") -> CauseRow:
-    """A cause in words; ``per``: what its times and counts are of."""
+def cause_row(cause: Cause, per: str = "step", *, limit: int = NAME_LIMIT) -> CauseRow:
+    """A cause in words; ``per``: what its times and counts are of; ``limit``: characters of a name."""
     lines = [f"finding {FINDING_WORDS[one.change]}: {_finding(one)}" for one in cause.findings]
     lines += [f"{shown(one.name)}: {_held(one.unit, one.base)} → {_held(one.unit, one.head)}" for one in cause.metrics]
     told = [part for part in cause.parts if part.counted] or list(cause.parts)
-    lines += [part_words(part, per) for part in told]
+    lines += [part_words(part, per, limit=limit) for part in told]
     return CauseRow(
-        place=shown(cause.place),
+        place=shown(cause.place, limit),
         exact=cause.exact,
         lines=tuple(lines[:MOST_OF_A_PLACE]),
         left=max(0, len(lines) - MOST_OF_A_PLACE),
@@ -155,10 +156,10 @@ def rule_name(rule: str) -> str:
     return shown(rule.replace("_", "-"))
 
 
-def part_words(part: CausePart, per: str = "step") -> str:
+def part_words(part: CausePart, per: str = "step", *, limit: int = NAME_LIMIT) -> str:
     """``new: aten::item, 1 a step`` or ``fused: 3 → 1 a step: aten::add, aten::mul``."""
     others = max(len(part.base_names), len(part.head_names)) - 1
-    name = shown(part.name) + (f" and {others} like it" if others > 0 else "")
+    name = shown(part.name, limit) + (f" and {others} like it" if others > 0 else "")
     phase = f" ({shown(part.phase)})" if part.phase else ""
     base, head = part.base_calls or 0, part.head_calls or 0
     if part.status == "new":
@@ -167,7 +168,7 @@ def part_words(part: CausePart, per: str = "step") -> str:
         return f"gone: {name}{phase}" + (f", was {number(base)} a {per}" if base else "")
     status = shown(part.status)
     if part.counted and part.matched == LEVEL_WORDS[Level.FUSED]:
-        sides = [_names(names) for names in (part.base_names, part.head_names)]
+        sides = [_names(names, limit) for names in (part.base_names, part.head_names)]
         return f"{status}{phase}: {sides[0]} → {sides[1]}, {number(base)} → {number(head)} a {per}"
     if part.counted:
         level = "" if part.matched in _EXPECTED else f" ({shown(part.matched or '')})"
@@ -175,11 +176,11 @@ def part_words(part: CausePart, per: str = "step") -> str:
     return f"{status}: {name}{phase}, {format_ns(part.base_ns or 0)} → {format_ns(part.head_ns or 0)}"
 
 
-def _names(names: Sequence[str]) -> str:
+def _names(names: Sequence[str], limit: int) -> str:
     """The first few of several names."""
-    told = list(dict.fromkeys(map(shown, names)))
-    more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-    return ", ".join(told[:MOST_NAMED]) + more
+    said = list(dict.fromkeys(shown(name, limit) for name in names))
+    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
+    return ", ".join(said[:MOST_NAMED]) + more
 
 
 def told(part: Part) -> CausePart:
@@ -246,11 +247,19 @@ def finding_counts(findings: Sequence[FindingChange]) -> str:
 
 
 def finding_cost(one: FindingChange) -> str:
-    """``+5.10 ms a step``: what it costs now, or what it did cost; ``''`` where it has no time."""
-    held = one.shown.cost_ns_per_step
-    if held is None:
+    """``costs up to 5.10 ms a step``, and what it did cost; ``''`` where it has no time."""
+    before, after = (None if side is None else side.cost_ns_per_step for side in (one.base, one.head))
+    if one.head is None:
+        return "" if before is None else f"did cost up to {format_ns(before)} a step"
+    if after is None:
         return ""
-    return f"{'-' if one.head is None else '+'}{format_ns(held)} a step"
+    was = "" if before is None else f", was {format_ns(before)}"
+    return f"costs up to {format_ns(after)} a step{was}"
+
+
+def advice_of(one: FindingChange) -> str:
+    """What to do about it, lines kept, fit to be shown."""
+    return shorten(clean(one.shown.advice), TEXT_LIMIT)
 
 
 def kernel_word(one: Kernel) -> str:

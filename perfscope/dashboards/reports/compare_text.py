@@ -24,7 +24,7 @@ from perfscope.dashboards.reports.compare_rows import (
     title,
     told,
 )
-from perfscope.dashboards.reports.compare_words import change, percent, signed_ns, value, verdict
+from perfscope.dashboards.reports.compare_words import SINGLE, change, percent, signed_ns, value, verdict
 from perfscope.dashboards.reports.summary import tail
 from perfscope.dashboards.reports.text_page import WIDTH, printed
 from perfscope.dashboards.shown import TEXT_LIMIT, shown
@@ -95,7 +95,7 @@ def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
     if same:
         yield _line("  no change: ", f"{', '.join(same)} ({len(same)})")
     for one in document.metrics:
-        if one.known != EXACT:
+        if verbose or one.known not in (EXACT, SINGLE):
             yield from (_line(f"  {shown(one.name)}: ", shown(remark, TEXT_LIMIT)) for remark in one.remarks)
         if one.needed_pairs is not None:
             yield f"  about {one.needed_pairs:,} pairs in all would settle it, by the spread so far"
@@ -145,7 +145,7 @@ def _time(document: Document, step: Step, *, verbose: bool) -> Iterator[Renderab
     for name, base, head in (*kinds(step), ("sum", step.base_ns, step.head_ns)):
         table.add_row(*map(Text, (name, format_ns(base), format_ns(head), signed_ns(head - base))))
     yield Padding(table, (0, 0, 0, 2))
-    yield from _largest(step, verbose=verbose)
+    yield from _largest(document, step, verbose=verbose)
     if worst is not None:
         share = percent(worst.delta_ns / worst.base_ns) if worst.base_ns else "from none"
         yield _line("  ", f"worst: {_rank(worst)}, {signed_ns(worst.delta_ns)} a {worst.per} ({share})")
@@ -160,12 +160,13 @@ def _ranks(ranks: Sequence[Rank], *, verbose: bool) -> Iterator[RenderableType]:
     yield _line("  change by rank: ", said + left)
 
 
-def _largest(step: Step, *, verbose: bool) -> Iterator[RenderableType]:
+def _largest(document: Document, step: Step, *, verbose: bool) -> Iterator[RenderableType]:
     moved = [part for part in step.parts if part.delta_ns]
     rows = moved if verbose else moved[:MOST_PARTS]
     if not rows:
         return
-    yield "  largest differences of measured time (one launch each: part of them is chance)"
+    chance = "" if document.method.profiled > 1 else " (one launch each: part of them is chance)"
+    yield f"  largest differences of measured time{chance}"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.advice import Block, blocks
 from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
-from perfscope.dashboards.reports.markdown_text import code, escape, in_html, markdown_table
+from perfscope.dashboards.reports.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
 from perfscope.dashboards.reports.memory_markdown import memory_details
 from perfscope.dashboards.reports.program_markdown import programs_details
 from perfscope.dashboards.reports.summary import SHARE_OF, FindingRow, Summary, summarize
@@ -112,35 +110,16 @@ def _finding(row: FindingRow) -> str:
             for cells in row.evidence[:MOST_EVIDENCE]
         ]  # fmt: skip
         parts.append(markdown_table(heads, rows, align) + "\n")
-    parts.append(_advice(row.advice))
+    parts.append(advice_text(row.advice))
     parts.append("\n</details>\n")
     return "\n".join(parts)
-
-
-def _advice(text: str) -> str:
-    """Paragraphs escaped but for their code; blocks of code fenced by more backticks than they hold."""
-    parts = []
-    for block in blocks(text):
-        if block.is_code:
-            longest = max(map(len, re.findall("`+", block.text)), default=0)
-            fence = "`" * max(3, longest + 1)
-            parts.append(f"{fence}{block.language}\n{block.text}\n{fence}")
-        else:
-            parts.append(_prose(block.text))
-    return "\n\n".join(parts)
-
-
-def _prose(text: str) -> str:
-    """Words, and code where they stand between backticks."""
-    pieces = Block(text=text, is_code=False).pieces()
-    return "".join(code(piece) if is_code else escape(piece) for piece, is_code in pieces)
 
 
 def _tail(summary: Summary) -> Iterable[str]:
     if summary.clean:
         yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
     for reason, rules in summary.abstained:
-        yield f"**could not look**: {escape(', '.join(rules))} ({_prose(reason)})\n"
+        yield f"**could not look**: {escape(', '.join(rules))} ({prose(reason)})\n"
     for rule, reason in summary.partly:
-        yield f"**looked at a part**: {escape(rule)} ({_prose(reason)})\n"
-    yield from (f"{_prose(remark)}\n" for remark in summary.remarks)
+        yield f"**looked at a part**: {escape(rule)} ({prose(reason)})\n"
+    yield from (f"{prose(remark)}\n" for remark in summary.remarks)
