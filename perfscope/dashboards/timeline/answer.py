@@ -66,14 +66,14 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """One event: ``trace``, ``event``. Its times, lane, what encloses it, its partner and its place in the code."""
     index = _index(folder, asked)
-    event = _event(asked, index)
+    event, texts = _event(asked, index), _texts(_place(folder, asked) / "texts.json")
     lane = int(index.lane[event])
     return msgspec.json.encode(
         {
-            **_row(index, event),
+            **_row(index, event, texts),
             "lane_label": index.lanes[lane].label,
             "group": index.lanes[lane].group,
-            "enclosing": [_row(index, one) for one in _enclosing(index, event)],
+            "enclosing": [_row(index, one, texts) for one in _enclosing(index, event)],
             **_details(folder, asked, event, index),
         }
     )
@@ -90,7 +90,7 @@ def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
         found = int(alike[(int(np.flatnonzero(alike == event)[0]) + by) % len(alike)])
     elif not 0 <= found < len(index) or index.lane[found] != index.lane[event]:
         found = event
-    return msgspec.json.encode(_row(index, found))
+    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
 
 
 def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -100,7 +100,11 @@ def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     rows = np.flatnonzero(np.isin(index.name, codes))
     after = rows[index.start[rows] >= _number(asked, "t0", -MOST_SPAN, MOST_SPAN)]
     pool = after if len(after) else rows
-    first = None if not len(pool) else _row(index, int(pool[np.argmin(index.start[pool])]))
+    first = (
+        None
+        if not len(pool)
+        else _row(index, int(pool[np.argmin(index.start[pool])]), _texts(_place(folder, asked) / "texts.json"))
+    )
     total = int((index.end[rows] - index.start[rows]).sum())
     return msgspec.json.encode({"events": len(rows), "ns": total, "first": first})
 
@@ -115,7 +119,7 @@ def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 def names_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """``[[name, text, events, ns], ...]`` of ``trace``, those with most time first."""
-    return (folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20)) / "names.json").read_bytes()
+    return (_place(folder, asked) / "names.json").read_bytes()
 
 
 LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
@@ -129,9 +133,10 @@ LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
 """What can be asked by name besides tiles; all answer in JSON."""
 
 
-def _row(index: Index, event: int) -> dict[str, Any]:
+def _row(index: Index, event: int, texts: Mapping[int, str]) -> dict[str, Any]:
     return {
         "event": event,
+        "text": texts.get(int(index.name[event]), ""),
         "name": int(index.name[event]),
         "category": int(index.category[event]),
         "lane": int(index.lane[event]),
@@ -157,20 +162,24 @@ def _enclosing(index: Index, event: int) -> list[int]:
 
 def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
     """Partner and place in the code, as the child wrote them."""
-    place = folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20))
+    place = _place(folder, asked)
     partner = int(_mapped(place / "partner.npy")[event])
     site = int(_mapped(place / "site.npy")[event])
     number = int(_mapped(place / "number.npy")[event])
     sites = _sites(place / "sites.json")
     return {
-        "partner": None if partner < 0 else _row(index, partner),
+        "partner": None if partner < 0 else _row(index, partner, _texts(place / "texts.json")),
         "site": None if site < 0 else sites[site],
         "number": None if number < 0 else number,
     }
 
 
 def _index(folder: Path, asked: Mapping[str, str]) -> Index:
-    return _loaded(folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20)))
+    return _loaded(_place(folder, asked))
+
+
+def _place(folder: Path, asked: Mapping[str, str]) -> Path:
+    return folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20))
 
 
 @lru_cache(maxsize=_OPEN)
@@ -189,6 +198,11 @@ def _mapped(path: Path) -> Any:
 @lru_cache(maxsize=_OPEN)
 def _sites(path: Path) -> list[Any]:
     return msgspec.json.decode(path.read_bytes(), type=list[Any])
+
+
+@lru_cache(maxsize=_OPEN)
+def _texts(path: Path) -> dict[int, str]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[int, str])
 
 
 def _event(asked: Mapping[str, str], index: Index) -> int:

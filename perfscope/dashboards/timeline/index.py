@@ -187,12 +187,12 @@ def _mode(path: Path) -> Any:
     return "r" if path.stat().st_size > 128 else None
 
 
-def names_by_time(index: Index, most: int) -> Iterator[tuple[int, int, int]]:
-    """(name, events, ns) of the names with most time, at most ``most`` of them."""
+def names_by_time(index: Index) -> Iterator[tuple[int, int, int]]:
+    """(name, events, ns) of all names, those with most time first."""
     codes, at = np.unique(index.name, return_inverse=True)
     total = np.bincount(at, weights=(index.end - index.start).astype(np.float64)) if len(codes) else np.empty(0)
     count = np.bincount(at) if len(codes) else np.empty(0, np.int64)
-    for place in np.argsort(-total, kind="stable")[:most].tolist():
+    for place in np.argsort(-total, kind="stable").tolist():
         yield int(codes[place]), int(count[place]), int(total[place])
 
 

@@ -431,7 +431,6 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     told() {
       const one = this.selected, trace = one.trace, start = this.wire.relative(trace, one.start);
-      const name = (code) => this.wire.name(trace, code) || `name ${code}`;
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const link = (other, word) => element("button", { class: "ps-link", onclick: () => this.go(trace, other) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("lasts", `${format_ns(one.ns)} (${one.ns.toLocaleString("en")} ns)`),
@@ -443,11 +442,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (one.partner) {
         const gap = this.wire.relative(trace, one.partner.start) - start;
         const word = ["calls", "slices"].includes(one.table) ? "launched" : "launched by";
-        list.append(...line(word, link(one.partner, `${name(one.partner.name)} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
+        list.append(...line(word, link(one.partner, `${one.partner.text} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
       }
-      one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${name(outer.name)} (${format_ns(outer.ns)})`))));
-      this.panel.replaceChildren(element("h2", {}, name(one.name)), list);
-      this.status.textContent = `${name(one.name)}: ${format_ns(one.ns)}`;
+      one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));
+      this.panel.replaceChildren(element("h2", {}, one.text), list);
+      this.status.textContent = `${one.text}: ${format_ns(one.ns)}`;
     }
 
     // To an event: bring it into the picture where it is not, and select it.

@@ -31,10 +31,9 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     (place.folder / "sites.json").write_bytes(msgspec.json.encode(sites))
     np.save(place.folder / "number.npy", _numbers(trace, index))
     low, high = index.span()
-    names = [
-        [code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index, MOST_NAMES)
-    ]
-    (place.folder / "names.json").write_bytes(msgspec.json.encode(names))
+    names = [[code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
+    (place.folder / "names.json").write_bytes(msgspec.json.encode(names[:MOST_NAMES]))
+    (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, _, _ in names}))
     return {"low": str(low), "high": str(high), "events": len(index), "lanes": _lanes(index), "counters": []}
 
 

@@ -1,0 +1,1 @@
+"""The dashboard in a real browser: every page, its console, its requests, its keys."""
