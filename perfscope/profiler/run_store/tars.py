@@ -56,14 +56,16 @@ def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple
             if packed:
                 raw = held.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
             tar = held.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
-            yield _each(tar, origin)
+            yield _each(tar, raw, origin)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError) as error:
         raise DataError(f"{origin}: damaged, or no archive of ours: {error}") from error
     except OSError as error:
         raise DataError(f"{origin}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _each(tar: tarfile.TarFile, origin: str) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
+def _each(
+    tar: tarfile.TarFile, raw: IO[bytes] | gzip.GzipFile, origin: str
+) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
     while (member := tar.next()) is not None:
         tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
         name = _safe_name(member, origin)
@@ -72,6 +74,9 @@ def _each(tar: tarfile.TarFile, origin: str) -> Iterator[tuple[PurePosixPath, in
             raise DataError(f"{origin}: holds {member.name[:80]!r}, which is no plain file; refused")
         with content:
             yield name, member.size, content
+    # To the very end, where a packed stream has its checksum; what stands behind the archive is padding.
+    if raw.read(MOST_READ).strip(b"\0") or raw.read(1):
+        raise DataError(f"{origin}: something stands behind its end; refused")
 
 
 def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:

@@ -1,0 +1,105 @@
+"""A PostgreSQL server of the test run's own: no port, a socket in a temporary folder, gone afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+PASSWORD = "pl@nted/s3cret"
+NUMBERS = itertools.count()
+
+
+def binaries() -> Path | None:
+    """Where Debian (or the PATH) has the server; the newest one."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).resolve().parent
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    return places[-1].parent if places else None
+
+
+def as_nobody() -> list[str]:
+    """PostgreSQL refuses to be root."""
+    if os.getuid() != 0:
+        return []
+    return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Path]:
+    """The folder of a running server: its socket is in it."""
+    pytest.importorskip("sqlalchemy", reason="no SQLAlchemy")
+    psycopg = pytest.importorskip("psycopg", reason="no psycopg")
+    where = binaries()
+    if where is None:
+        pytest.skip("no PostgreSQL server here (Debian: apt install postgresql)")
+    if os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no setpriv")
+    folder = Path(tempfile.mkdtemp(prefix="pscope-pg-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    secret = folder / "password"
+    secret.write_text(PASSWORD)
+    if os.getuid() == 0:
+        for path in (folder, secret):
+            os.chown(path, 65534, 65534)
+    process = None
+    try:
+        subprocess.run(
+            [*as_nobody(), where / "initdb", "-D", folder / "data", "-U", "tester", "--auth=scram-sha-256",
+             f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C"],
+            check=True, capture_output=True, cwd=folder,
+        )  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*as_nobody(), where / "postgres", "-D", folder / "data", "-k", folder, "-p", "54329",
+                 "-c", "listen_addresses=", "-c", "fsync=off", "-c", "shared_buffers=16MB"],
+                stdout=log, stderr=log, cwd=folder,
+            )  # fmt: skip
+        for _ in range(300):
+            try:
+                psycopg.connect(url(folder, "postgres")).close()
+                break
+            except psycopg.OperationalError:
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.1)
+        else:
+            raise AssertionError((folder / "log").read_text())
+        yield folder
+    finally:
+        if process is not None:
+            process.send_signal(signal.SIGINT)  # "fast": connections end, and it too
+            process.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def url(folder: Path, database: str) -> str:
+    return f"postgresql://tester:{quote(PASSWORD, safe='')}@/{database}?host={folder}&port=54329"
+
+
+@pytest.fixture
+def postgres(server: Path) -> str:
+    """The URL of an empty database of its own."""
+    import psycopg
+
+    name = f"t{os.getpid()}_{next(NUMBERS)}"
+    with psycopg.connect(url(server, "postgres"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return url(server, name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """An address where no store is yet, of either kind."""
+    if request.param == "sqlite":
+        return tmp_path / "folder" / "store.sqlite"
+    address: str = request.getfixturevalue("postgres")
+    return address

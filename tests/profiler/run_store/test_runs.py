@@ -1,0 +1,269 @@
+"""What is put into a store comes out of it, on both databases; what is no store is refused and left alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.profiler.run_store import schema
+from perfscope.profiler.run_store.packs import Packed, fetch, pack, unpack
+from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.run_store.schema import Migration
+from tests.profiler.run_store.records import stored
+
+
+def packed(folder: Path, content: bytes = b"trace") -> Packed:
+    place = folder / f"run-{len(content)}"
+    place.mkdir(exist_ok=True)
+    (place / "run.json").write_bytes(content)
+    return pack(place, folder / f"{place.name}.pack")
+
+
+def test_what_is_put_comes_out(where: str | Path) -> None:
+    store = RunStore(where)
+    assert store.is_empty()
+    assert store.runs() == ()
+    assert store.baselines() == ()
+    records = [stored(number) for number in range(5)]
+    assert [store.put(record) for record in reversed(records)] == [True] * 5
+    again = RunStore(where)
+    assert not again.is_empty()
+    assert again.runs() == tuple(records)
+    assert again.runs(last=2) == tuple(records[3:])
+    assert again.counts() == (5, records[4].created_utc)
+    assert again.holds([records[0].uid, "another"]) == {records[0].uid}
+
+
+def test_a_run_is_there_once(where: str | Path) -> None:
+    store = RunStore(where)
+    record = stored()
+    assert store.put(record)
+    assert not store.put(record)
+    changed = replace(record, metrics=record.metrics[:1], notes=("counted anew",))
+    assert not store.put(changed)
+    assert store.runs() == (record,)
+    assert not store.put(changed, again=True)
+    assert store.runs() == (changed,)
+    with store.database.session(write=False) as session:
+        rows = session.rows("SELECT name, unit, value FROM perfscope_metrics WHERE uid = :uid", uid=record.uid)
+    assert rows == [("step time", "ns", 1e7)]
+
+
+def test_by_branch_and_name(where: str | Path) -> None:
+    store = RunStore(where)
+    records = [stored(0), stored(1, branch="topic"), stored(2, branch=None), stored(3, name="other")]
+    for record in records:
+        store.put(record)
+    assert store.runs(branch="main") == (records[0], records[3])
+    assert store.runs(name="train") == tuple(records[:3])
+    assert store.runs(branch="topic", name="other") == ()
+
+
+def test_a_run_is_found_by_how_its_id_begins(where: str | Path) -> None:
+    store = RunStore(where)
+    records = [stored(0), stored(1)]
+    for record in records:
+        store.put(record)
+    assert store.find(records[0].id[:15]) == records[0]
+    assert store.find(records[1].uid[:8]) == records[1]
+    assert store.find("latest") == records[1]
+    with pytest.raises(AskedWronglyError, match="several runs begin so"):
+        store.find("2026")
+    for nothing in ("2027", "", "%", "_"):
+        with pytest.raises(DataError, match="no such run"):
+            store.find(nothing)
+    twin = replace(records[0], uid="f" * 32)
+    store.put(twin)
+    with pytest.raises(AskedWronglyError, match="several"):
+        store.find(twin.id)
+
+
+@pytest.mark.parametrize("text", ["naïve 日本 😀", "'; DROP TABLE perfscope_runs; --", ":name %s %(x)s ? \\", "a\nb"])
+def test_texts_are_kept_as_they_are(where: str | Path, text: str) -> None:
+    store = RunStore(where)
+    record = stored(0, name=text, branch=text, notes=(text,), command=(text,))
+    store.put(record)
+    assert store.runs(branch=text, name=text) == (record,)
+
+
+def test_baselines(where: str | Path, tmp_path: Path) -> None:
+    store = RunStore(where)
+    first, second = stored(0), stored(1)
+    one = packed(tmp_path)
+    assert store.set_baseline("main", first, one) == ()
+    assert store.set_baseline("main", second, None) == ()
+    assert store.set_baseline("release", first, one) == ()
+    held = store.baselines("main")
+    assert [(found.run, found.digest, found.bytes) for found in held] == [
+        (second, None, 0),
+        (first, one.digest, one.bytes),
+    ]
+    assert [found.name for found in store.baselines()] == ["release", "main", "main"]
+    assert store.set_baseline("main", first, None) == (), "set again it is the newest, and keeps its files"
+    assert [(found.run, found.digest) for found in store.baselines("main")] == [(first, one.digest), (second, None)]
+    assert store.runs() == (first, second), "its numbers are in the history too"
+    assert store.remove_baseline("main", second.uid) == 1
+    assert store.remove_baseline("main") == 1
+    assert store.remove_baseline("main") == 0
+    assert [found.name for found in store.baselines()] == ["release"]
+
+
+def test_files_go_with_the_last_baseline_that_has_them(where: str | Path, tmp_path: Path) -> None:
+    store = RunStore(where)
+    one = packed(tmp_path, b"x" * 3_000_000)
+    store.set_baseline("main", stored(0), one)
+    store.set_baseline("other", stored(0), one)
+    store.remove_baseline("main")
+    copy = fetch(store.database, one.digest, tmp_path / "copy")
+    assert (copy.bytes, copy.unpacked, copy.files) == (one.bytes, 3_000_000, 1)
+    assert unpack(copy.file, tmp_path / "out", "it").joinpath("run.json").read_bytes() == b"x" * 3_000_000
+    store.remove_baseline("other")
+    with pytest.raises(DataError, match="are not in it"):
+        fetch(store.database, one.digest, tmp_path / "copy")
+    with store.database.session(write=False) as session:
+        assert session.rows("SELECT COUNT(*) FROM perfscope_chunks") == [(0,)]
+
+
+def test_only_the_newest_baselines_of_a_name_stay(where: str | Path, tmp_path: Path) -> None:
+    store = RunStore(where)
+    let_go = [store.set_baseline("main", stored(number), None, kept=3) for number in range(5)]
+    assert let_go == [(), (), (), (stored(0).id,), (stored(1).id,)]
+    assert [one.run.id for one in store.baselines()] == [stored(number).id for number in (4, 3, 2)]
+    assert store.counts()[0] == 5
+
+
+def test_damaged_files_of_a_baseline_are_told(where: str | Path, tmp_path: Path) -> None:
+    store = RunStore(where)
+    one = packed(tmp_path, bytes(range(256)) * 9_000)
+    store.set_baseline("main", stored(), one)
+    with store.database.session(write=True) as session:
+        session.execute("UPDATE perfscope_chunks SET content = :content WHERE number = 0", content=b"other")
+    with pytest.raises(DataError, match="damaged"):
+        fetch(store.database, one.digest, tmp_path / "copy")
+
+
+def test_a_broken_transaction_leaves_nothing(where: str | Path) -> None:
+    store = RunStore(where)
+    store.put(stored(0))
+    with pytest.raises(KeyError), store.database.session(write=True) as session:
+        session.execute("DELETE FROM perfscope_runs")
+        raise KeyError
+    assert store.runs() == (stored(0),)
+
+
+def test_a_newer_store_is_refused_and_left_as_it_is(where: str | Path) -> None:
+    store = RunStore(where)
+    store.put(stored(0))
+    with store.database.session(write=True) as session:
+        session.execute("UPDATE perfscope_store SET value = '99'")
+    for use in (
+        lambda it: it.runs(),
+        lambda it: it.put(stored(1)),
+        lambda it: it.set_baseline("main", stored(1), None),
+    ):
+        with pytest.raises(DataError, match=r"newer perfscope \(schema 99, this one knows 1\)"):
+            use(RunStore(where))
+    with store.database.session(write=True) as session:
+        assert session.rows("SELECT COUNT(*) FROM perfscope_runs") == [(1,)]
+        session.execute("UPDATE perfscope_store SET value = '1' WHERE key = 'needs'")
+    assert RunStore(where).runs() == (stored(0),), "a newer one that says that we may"
+
+
+def test_a_version_that_is_none(where: str | Path) -> None:
+    store = RunStore(where)
+    store.put(stored(0))
+    with store.database.session(write=True) as session:
+        session.execute("UPDATE perfscope_store SET value = 'x' WHERE key = 'schema'")
+    with pytest.raises(DataError, match="damaged"):
+        RunStore(where).runs()
+
+
+MORE = Migration(statements=("ALTER TABLE perfscope_runs ADD COLUMN extra TEXT",), breaks=False)
+
+
+def test_an_older_store_is_brought_up_to_date(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = RunStore(where)
+    old.put(stored(0))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, MORE))
+    monkeypatch.setattr(schema, "LATEST", 2)
+    if isinstance(where, str):
+        with pytest.raises(DataError, match="`perfscope store migrate` changes it for everybody"):
+            RunStore(where).runs()
+        version = RunStore(where).prepare(upgrade=True)
+        assert (version.schema, version.needs) == (2, 1)
+    new = RunStore(where)
+    assert new.runs() == (stored(0),)
+    with new.database.session(write=False) as session:
+        assert session.rows("SELECT extra FROM perfscope_runs") == [(None,)]
+    monkeypatch.undo()
+    assert old.runs() == (stored(0),), "an older perfscope goes on with what did not break it"
+    assert RunStore(where).put(stored(1))
+
+
+def test_a_migration_that_fails_changes_nothing(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunStore(where).put(stored(0))
+    broken = Migration(statements=(*MORE.statements, "ALTER TABLE no_such_table ADD COLUMN x TEXT"), breaks=True)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+    monkeypatch.setattr(schema, "LATEST", 2)
+    with pytest.raises(DataError, match="no_such_table"):
+        RunStore(where).prepare(upgrade=True)
+    monkeypatch.undo()
+    store = RunStore(where)
+    assert store.runs() == (stored(0),)
+    with pytest.raises(DataError, match="extra"), store.database.session(write=False) as session:
+        session.rows("SELECT extra FROM perfscope_runs")
+
+
+@pytest.mark.parametrize("content", [b"no database " * 100, b"SQLite format 3\0" + b"\xff" * 5_000])
+def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(content)
+    for use in (lambda it: it.runs(), lambda it: it.put(stored(0)), lambda it: it.baselines()):
+        with pytest.raises(DataError, match="store.sqlite: "):
+            use(RunStore(path))
+    assert path.read_bytes() == content
+
+
+def test_a_store_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    store = RunStore(path)
+    for number in range(50):
+        store.put(stored(number))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"store\.sqlite: damaged"):
+        RunStore(path).runs()
+    assert path.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_sqlite_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA application_id = 42")
+        connection.execute("CREATE TABLE theirs (x)")
+    for use in (lambda it: it.runs(), lambda it: it.put(stored(0))):
+        with pytest.raises(DataError, match="of another program"):
+            use(RunStore(path))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="store.sqlite: "):
+        RunStore(tmp_path / "file" / "store.sqlite").put(stored(0))
+
+
+def test_what_baselines_leave_is_given_back_to_the_disk(tmp_path: Path) -> None:
+    import random
+
+    path = tmp_path / "store.sqlite"
+    store = RunStore(path)
+    store.put(stored(0))
+    before = path.stat().st_size
+    store.set_baseline("main", stored(0), packed(tmp_path, random.Random(0).randbytes(3_000_000)))
+    assert path.stat().st_size > 3_000_000
+    store.remove_baseline("main")
+    assert path.stat().st_size <= before + 65_536
