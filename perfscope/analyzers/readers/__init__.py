@@ -14,6 +14,7 @@ READERS: dict[str, str] = {
     "kineto": "perfscope.analyzers.readers.kineto",
     "nsys": "perfscope.analyzers.readers.nsys",
     "nsys_jax": "perfscope.analyzers.readers.nsys_jax",
+    "perfetto": "perfscope.analyzers.readers.perfetto",
     "run": "perfscope.analyzers.readers.run",
     "torch_memory": "perfscope.analyzers.readers.torch_memory",
     "torch_memory_timeline": "perfscope.analyzers.readers.torch_memory_timeline",
