@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Compares, and keeps the outcome for the steps behind: this step fails only where it was asked wrongly.
+#   IN_MODE        ab: launches of both commits in turns; runs: two recordings that are there
+#   IN_PROGRAM     (ab) script.py ARGUMENTS, -m module or any command: shell words
+#   IN_BASE        (ab) branch, tag or commit, or empty; (runs) the recording
+#   IN_HEAD        (ab) likewise; (runs) the recording
+#   IN_PAIRS, IN_LEAST, IN_PROFILE, IN_FAIL_ON, IN_OPTIONS
+#   BASE_SHA       what the event says the base is: pull_request.base.sha, or before
+# Writes to GITHUB_OUTPUT: code, verdict, and, where there is something to report, report (a folder).
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$here/words.sh"
+
+[ "${GITHUB_EVENT_NAME:-}" != pull_request_target ] ||
+  problem 2 "pull_request_target runs a stranger's code beside your secrets: use pull_request (docs/ci.md, forks)"
+
+# known REF: its commit, where it is one here.
+known() { git rev-parse --verify --quiet --end-of-options "$1^{commit}"; }
+
+# The base: what was asked for, also where the checkout has only one branch. Else, for a pull request, the first parent of
+# the merge that GitHub checks out: then the difference is what merging would change. Else where the branch began.
+base_of() {
+  if [ -n "$IN_BASE" ]; then
+    known "$IN_BASE" || known "refs/remotes/origin/$IN_BASE" && return
+    local depth=()
+    [ "$(git rev-parse --is-shallow-repository)" = false ] || depth=(--depth=1)
+    git fetch --quiet --no-tags "${depth[@]}" -- origin "$IN_BASE" && known FETCH_HEAD && return
+    return 1
+  fi
+  if [ "${GITHUB_EVENT_NAME:-}" = pull_request ] && known 'HEAD^2' >/dev/null; then
+    known 'HEAD^1'
+  elif [ -n "${BASE_SHA:-}" ] && known "$BASE_SHA" >/dev/null; then
+    git merge-base "$BASE_SHA" HEAD
+  else
+    known 'HEAD^1'
+  fi
+}
+
+folder=${RUNNER_TEMP:?}/perfscope-report
+rm -rf "$folder"
+mkdir -p "$folder"
+: "${IN_BASE:=}" "${IN_HEAD:=}" "${IN_PAIRS:=}" "${IN_LEAST:=}" "${IN_PROFILE:=}" "${IN_FAIL_ON:=}"
+
+arguments=(compare)
+program=()
+case ${IN_MODE:-ab} in
+  ab)
+    [ -n "$IN_BASE" ] && plain base "$IN_BASE"
+    plain head "${IN_HEAD:=HEAD}"
+    base=$(base_of) ||
+      problem 2 "the base is not in this checkout: give actions/checkout \`fetch-depth: 0\`, or the input base"
+    head=$(known "$IN_HEAD") || problem 2 "head is no commit of this checkout"
+    arguments+=(--ab --base "$base" --head "$head" --output "$RUNNER_TEMP/perfscope-runs")
+    [ -z "$IN_PAIRS" ] || arguments+=(--pairs "$IN_PAIRS")
+    [ -z "$IN_LEAST" ] || arguments+=(--least "$IN_LEAST")
+    [ -z "$IN_PROFILE" ] || arguments+=(--profile "$IN_PROFILE")
+    words "${IN_PROGRAM:-}" || problem 2 "program: a quote is not closed"
+    [ "${#words[@]}" -gt 0 ] || problem 2 "program: what is to be run?"
+    program=(-- "${words[@]}")
+    ;;
+  runs)
+    plain base "$IN_BASE"
+    plain head "$IN_HEAD"
+    arguments+=("$IN_BASE" "$IN_HEAD")
+    ;;
+  *) problem 2 "mode is ab or runs" ;;
+esac
+for gate in ${IN_FAIL_ON//,/ }; do arguments+=(--fail-on "$gate"); done
+words "${IN_OPTIONS:-}" || problem 2 "options: a quote is not closed"
+arguments+=("${words[@]}" --json "$folder/report.json" "${program[@]}")
+
+# What the program or a recording says is no order to GitHub, and the files that steer the steps behind are not its own.
+stop=$("$python" -P -c 'import secrets; print(secrets.token_hex(16))')
+echo "::stop-commands::$stop"
+code=0
+env -u GITHUB_ENV -u GITHUB_PATH -u GITHUB_OUTPUT -u GITHUB_STATE -u GITHUB_STEP_SUMMARY \
+  "$python" -P -m perfscope "${arguments[@]}" || code=$?
+echo "::$stop::"
+
+echo "code=$code" >>"$GITHUB_OUTPUT"
+if [ -s "$folder/report.json" ]; then
+  echo "report=$folder" >>"$GITHUB_OUTPUT"
+  "$python" -P -c 'import json, re, sys
+said = json.load(open(sys.argv[1], encoding="utf-8")).get("headline")
+known = isinstance(said, str) and re.fullmatch("[a-z ]{1,40}", said)
+print("verdict=" + (said if known else "unknown"))' "$folder/report.json" >>"$GITHUB_OUTPUT"
+fi
