@@ -150,7 +150,7 @@ def test_a_header_that_claims_to_be_huge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no gzip at all", gzip.compress(b"no tar " * 200)])
 def test_what_is_no_pack(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pack").write_bytes(content)
-    with pytest.raises(DataError, match="^it: "):
+    with pytest.raises(DataError, match=r"^it: "):
         unpack(tmp_path / "pack", tmp_path / "out", "it")
     assert not (tmp_path / "out").exists()
 
@@ -159,5 +159,5 @@ def test_a_pack_cut_off_anywhere(tmp_path: Path) -> None:
     whole = pack(a_run(tmp_path), tmp_path / "one").file.read_bytes()
     for length in range(0, len(whole), 7):
         (tmp_path / "cut").write_bytes(whole[:length])
-        with pytest.raises(DataError, match="^it: "):
+        with pytest.raises(DataError, match=r"^it: "):
             unpack(tmp_path / "cut", tmp_path / "out", "it")
