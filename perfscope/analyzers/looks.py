@@ -45,6 +45,17 @@ def head_of(file: Path) -> bytes:
     return raw
 
 
+def _without_content(file: Path) -> str:
+    """A packed file whose first bytes unpack to nothing: packed nothing, or cut off."""
+    with file.open("rb") as stream:
+        raw = stream.read(HEAD_BYTES)
+    gzip = raw.startswith(GZIP_MAGIC)
+    packed = zlib.decompressobj(wbits=31) if gzip else lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+    packed.decompress(raw)
+    name = "gzip" if gzip else "xz"
+    return f"an empty {name} file" if packed.eof else f"{name} data that is cut off before its content"
+
+
 def what_it_is(file: Path) -> str:
     """``'an SQLite database'``: what a file looks like that no reader knows."""
     if not file.is_file():
@@ -53,7 +64,7 @@ def what_it_is(file: Path) -> str:
         return "an empty file"
     head = head_of(file)
     if not head:
-        return "an empty gzip file"
+        return _without_content(file)
     for magic, name in _LOOKS:
         if head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(magic):
             return name

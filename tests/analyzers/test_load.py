@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import sys
 from importlib.metadata import EntryPoint
@@ -117,6 +118,9 @@ def test_several_traces_where_one_is_wanted(tmp_path: Path) -> None:
     [
         (b"", "an empty file"),
         (gzip.compress(b"", mtime=0), "an empty gzip file"),
+        (lzma.compress(b""), "an empty xz file"),
+        (gzip.compress(b"{}", mtime=0)[:10], "gzip data that is cut off before its content"),
+        (b"\xfd7zXZ\x00", "xz data that is cut off before its content"),
         (b"\x1f\x8bgarbage", "gzip data that cannot be decompressed"),
         (b"SQLite format 3\x00....", "an SQLite database"),
         (b"\xfd7zXZ\x00garbage", "xz data that cannot be decompressed"),

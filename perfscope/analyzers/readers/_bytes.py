@@ -108,13 +108,19 @@ def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None
                 raise DataError(f"{path}: decompresses to more than {total:,} bytes: refused")
             into.write(piece)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: {packing} is cut off or corrupt after {total:,} bytes") from error
+        raise DataError(f"{path}: {_damage(packing, total, cut=isinstance(error, EOFError))}") from error
     except OSError as error:
-        raise DataError(f"{path}: {packing} is corrupt after {total:,} bytes ({error})") from error
+        raise DataError(f"{path}: {_damage(packing, total)} ({error})") from error
     except Exception as error:  # isal's own error type derives from OSError only in some versions
         if type(error).__module__.startswith("isal"):
-            raise DataError(f"{path}: {packing} is corrupt after {total:,} bytes") from error
+            raise DataError(f"{path}: {_damage(packing, total)}") from error
         raise
+
+
+def _damage(packing: str, total: int, *, cut: bool = False) -> str:
+    """What is wrong with packed data of which ``total`` bytes were unpacked; of the first piece none count."""
+    where = f"after {total:,} bytes of its content" if total else f"within the first {_PIECE >> 20} MiB of its content"
+    return f"{packing} is {'cut off' if cut else 'corrupt'} {where}"
 
 
 def _gzip_pieces(path: Path) -> Iterator[bytes]:

@@ -102,9 +102,9 @@ def test_bad_files_get_one_line(tmp_path: Path) -> None:
         (b"HloModule x\n\n" + b"(" * 100_000, "line 3: neither a computation nor a table"),
         (b"HloModule x\n\nENTRY e {\n  %p = " + b"(" * 1_000_000, "cut off in computation 'e'"),
         (b"HloModule x\n\nENTRY e {\n  %p = f32[] constant(" + b"{" * 100 + b"}" * 200 + b")\n", "line 4: "),
-        (gzip.compress(TEXT.encode())[:-20], "gzip is cut off or corrupt"),
-        (lzma.compress(TEXT.encode())[:-20], "xz is cut off or corrupt"),
-        (lzma.compress(TEXT.encode())[:30] + b"\x00" * 99, "xz is cut off or corrupt"),
+        (gzip.compress(TEXT.encode())[:-20], "gzip is cut off within the first 4 MiB of its content"),
+        (lzma.compress(TEXT.encode())[:-20], "xz is cut off after 667 bytes of its content"),
+        (lzma.compress(TEXT.encode())[:30] + b"\x00" * 99, "xz is corrupt within the first 4 MiB"),
     ):
         path.write_bytes(content)
         assert said in refused(path)

@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         (b"", "cannot be read as SQLite"),
         (b"hello", "cannot be read as SQLite"),
         (b"SQLite format 3\x00", "cannot be read as SQLite"),
-        (b"\x1f\x8b\x08\x00broken", "gzip is cut off or corrupt after 0 bytes"),
+        (b"\x1f\x8b\x08\x00broken", "gzip is cut off within the first 4 MiB of its content"),
     ],
 )
 def test_what_is_no_database_gets_one_line(tmp_path: Path, content: bytes, said: str) -> None:
