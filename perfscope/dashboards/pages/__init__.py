@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PAGES: dict[str, str] = {
     "overview": "perfscope.dashboards.pages.overview",
     "timeline": "perfscope.dashboards.pages.timeline",
+    "kernels": "perfscope.dashboards.pages.kernels",
     "memory": "perfscope.dashboards.pages.memory",
     "ranks": "perfscope.dashboards.pages.ranks",
     "compile": "perfscope.dashboards.pages.compile",

@@ -33,7 +33,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
         except AskedWronglyError as error:
             return jsonify({"error": str(error)}), HTTPStatus.BAD_REQUEST
         except (DataError, FileNotFoundError):
-            return jsonify({"error": "its timeline is not there (any more)"}), HTTPStatus.NOT_FOUND
+            return jsonify({"error": "that is not there (any more)"}), HTTPStatus.NOT_FOUND
         answer = Response(content, mimetype=kind)
         answer.headers["Cache-Control"] = "no-store"
         return answer
@@ -53,11 +53,17 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
     def unknown(rest: str) -> ResponseReturnValue:
         return jsonify({"error": "there is nothing of that name here"}), HTTPStatus.NOT_FOUND
 
+    def csv(key: str, view: str, table: str) -> ResponseReturnValue:
+        from perfscope.dashboards.server.tables import csv_of
+
+        return answered(key, lambda folder: (csv_of(folder, view, table), "text/csv"))
+
     def style() -> ResponseReturnValue:
         return Response(report_style(), mimetype="text/css")
 
     routes: dict[str, Callable[..., Any]] = {
         "style.css": style,
+        "table/<key>/<view>/<table>.csv": csv,
         "timeline/<key>/tile": tile,
         "timeline/<key>/<what>": look,
         "<path:rest>": unknown,

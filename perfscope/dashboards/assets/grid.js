@@ -1,0 +1,44 @@
+// Formats, cells and the look of tables. dash-ag-grid finds functions and components by these two names.
+(function () {
+  "use strict";
+  const functions = (window.dashAgGridFunctions = window.dashAgGridFunctions || {});
+  const components = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
+  const absent = (value) => value === null || value === undefined;
+  const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+  const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+  functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
+  functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
+  functions.psNumber = (value) => (absent(value) ? "" : short.format(value));
+  functions.psShare = (value) => (absent(value) ? "" : `${(100 * value).toFixed(1)}%`);
+  functions.psBytes = (value) => {
+    if (absent(value)) return "";
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let at = 0;
+    while (Math.abs(value) >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
+    return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(value >= 10 ? 1 : 2)} ${units[at]}`;
+  };
+
+  // The grid's own theme in the page's colours, so that light and dark follow the switch.
+  functions.psTheme = (quartz) => quartz.withParams({
+    backgroundColor: "var(--card)", foregroundColor: "var(--ink)", borderColor: "var(--line)", accentColor: "var(--link)",
+    headerBackgroundColor: "var(--code)", headerTextColor: "var(--soft)", textColor: "var(--ink)", chromeBackgroundColor: "var(--code)",
+    oddRowBackgroundColor: "var(--card)", rowHoverColor: "var(--code)", fontSize: 13, headerFontSize: 12.5, wrapperBorderRadius: 8,
+    fontFamily: "system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif",
+  });
+
+  // A cell that leads to another page with its value as a regular expression that finds it alone.
+  components.PsLink = function (props) {
+    if (absent(props.value)) return null;
+    const escaped = String(props.value).replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const asked = new URLSearchParams({ [props.parameter]: props.pattern.replace("{}", () => escaped) });
+    const href = `${props.base}${props.base.includes("?") ? "&" : "?"}${asked}`;
+    return React.createElement("a", { href, className: "ps-code" }, String(props.value));
+  };
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    perfscope_grid: {
+      search: function (words) { return { quickFilterText: words || "" }; },
+    },
+  });
+})();

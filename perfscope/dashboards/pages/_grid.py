@@ -1,0 +1,93 @@
+"""Tables of views as grids: sorted, searched, with units, and as a file to take away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_ag_grid as dag
+from dash import ClientsideFunction, Input, Output, dcc, html
+
+from perfscope.dashboards.pages import Asked
+
+_NUMBERS = {"ns": "psNs", "bytes": "psBytes", "count": "psCount", "share": "psShare", "number": "psNumber"}
+"""Formats of assets/grid.js by unit."""
+
+FEW_ROWS = 18
+ROW_PX, HEAD_PX = 34, 50
+
+
+def grid(
+    name: str, held: dict[str, Any], asked: Asked, *, table: str, links: dict[str, tuple[str, str, str]] | None = None
+) -> Any:
+    """The grid of a table (`views._tables.table`) with its search and its CSV.
+
+    ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
+    parameter, what the parameter is with ``{}`` for the value as a regular expression).
+    """
+    columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
+    keys = [column["key"] for column in held["columns"]]
+    rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
+    key = "" if asked.item is None else asked.item.key
+    csv = f"{asked.base_path}api/table/{key}/{name}/{table}.csv"
+    label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
+    search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
+    file = html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")
+    left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
+    return html.Div(
+        [
+            html.Div([label, search, file], className="ps-tl-bar"),
+            dag.AgGrid(
+                id=f"{name}-grid",
+                columnDefs=columns,
+                rowData=rows,
+                defaultColDef={"sortable": True, "resizable": True, "filter": True, "tooltipComponentParams": {}},
+                dashGridOptions={
+                    "theme": {"function": "psTheme(themeQuartz)"},
+                    "animateRows": False,
+                    "enableCellTextSelection": True,
+                    "ensureDomOrder": True,
+                    "rowHeight": ROW_PX,
+                    "tooltipShowDelay": 400,
+                },
+                style={"height": f"{HEAD_PX + 14 + ROW_PX * min(max(len(rows), 3), FEW_ROWS)}px"},
+            ),
+            *left,
+        ],
+        className="ps-card ps-grid",
+    )  # fmt: skip
+
+
+def register_grid(app: Any, name: str) -> None:
+    """What is typed above a grid is searched in it."""
+    app.clientside_callback(
+        ClientsideFunction(namespace="perfscope_grid", function_name="search"),
+        Output(f"{name}-grid", "dashGridOptions"),
+        Input(f"{name}-search", "value"),
+        prevent_initial_call=True,
+    )
+
+
+def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:
+    unit, key = column["unit"], column["key"]
+    made: dict[str, Any] = {"field": key, "headerName": column["title"], "minWidth": 70}
+    if column["width"] is None:
+        made |= {"flex": 1, "minWidth": 300}
+    else:
+        made |= {"width": column["width"]}
+    if unit in _NUMBERS:
+        made |= {
+            "type": "rightAligned",
+            "filter": "agNumberColumnFilter",
+            "valueFormatter": {"function": f"{_NUMBERS[unit]}(params.value)"},
+        }
+    else:
+        made |= {"filter": "agTextColumnFilter", "tooltipField": key}
+    if unit == "code":
+        made |= {"cellClass": "ps-code"}
+    if link is not None:
+        page, parameter, pattern = link
+        made |= {
+            "cellRenderer": "PsLink",
+            "cellRendererParams": {"base": asked.link(page), "parameter": parameter, "pattern": pattern},
+        }
+    return made

@@ -1,0 +1,64 @@
+"""Kernels: where the time goes by name, with what launched it and the line of the program."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.pages._grid import grid, register_grid
+
+TITLE = "Kernels"
+VIEW = "kernels"
+
+KINDS = {
+    "kernels": (
+        "Device work",
+        "Kernels and copies by name: summed over streams and ranks, so side by side counts twice.",
+    ),
+    "ops": ("Ops of the host", "Time in an op and in nothing inside it, by name; each moment of a thread counts once."),
+    "instructions": ("Instructions", "Instructions of compiled XLA programs; those around others are not in it."),
+}
+NOTHING = "No kernels, ops or instructions with a time were recorded."
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: one kind at a time, the first that has rows unless the address names one."""
+    there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
+    if not there:
+        return [html.H1(TITLE, className="ps-title"), html.P(NOTHING, className="ps-card")]
+    kind = asked.parameters.get("kind", "")
+    kind = kind if kind in there else there[0]
+    tabs = [
+        html.Div(
+            dcc.Link(
+                KINDS[one][0],
+                href=asked.link("kernels", kind=one),
+                className="ps-tab" + (" ps-here" if one == kind else ""),
+            ),
+            **({"aria-current": "true"} if one == kind else {}),
+        )
+        for one in there
+    ]
+    held = view["tables"][kind]
+    ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
+    said = f"{KINDS[kind][1]} {len(held['rows']):,} names, {format_ns(held['ns'])} in all{ranks}."
+    return [
+        html.H1(TITLE, className="ps-title"),
+        html.Div(tabs, className="ps-tabs"),
+        html.P(said, className="ps-soft ps-note"),
+        grid("kernels", held, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+    ]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "kernels")
+
+
+def escaped(name: str) -> str:
+    """A name as a regular expression that finds it alone."""
+    return f"^{re.escape(name)}$"

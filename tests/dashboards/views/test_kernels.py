@@ -1,0 +1,95 @@
+"""Time by name sums to what was recorded, over all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.load import load
+from perfscope.analyzers.trace import Trace
+from perfscope.dashboards.server.tables import cell, csv_of
+from perfscope.profiler.errors import DataError
+from tests.build import TraceBuilder
+from tests.dashboards.views.made import view_of
+
+HOSTILE = '=HYPERLINK("http://x")<script>alert(1)</script>'
+
+
+def _trace(rank: int = 0) -> Trace:
+    made = TraceBuilder(rank=rank)
+    made.op("aten::mm", 0, 30)
+    made.op("aten::copy_", 10, 15)
+    made.launched("sgemm", 2, 20, 30 + rank, correlation=1)
+    made.launched("sgemm", 5, 40, 44, correlation=2)
+    made.launched(HOSTILE, 12, 50, 51, correlation=3)
+    made.copy("Memcpy DtoH", 60, 63, size=12)
+    return made.build()
+
+
+def _rows(view: dict, kind: str) -> dict[str, dict]:
+    keys = [column["key"] for column in view["tables"][kind]["columns"]]
+    return {row[0]: dict(zip(keys, row, strict=True)) for row in view["tables"][kind]["rows"]}
+
+
+def test_device_work_by_name(tmp_path: Path) -> None:
+    view = view_of("kernels", [_trace()], tmp_path)
+    rows = _rows(view, "kernels")
+    assert rows["sgemm"]["ns"] == 14_000
+    assert rows["sgemm"]["count"] == 2
+    assert (rows["sgemm"]["least_ns"], rows["sgemm"]["most_ns"]) == (4_000, 10_000)
+    assert rows["sgemm"]["class"] == "matrix product"
+    assert rows["sgemm"]["op"] == "aten::mm"
+    assert rows["Memcpy DtoH"]["class"] == "copy"
+    assert view["tables"]["kernels"]["ns"] == 18_000
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+
+
+def test_ops_by_their_own_time(tmp_path: Path) -> None:
+    rows = _rows(view_of("kernels", [_trace()], tmp_path), "ops")
+    assert rows["aten::mm"]["ns"] == 25_000
+    assert rows["aten::copy_"]["ns"] == 5_000
+
+
+def test_ranks_are_summed(tmp_path: Path) -> None:
+    view = view_of("kernels", [_trace(0), _trace(1)], tmp_path)
+    rows = _rows(view, "kernels")
+    assert rows["sgemm"]["ns"] == 14_000 + 15_000
+    assert rows["sgemm"]["count"] == 4
+    assert view["ranks"] == 2
+
+
+def test_nothing_recorded_is_no_rows(tmp_path: Path) -> None:
+    view = view_of("kernels", [TraceBuilder().build()], tmp_path)
+    assert all(not held["rows"] for held in view["tables"].values())
+
+
+@pytest.mark.corpus
+def test_the_sums_of_a_real_trace_are_those_of_its_tables(corpus: Path, tmp_path: Path) -> None:
+    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    view = view_of("kernels", [trace], tmp_path)
+    work = (trace.rows["kernels"], trace.rows["copies"])
+    assert view["tables"]["kernels"]["ns"] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)
+    assert sum(row["count"] for row in _rows(view, "kernels").values()) == sum(map(len, work))
+
+
+def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
+    import json
+
+    view = view_of("kernels", [_trace()], tmp_path / "made")
+    (tmp_path / "kernels.json").write_text(json.dumps({"view": view}))
+    lines = csv_of(tmp_path, "kernels", "kernels").decode().splitlines()
+    assert lines[0].startswith("name,class,ns,share")
+    assert len(lines) == 4
+    assert not any(line.startswith(("=", '"=')) for line in lines)
+    with pytest.raises(DataError, match="no such table"):
+        csv_of(tmp_path, "kernels", "nothing")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_what_a_spreadsheet_would_run_is_text(text: str) -> None:
+    assert cell(text) == f"'{text}"
+
+
+def test_numbers_stay_numbers() -> None:
+    assert (cell(-3), cell(None), cell("a=b")) == (-3, "", "a=b")
