@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "perfscope.commands.doctor:doctor",
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
+    "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",

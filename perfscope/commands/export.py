@@ -1,0 +1,82 @@
+"""``perfscope export``: a run or traces in the format of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.inputs import spare
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import DONE, AskedWronglyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.trace import Trace
+    from perfscope.dashboards.exports import Subject
+
+FORMATS = ("perfetto", "chrome", "speedscope", "parquet", "tensorboard")
+TIMELINES = ("perfetto", "chrome", "tensorboard")
+"""Formats that findings are drawn in."""
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="Format of the export.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write here (a folder for parquet and tensorboard). [named after PATH]"
+)
+@click.option("--findings/--no-findings", default=True, help="Judge the traces and draw what was found.")
+@quiet_option
+@verbose_option
+def export(paths: tuple[str, ...], form: str, output: str | None, findings: bool, quiet: bool, verbose: bool) -> int:
+    """Write a run, a trace file, or a folder of traces in the format of another tool.
+
+    `perfetto` (ui.perfetto.dev, trace_processor) and `chrome` (chrome://tracing, other readers of Kineto's JSON) hold
+    all ranks on one timeline; a name that ends in .gz is packed. `speedscope` holds stacks of the host and of compiled
+    programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
+    """
+    from perfscope.analyzers.load import load_path, note_missing
+    from perfscope.dashboards.exports import Subject, module_of
+    from perfscope.dashboards.exports import export as write
+    from perfscope.dashboards.shown import shown
+
+    traces: list[Trace] = []
+    for path in paths:
+        traces += load_path(path, alone=False).traces
+    note_missing(traces)
+    target = Path(output) if output is not None else _named_after(paths[0], module_of(form).SUFFIX)
+    _spare_inputs(paths, traces, target)
+    subject = _judged(traces) if findings and form in TIMELINES else Subject(traces=tuple(traces))
+    remarks = write(subject, form, target)
+    if not quiet:
+        for remark in remarks:
+            click.echo(f"perfscope: {shown(remark, 1_000)}", err=True)
+        click.echo(f"perfscope: wrote {shown(str(target))}", err=True)
+    return DONE
+
+
+def _judged(traces: Sequence[Trace]) -> Subject:
+    from perfscope.analyzers.engine import analyze
+    from perfscope.dashboards.exports import Subject
+
+    return Subject(traces=tuple(traces), findings=analyze(traces).findings())
+
+
+def _named_after(path: str, suffix: str) -> Path:
+    """``trace.json.gz`` -> ``trace.pftrace.gz``, in the current folder."""
+    name = Path(path).resolve().name
+    for known in (".gz", ".xz", ".json", ".pb", ".xplane", ".sqlite", ".nsys-rep", ".pickle", ".pftrace", ".trace"):
+        name = name.removesuffix(known) or name
+    return Path(f"{name}{suffix}")
+
+
+def _spare_inputs(paths: Sequence[str], traces: Sequence[Trace], target: Path) -> None:
+    """Refuse to write over what is exported, or over a file of a folder that is."""
+    spare([*paths, *(trace.source.path for trace in traces)], [str(target)])
+    place = target.resolve()
+    for path in paths:
+        if target.exists() and place.is_relative_to(Path(path).resolve()):
+            raise AskedWronglyError(f"{target}: is a file of {path} itself; the export needs another one")

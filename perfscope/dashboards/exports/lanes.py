@@ -1,0 +1,93 @@
+"""Spans of one track put on lanes where they nest, and the order in which a lane's begins and ends are written.
+
+Viewers of begin and end marks keep a stack a track: two spans that overlap without one holding the other would
+close each other. Such spans are normal on a device (programmatic dependent launch, copies beside kernels) and go to
+sibling lanes, so that none is lost. All arrays have shape (n,), times in ns, rows in nesting order: by start, then
+longest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+MOST_NESTED = 16
+"""Lanes that are tried for a span one after the other. More overlaps at once are no nesting that anybody could
+follow: what is left then gets lanes without nesting, found by their end, so that no input takes quadratic time."""
+
+
+def lanes(start: Int, end: Int) -> Int:
+    """Lane of each span; 0 for all where they nest. Rows of one lane nest."""
+    if nest(start, end):
+        return np.zeros(len(start), np.int64)
+    found = np.empty(len(start), np.int64)
+    stacks: list[list[int]] = []
+    flat: list[tuple[int, int]] = []
+    count = 0
+    for row, (begins, ends) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        place = _first_fit(stacks, begins, ends)
+        if place is None:
+            if flat and flat[0][0] <= begins:
+                place = heapq.heappop(flat)[1]
+            else:
+                place = MOST_NESTED + count
+                count += 1
+            heapq.heappush(flat, (ends, place))
+        found[row] = place
+    return found
+
+
+def _first_fit(stacks: list[list[int]], begins: int, ends: int) -> int | None:
+    """The first lane whose open spans hold ``[begins, ends)`` or are over; ``None`` if ``MOST_NESTED`` do not."""
+    for place, stack in enumerate(stacks):
+        while stack and stack[-1] <= begins:
+            stack.pop()
+        if not stack or stack[-1] >= ends:
+            stack.append(ends)
+            return place
+    if len(stacks) < MOST_NESTED:
+        stacks.append([ends])
+        return len(stacks) - 1
+    return None
+
+
+def nest(start: Int, end: Int) -> bool:
+    """True if of any two spans that overlap one holds the other: each end then closes the span begun last."""
+    rows, ends = sequence(start, end)
+    depth = np.cumsum(np.where(ends, -1, 1))
+    opened = np.empty(len(start), np.int64)
+    opened[rows[~ends]] = depth[~ends]
+    return bool((depth[ends] + 1 == opened[rows[ends]]).all())
+
+
+def sequence(start: Int, end: Int) -> tuple[Int, Flags]:
+    """``(row, is_end)`` of the begins and ends of one lane in the order they must be written, shapes (2n,).
+
+    By time; at one time the ends come first, the innermost of them first, then the begins, the outermost first. A
+    span without length ends right behind its begin.
+    """
+    count = len(start)
+    brief = end == start
+    lasting = np.flatnonzero(~brief)
+    # by end, and of equal ends the later row first: it lies within the earlier one
+    closing = lasting[::-1][np.argsort(end[lasting][::-1], kind="stable")]
+    closes = end[closing]
+    rows = np.empty(count + len(closing), np.int64)
+    ends = np.zeros(len(rows), np.bool_)
+    rows[np.arange(count) + np.searchsorted(closes, start, side="right")] = np.arange(count)
+    places = np.arange(len(closing)) + np.searchsorted(start, closes, side="left")
+    rows[places] = closing
+    ends[places] = True
+    if not brief.any():
+        return rows, ends
+    doubled = ~ends & brief[rows]
+    times = 1 + doubled
+    last = np.cumsum(times) - 1
+    rows, ends = np.repeat(rows, times), np.repeat(ends, times)
+    ends[last[doubled]] = True
+    return rows, ends
