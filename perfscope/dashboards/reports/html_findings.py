@@ -33,13 +33,14 @@ def findings(summary: Summary) -> Iterator[str]:
         yield card("Findings", f"<p>{said}</p>")
         return
     yield f"<h2>Findings{', the largest saving first' if len(summary.timed) > 1 else ''}</h2>"
-    yield from (_finding(row, opened=index < OPENED) for index, row in enumerate(rows))
+    yield from (finding_card(row, opened=index < OPENED) for index, row in enumerate(rows))
     if len(rows) < len(summary.findings):
         left = len(summary.findings) - len(rows)
         yield card("More", f"<p>{left:,} more findings are left out of this page; the JSON report holds all.</p>")
 
 
-def _finding(row: FindingRow, *, opened: bool) -> str:
+def finding_card(row: FindingRow, *, opened: bool) -> str:
+    """One finding with its evidence and advice; ``opened``: its details stand open."""
     share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
     if row.memory and not row.saves:
         share = "<span>of memory</span>"
@@ -54,7 +55,7 @@ def _finding(row: FindingRow, *, opened: bool) -> str:
         f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
         f'<span class="chip">{escape(row.known_by)}</span></div></div>'
         f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
-        f"{''.join(_advice(row.advice))}{_evidence(row)}</details></article>"
+        f"{''.join(advice_html(row.advice))}{_evidence(row)}</details></article>"
     )
 
 
@@ -92,7 +93,7 @@ def table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
     )
 
 
-def _advice(text: str) -> Iterator[str]:
+def advice_html(text: str) -> Iterator[str]:
     """Advice as paragraphs, and blocks of code with a button that copies them."""
     for block in blocks(text):
         if block.is_code:

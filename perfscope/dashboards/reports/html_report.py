@@ -103,11 +103,6 @@ def overview_cards(summary: Summary, analysis: Analysis) -> tuple[str, str]:
     return before, "".join(after)
 
 
-def findings_cards(summary: Summary) -> str:
-    """Findings, what could not look and what is clean: HTML, its texts escaped."""
-    return "".join((*findings(summary), *not_flagged(summary)))
-
-
 def tiles(summary: Summary, analysis: Analysis) -> str:
     """The few numbers at the top."""
     return f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'

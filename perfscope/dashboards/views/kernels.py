@@ -160,6 +160,8 @@ def _summed(name: str, lasts: np.ndarray, what: str, trace: Trace, op: int, *, o
 
 def _by_name(names: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """(code, rows) of each name."""
+    if not len(names):
+        return
     order = np.argsort(names, kind="stable")
     codes, first = np.unique(names[order], return_index=True)
     for code, rows in zip(codes.tolist(), np.split(order, first[1:]), strict=True):
