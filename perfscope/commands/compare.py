@@ -11,6 +11,7 @@ import click
 from perfscope.commands.baselines import baseline_option, sides
 from perfscope.commands.compare_ab import CompareCommand
 from perfscope.commands.compare_outputs import Outputs, output_options, write_outputs
+from perfscope.commands.compare_sets import compare_sets, is_set
 from perfscope.commands.inputs import spare
 from perfscope.commands.kept import store_option
 from perfscope.commands.options import quiet_option, verbose_option
@@ -57,6 +58,9 @@ def compare(
     or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
     launch on each side is split into parts and shown, and never fails a build.
 
+    A folder in which several runs lie is a set of launches: what differs between them is told from what
+    changed. The time of sets that ran in turns, six pairs or more, may fail a build.
+
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
     from perfscope.analyzers.compare.comparison import compare as compared
@@ -66,6 +70,8 @@ def compare(
     if unknown:
         raise AskedWronglyError(f"--fail-on {unknown[0]}: not one of {', '.join(GATES)}")
     named = sides(base, head, baseline, store=store)
+    if is_set(named.base) or is_set(named.head):
+        return compare_sets(named, fail_on, outputs, strict=strict, quiet=quiet, verbose=verbose)
     loaded = load_path(named.base), load_path(named.head)
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
@@ -94,6 +100,7 @@ def _show(
 ) -> None:
     from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import compare_document, compare_json, compare_text
+    from perfscope.dashboards.reports.compare_github import inert
     from perfscope.dashboards.shown import shown
 
     held = compare_json.document(comparison, failed=failed, gates=gates)
@@ -102,6 +109,7 @@ def _show(
     screen = compare_text.render(
         compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
     )
-    click.echo(screen, nl=False, color=True)
-    for line in failed:
-        click.echo(f"perfscope: gate not met: {shown(line)}", err=True)
+    click.echo(inert(screen), nl=False, color=True)
+    if failed:
+        said = "".join(f"perfscope: gate not met: {shown(line)}\n" for line in failed)
+        click.echo(inert(said), nl=False, err=True)

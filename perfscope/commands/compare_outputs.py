@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
+if TYPE_CHECKING:
+    from perfscope.dashboards.reports.compare_document import Document
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 STDOUT = "-"
+FORMS = ("json", "markdown", "html", "junit")
+_HELP = {
+    "json": "Write the comparison as JSON (- for stdout, alone).",
+    "markdown": "Write it as a comment on a pull request.",
+    "html": "Write it as one HTML file.",
+    "junit": "Write it as JUnit XML.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,11 @@ class Outputs:
     """Files that were asked for; ``-`` is stdout, alone."""
 
     json: str | None = None
+    markdown: str | None = None
+    html: str | None = None
+    junit: str | None = None
+    github: bool = False
+    """Annotations on stdout, and the job's summary."""
 
     def files(self) -> dict[str, str]:
         """Form -> file, of those that are files."""
@@ -33,30 +49,39 @@ class Outputs:
 
     def check(self) -> None:
         """Before the work: ``AskedWronglyError`` where two go to one place, ``DataError`` where a folder is missing."""
-        asked = list(self._asked().values())
+        asked = [file if file == STDOUT else os.path.abspath(file) for file in self._asked().values()]
         twice = next((file for file in asked if asked.count(file) > 1), None)
         if twice is not None:
             raise AskedWronglyError(f"{twice}: two reports cannot go there")
+        if self.github and self.on_stdout() is not None:
+            raise AskedWronglyError("--github: its annotations go to stdout, and another report has it alone")
         for file in self.files().values():
             if not Path(file).parent.is_dir():
                 raise DataError(f"{file}: cannot be written: no such folder")
 
     def _asked(self) -> dict[str, str]:
-        return {form: file for form, file in (("json", self.json),) if file is not None}
+        found = {form: getattr(self, form) for form in FORMS}
+        return {form: file for form, file in found.items() if file is not None}
 
 
 def output_options(command: Decorated) -> Decorated:
-    """``--json FILE``; the command gets ``outputs: Outputs``, checked."""
+    """``--json``, ``--markdown``, ``--html``, ``--junit FILE`` and ``--github``; the command gets ``outputs: Outputs``.
+
+    They are checked (``Outputs.check``) before the command does anything.
+    """
 
     @functools.wraps(command)
-    def wrapped(*args: Any, json_file: str | None, **options: Any) -> Any:
-        outputs = Outputs(json=json_file)
+    def wrapped(*args: Any, github: bool, **options: Any) -> Any:
+        outputs = Outputs(github=github, **{form: options.pop(f"{form}_file") for form in FORMS})
         outputs.check()
         return command(*args, outputs=outputs, **options)
 
-    return click.option(  # type: ignore[return-value]
-        "--json", "json_file", metavar="FILE", help="Write the comparison as JSON (- for stdout, alone)."
+    made: Any = click.option(
+        "--github", is_flag=True, help="In a GitHub job: annotate lines, and add to the job's summary."
     )(wrapped)
+    for form in reversed(FORMS):
+        made = click.option(f"--{form}", f"{form}_file", metavar="FILE", help=_HELP[form])(made)
+    return made  # type: ignore[no-any-return]
 
 
 def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False) -> bool:
@@ -64,15 +89,57 @@ def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False
 
     Whether stdout is taken by one: nothing else may be printed there then. ``DataError``: a file cannot be written.
     """
-    from perfscope.dashboards.reports import compare_document, compare_json, write
+    from perfscope.dashboards.reports import compare_document, write
     from perfscope.dashboards.shown import shown
 
-    compare_document.of(held)  # what nobody could read is not written
-    for file in outputs.files().values():
-        write(file, compare_json.as_text(held))
+    document = compare_document.of(held)  # what nobody could read is not written
+    for form, file in outputs.files().items():
+        write(file, _text(form, held, document))
         if not quiet:
             click.echo(f"perfscope: wrote {shown(file)}", err=True)
-    if outputs.on_stdout() is None:
+    if outputs.github:
+        tell_github(document)
+    alone = outputs.on_stdout()
+    if alone is None:
         return False
-    click.echo(compare_json.as_text(held), nl=False)
+    click.echo(_text(alone, held, document), nl=False)
     return True
+
+
+def _text(form: str, held: dict[str, Any], document: Document) -> str:
+    if form == "json":
+        from perfscope.dashboards.reports import compare_json
+
+        return compare_json.as_text(held)
+    return rendered(document, form)
+
+
+def rendered(document: Document, form: str, **options: Any) -> str:
+    """A document as ``markdown``, ``html`` or ``junit``; ``options`` are those of the form's module."""
+    from perfscope.dashboards.reports import compare_html, compare_junit, compare_markdown
+
+    render: Callable[..., str] = {
+        "markdown": compare_markdown.render,
+        "html": compare_html.render,
+        "junit": compare_junit.render,
+    }[form]
+    return render(document, **options)
+
+
+def tell_github(document: Document, *, link: str | None = None) -> None:
+    """Annotations on stdout, and the summary of the job."""
+    from perfscope.dashboards.reports import compare_github
+
+    click.echo(compare_github.annotated(document, top()), nl=False)
+    problem = compare_github.summarize(document, link=link)
+    if problem is not None:
+        click.echo(f"perfscope: {problem}", err=True)
+
+
+def top() -> Path:
+    """The checkout that annotations are about: the runner's, else the nearest folder above that git keeps."""
+    named = os.environ.get("GITHUB_WORKSPACE")
+    here = Path.cwd()
+    if named and Path(named).is_dir():
+        return Path(named)
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)

@@ -15,8 +15,9 @@ _ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
 _BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
 """What makes a heading, a list or a rule where a line begins with it."""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_LINKED = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
-"""GitHub makes mentions, issue references and links of bare text even after HTML entities are resolved."""
+_LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
+"""GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and links of bare text even
+after HTML entities are resolved."""
 _COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{4}(?=[0-9a-f]{3,36}\b)")
 """And references to commits, but not inside code."""
 _APART = "\u200b"

@@ -1,0 +1,77 @@
+"""``perfscope report``: a stored comparison in another form, without the recordings it was made from."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.commands.compare_outputs import STDOUT, rendered, tell_github
+from perfscope.commands.inputs import spare
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.profiler.errors import DONE, AskedWronglyError
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.reports.compare_document import Document
+
+FORMS = ("text", "markdown", "html", "junit", "github")
+
+
+@click.command()
+@click.argument("comparison", metavar="COMPARISON.json")
+@click.option("--to", "form", type=click.Choice(FORMS), default="text", show_default=True, help="What to make of it.")
+@click.option("-o", "--output", default=STDOUT, metavar="FILE", help="Write it there. [default: stdout]")
+@click.option("--key", metavar="NAME", help="Of a comment: tells it from others of perfscope. [default: compare]")
+@click.option("--link", metavar="URL", help="Of a comment or summary: where the whole report is.")
+@quiet_option
+@verbose_option
+def report(
+    *, comparison: str, form: str, output: str, key: str | None, link: str | None, quiet: bool, verbose: bool
+) -> int:
+    """Show a comparison that `perfscope compare --json` wrote, or turn it into another form.
+
+    The file may come from a job that is not trusted: it is read as data, bounded, and everything in it is escaped.
+    `--to github` prints annotations and adds to the summary of the job.
+    """
+    from perfscope.dashboards.reports import compare_document, write
+    from perfscope.dashboards.shown import shown
+
+    if key is not None and form != "markdown":
+        raise AskedWronglyError("--key: only a comment (--to markdown) has one")
+    if link is not None and form not in ("markdown", "github"):
+        raise AskedWronglyError("--link: only a comment (--to markdown) or a summary (--to github) has one")
+    document = compare_document.read(comparison)
+    if form == "github":
+        if output != STDOUT:
+            raise AskedWronglyError("-o: annotations go to stdout, where the runner reads them")
+        tell_github(document, link=link)
+        return DONE
+    if output != STDOUT:
+        spare([comparison], [output])
+        text = _text(document, verbose=verbose, to_file=True) if form == "text" else _made(document, form, key, link)
+        write(output, text)
+        if not quiet:
+            click.echo(f"perfscope: wrote {shown(output)}", err=True)
+        return DONE
+    if form == "text":
+        click.echo(_text(document, verbose=verbose), nl=False, color=True)
+    else:
+        click.echo(_made(document, form, key, link), nl=False)
+    return DONE
+
+
+def _made(document: Document, form: str, key: str | None, link: str | None) -> str:
+    options = {name: held for name, held in (("key", key), ("url", link)) if held is not None}
+    return rendered(document, form, **options)
+
+
+def _text(document: Document, *, verbose: bool, to_file: bool = False) -> str:
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import compare_text, text_page
+    from perfscope.dashboards.reports.compare_github import inert
+
+    if to_file:
+        return compare_text.render(document, width=text_page.WIDTH, verbose=verbose)
+    screen = compare_text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
+    return inert(screen)

@@ -1,0 +1,74 @@
+"""The document that a page carries: the whole where it is small, else cut, and still one whose parts sum."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfscope.dashboards.shown import shown_value
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.reports.compare_document import Document
+
+MOST_CHARACTERS = 120_000
+"""Of the JSON in a page: with it the page of the largest recordings opens on a phone at once."""
+
+CUTS = ((200, 4, 1_000), (60, 2, 400), (20, 1, 200), (5, 1, 80), (1, 0, 40))
+"""(entries of a list, keys of a part, characters of a text), tried in turn until it fits."""
+
+_LISTS = ("causes", "findings", "kernels", "ranks", "not_looked", "notes", "metrics", "beside", "failed")
+
+
+def embedded(document: Document) -> str:
+    """JSON for a ``<script>`` block: no ``<`` is in it; ``left_out`` says what was cut."""
+    whole = msgspec.to_builtins(document)
+    text = _text(shown_value(whole))
+    for cut in CUTS:
+        if len(text) <= MOST_CHARACTERS:
+            break
+        text = _text(_cut(whole, *cut))
+    return text
+
+
+def _text(held: dict[str, Any]) -> str:
+    text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _cut(whole: dict[str, Any], entries: int, keys: int, characters: int) -> dict[str, Any]:
+    held = dict(whole)
+    left = []
+    for name in _LISTS:
+        if len(held[name]) > entries:
+            left.append(f"{len(held[name]) - entries} of {name}")
+            held[name] = held[name][:entries]
+    for name in ("base", "head"):
+        held[name] = held[name] | {"paths": held[name]["paths"][:entries]}
+    held["causes"] = [one | {part: one[part][:entries] for part in ("parts", "metrics", "findings")}
+                      for one in held["causes"]]  # fmt: skip
+    held["metrics"] = [one | {"places": one["places"][:entries]} for one in held["metrics"]]
+    for name in ("step", "worst_rank"):
+        if held[name] is not None:
+            held[name], parts = _fewer_parts(held[name], entries, keys)
+            if parts:
+                left.append(f"{parts} parts of {name}")
+    left.append(f"keys of a part beyond {keys}, texts beyond {characters} characters")
+    found: dict[str, Any] = shown_value({**held, "left_out": left}, characters)
+    found["schema"] = whole["schema"]
+    return found
+
+
+def _fewer_parts(step: dict[str, Any], entries: int, keys: int) -> tuple[dict[str, Any], int]:
+    """The step with its first parts; the others are added to those that were left out before."""
+    kept, rest = step["parts"][:entries], step["parts"][entries:]
+    others = step["other_parts"]
+    sums = {f"{side}_ns": others[f"{side}_ns"] + sum(part[side]["ns"] for part in rest) for side in ("base", "head")}
+    fewer = [part | {side: _fewer_keys(part[side], keys) for side in ("base", "head")} for part in kept]
+    return step | {"parts": fewer, "other_parts": {"count": others["count"] + len(rest), **sums}}, len(rest)
+
+
+def _fewer_keys(side: dict[str, Any], keys: int) -> dict[str, Any]:
+    left = side["keys_left"] + max(0, len(side["keys"]) - keys)
+    return side | {"keys": side["keys"][:keys], "keys_left": left}
