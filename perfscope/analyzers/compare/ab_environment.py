@@ -98,7 +98,7 @@ COUNTERS: Mapping[str, Counter] = {
 """By name; the others that a launch keeps (load, power, own processor time) are there to be read."""
 
 HARDWARE = ("gpu", "cpu", "driver", "device")
-"""Facts that must not differ within a pair."""
+"""Facts that must not differ within a pair. Where one arm has none at all (it moved to a device) it is the program's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +139,9 @@ def _facts(pairs: Sequence[Pair]) -> tuple[dict[str, str], list[str], str | None
         sides = [list(dict.fromkeys(pair[arm].environment.get(name, "-") for pair in pairs)) for arm in (0, 1)]
         said = [", ".join(side) for side in sides]
         facts[name] = said[0] if said[0] == said[1] else f"base {said[0]}, head {said[1]}"
-        mixed = any(pair[0].environment.get(name) != pair[1].environment.get(name) for pair in pairs)
-        if mixed and name in HARDWARE:
+        held = [(pair[0].environment.get(name), pair[1].environment.get(name)) for pair in pairs]
+        mixed = any(base != head for base, head in held)
+        if name in HARDWARE and any(base != head and base is not None and head is not None for base, head in held):
             void = f"environment changed: {name} is {facts[name]}: both launches of a pair must run on the same"
         elif mixed:
             remarks.append(f"{name} is {facts[name]}: the change is its as much as the program's")

@@ -141,6 +141,9 @@ def test_what_it_ran_on_is_compared() -> None:
     card = facts({"gpu": "1x A"}, {"gpu": "1x B"})
     assert card.voids is not None
     assert "both launches of a pair must run on the same" in card.voids
+    first = facts({}, {"device": "NVIDIA H200"})
+    assert first.voids is None, "the program moved to a device: that is its change"
+    assert "device is base -, head NVIDIA H200" in first.remarks[0]
     moved = facts({"gpu": "1x A"}, {"gpu": "1x A"}, later={"gpu": "1x B"})
     assert moved.voids is None
     assert "gpu was 1x A, 1x B in the course of the comparison" in moved.remarks[0]
