@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from perfscope.dashboards.server.kept import read_view
+from perfscope.dashboards.timeline.counters import piece
 from perfscope.dashboards.timeline.index import Index, load
 from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES
-from perfscope.dashboards.timeline.tile import MOST_COLUMNS, MOST_LANES, tile
+from perfscope.dashboards.timeline.tile import MOST_COLUMNS, MOST_LANES, edges_of, tile
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
 MOST_NAMES = 2_000
@@ -109,6 +110,24 @@ def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     return msgspec.json.encode({"events": len(rows), "ns": total, "first": first})
 
 
+def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value a pixel; null: no sample."""
+    place, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
+    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    columns = _number(asked, "w", 1, MOST_COLUMNS)
+    if high <= low:
+        raise AskedWronglyError("t1 is not behind t0")
+    times, values = (_mapped(place / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
+    found = piece(times, values, edges_of(low, high, columns))
+    return msgspec.json.encode(
+        {"low": [_plain(one) for one in found[0].tolist()], "high": [_plain(one) for one in found[1].tolist()]}
+    )
+
+
+def _plain(value: float) -> float | None:
+    return None if value != value else value  # NaN
+
+
 def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """Ranks, their lanes, and the words of categories: what the view of the page holds."""
     held = read_view(folder, "timeline")
@@ -124,6 +143,7 @@ def names_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
     "about": about_of,
+    "counter": counter_of,
     "event": event_of,
     "matches": matches_of,
     "names": names_of,

@@ -38,8 +38,7 @@ MARGIN_PX = 4.0
 def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[int]) -> bytes:
     """The lanes between ``low_ns`` and ``high_ns`` on ``columns`` pixels. ``lane`` in it counts ``lanes`` as given."""
     span = max(high_ns - low_ns, 1)
-    edges = low_ns + (np.arange(columns + 1, dtype=np.float64) * (span / columns)).astype(np.int64)
-    edges[-1] = high_ns
+    edges = edges_of(low_ns, high_ns, columns)
     least = max(-(-span * WIDE_PX // columns), 1)
     cells: list[tuple[npt.NDArray[np.int64], ...]] = []
     boxes: list[tuple[int, npt.NDArray[np.int64]]] = []
@@ -52,6 +51,13 @@ def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[
             boxes.append((place, rows))
         cells.append((np.array(place), *_cells(index, lane, edges)))
     return _packed(index, (low_ns, high_ns, columns), lanes, cells, boxes)
+
+
+def edges_of(low_ns: int, high_ns: int, columns: int) -> npt.NDArray[np.int64]:
+    """Where pixels begin, and behind them where the last one ends: shape (columns + 1,)."""
+    edges = low_ns + (np.arange(columns + 1, dtype=np.float64) * (max(high_ns - low_ns, 1) / columns)).astype(np.int64)
+    edges[-1] = high_ns
+    return np.asarray(edges, np.int64)
 
 
 def _cells(index: Index, lane: int, edges: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:

@@ -32,6 +32,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.wire = new Wire(props.url);
       this.tiles = new Map();
       this.coarse = new Map();
+      this.counters = new Map();
       this.open = new Set();
       this.closed = new Set();
       this.scroll = 0;
@@ -92,6 +93,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         if (this.traces.length > 1) push({ kind: "trace", trace, key, label: trace.label }, draw.HEAD);
         const many = this.traces.length > 8 && trace !== this.traces[0];
         if (this.traces.length > 1 && (many ? !this.open.has(key) : this.closed.has(key))) continue;
+        for (const counter of trace.counters) push({ kind: "counter", trace, counter, label: counter.label }, draw.COUNTER);
         let group = null, line = null, depths = 0;
         trace.lanes.forEach((lane, at) => {
           if (lane.group !== group && lane.group) push({ kind: "group", label: lane.group }, draw.HEAD);
@@ -188,6 +190,16 @@ window.perfscope_ui = window.perfscope_ui || {};
           if (error.name !== "AbortError" && !this.dead) this.status.textContent = error.message;
         });
       }
+      for (const row of this.rows) {
+        const y = row.y - this.scroll + draw.RULER;
+        if (row.kind !== "counter" || y + row.height < draw.RULER || y > this.shown) continue;
+        const query = { trace: row.trace.trace, counter: row.counter.number, t0: this.wire.absolute(row.trace, low), t1: this.wire.absolute(row.trace, high), w: columns };
+        this.wire.json("counter", query).then((found) => {
+          if (this.dead) return;
+          this.counters.set(row.counter, { ...found, t0: low, t1: high });
+          this.paint();
+        }, (error) => { this.status.textContent = error.message; });
+      }
     }
 
     paint() {
@@ -207,6 +219,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.rows.forEach((row, number) => {
         const y = row.y - this.scroll + draw.RULER;
         if (y + row.height < draw.RULER || y > this.shown) return;
+        if (row.kind === "counter" && this.counters.has(row.counter)) {
+          draw.counter(context, look, this.counters.get(row.counter), row.counter, this.view, width, y);
+        }
         if (row.kind === "lane") {
           if (!at.has(row.trace)) at.set(row.trace, new Map());
           at.get(row.trace).set(row.lane, y);
@@ -282,7 +297,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (const row of this.rows) {
         const y = row.y - this.scroll + draw.RULER;
         if (y + row.height < draw.RULER || y > this.shown) continue;
-        if (row.kind !== "lane") {
+        if (row.kind === "counter") {
+          context.fillStyle = look.soft;
+          context.fillText(row.label.slice(0, 30), 22, y + row.height / 2 - 6);
+          context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, y + row.height / 2 + 8);
+        } else if (row.kind !== "lane") {
           context.fillStyle = look.head;
           context.fillRect(0, y, this.width, row.height);
           context.fillStyle = look.ink;
@@ -369,7 +388,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (grip.moved) return;
       this.canvas.focus({ preventScroll: true });
       const row = this.rows.find((one) => { const y = one.y - this.scroll + draw.RULER; return grip.y >= y && grip.y < y + one.height; });
-      if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || row.kind !== "lane")) { this.fold(row); return; }
+      if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || ["trace", "group"].includes(row.kind))) { this.fold(row); return; }
       const hit = this.hit(grip.x, grip.y);
       if (hit) this.select(hit.trace, hit.tile.box_event[hit.box]);
       else this.release();
@@ -397,13 +416,30 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     hover(event) {
       const hit = this.hit(event.offsetX, event.offsetY);
-      this.tip.hidden = !hit;
+      const sample = hit ? null : this.sample(event.offsetX, event.offsetY);
+      this.tip.hidden = !hit && !sample;
+      if (sample) { this.tip.textContent = sample; this.tell(event); }
       if (!hit) return;
       const { trace, tile, box } = hit;
       const cut = tile.box_low[box] <= -3 || tile.box_high[box] >= tile.columns + 3;
       const scale = (tile.high - tile.low) / tile.columns;
       const long = (cut ? "at least " : "") + format_ns((tile.box_high[box] - tile.box_low[box]) * scale);
       this.tip.textContent = `${this.wire.name(trace, tile.box_name[box])}\n${long} · ${this.about.categories[tile.box_category[box]]}`;
+      this.tell(event);
+    }
+
+    // The value of the counter under the pointer, in words.
+    sample(x, y) {
+      const row = this.rows.find((one) => { const top = one.y - this.scroll + draw.RULER; return one.kind === "counter" && y >= top && y < top + one.height; });
+      const held = row && x > draw.GUTTER && this.counters.get(row.counter);
+      if (!held) return null;
+      const at = Math.floor(((this.time(x) - held.t0) / (held.t1 - held.t0)) * held.high.length), high = held.high[at], low = held.low[at];
+      if (high === null || high === undefined) return null;
+      const range = low === high ? draw.amount(high, row.counter.unit) : `${draw.amount(low, row.counter.unit)} to ${draw.amount(high, row.counter.unit)}`;
+      return `${row.label}\n${range}`;
+    }
+
+    tell(event) {
       this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - 330)}px`;
       this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
     }

@@ -3,7 +3,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
 
-  const RULER = 26, GUTTER = 196, ROW = 17, HEAD = 22;
+  const RULER = 26, GUTTER = 196, ROW = 17, HEAD = 22, COUNTER = 46;
 
   // By Category of dashboards/timeline/lanes.py; light and dark. Each pair is readable under its label.
   const COLORS = {
@@ -78,6 +78,34 @@ window.perfscope_ui = window.perfscope_ui || {};
     context.globalAlpha = 1;
   }
 
+  function amount(value, unit) {
+    if (unit === "bytes") {
+      const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+      let at = 0;
+      while (Math.abs(value) >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
+      return `${at ? value.toPrecision(3) : value} ${units[at]}`;
+    }
+    return new Intl.NumberFormat("en", { notation: Math.abs(value) >= 1e6 ? "compact" : "standard", maximumFractionDigits: 2 }).format(value);
+  }
+
+  // A counter as an area from its least (or 0) to its most: each column from the lowest to the highest value in it.
+  function counter(context, look, held, about, view, width, y) {
+    const inner = width - GUTTER, columns = held.high.length, floor = Math.min(about.least, 0), top = Math.max(about.most, floor + 1e-9);
+    const to_y = (value) => y + COUNTER - 3 - ((value - floor) / (top - floor)) * (COUNTER - 8);
+    context.fillStyle = COLORS[look.name][0];
+    for (let at = 0; at < columns; at++) {
+      if (held.high[at] === null) continue;
+      const from = held.t0 + ((held.t1 - held.t0) * at) / columns, to = held.t0 + ((held.t1 - held.t0) * (at + 1)) / columns;
+      const x0 = Math.max(GUTTER, GUTTER + ((from - view.t0) / (view.t1 - view.t0)) * inner);
+      const x1 = Math.min(width, GUTTER + ((to - view.t0) / (view.t1 - view.t0)) * inner + 0.5);
+      if (x1 <= x0) continue;
+      context.globalAlpha = 0.35;
+      context.fillRect(x0, to_y(held.low[at]), x1 - x0, y + COUNTER - 3 - to_y(held.low[at]));
+      context.globalAlpha = 1;
+      context.fillRect(x0, to_y(held.high[at]), x1 - x0, Math.max(to_y(held.low[at]) - to_y(held.high[at]), 1.2));
+    }
+  }
+
   // The box at a point, or null: the last tile that was drawn is searched.
   function box_at(held, view, width, place, x, y) {
     const inner = width - GUTTER, scale = (held.high - held.low) / held.columns;
@@ -90,5 +118,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     return null;
   }
 
-  ui.draw = { RULER, GUTTER, ROW, HEAD, COLORS, theme, text_on, ruler, tile, box_at };
+  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, COLORS, amount, counter, theme, text_on, ruler, tile, box_at };
 })(window.perfscope_ui);

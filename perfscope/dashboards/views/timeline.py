@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import numpy as np
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.dashboards.shown import shown
+from perfscope.dashboards.timeline.counters import MOST_SERIES, series_of
+from perfscope.dashboards.timeline.counters import save as save_series
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES, Category, events_of
 from perfscope.dashboards.views import Job, Place
@@ -30,11 +33,24 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     np.save(place.folder / "site.npy", site)
     (place.folder / "sites.json").write_bytes(msgspec.json.encode(sites))
     np.save(place.folder / "number.npy", _numbers(trace, index))
+    counters = []
+    for number, series in enumerate(islice(series_of(trace), MOST_SERIES)):
+        save_series(series, place.folder, number)
+        low_value, high_value = float(np.nanmin(series.values)), float(np.nanmax(series.values))
+        counters.append(
+            {
+                "label": shown(series.label),
+                "unit": series.unit,
+                "least": low_value,
+                "most": high_value,
+                "number": number,
+            }
+        )
     low, high = index.span()
     names = [[code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
     (place.folder / "names.json").write_bytes(msgspec.json.encode(names[:MOST_NAMES]))
     (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, _, _ in names}))
-    return {"low": str(low), "high": str(high), "events": len(index), "lanes": _lanes(index), "counters": []}
+    return {"low": str(low), "high": str(high), "events": len(index), "lanes": _lanes(index), "counters": counters}
 
 
 def view(job: Job) -> dict[str, Any]:
