@@ -46,7 +46,7 @@ def history(
 ) -> None:
     """Show how metrics went over the runs that are kept, and between which commits they changed.
 
-    METRIC is a name that `perfscope compare` shows, or a part of one. Runs in perfscope-runs/ are taken into a
+    METRIC is a name that `perfscope compare` shows, or a part of some. Runs in perfscope-runs/ are taken into a
     local store first. Times of single runs differ by chance: a change is reported, and never fails a build.
     """
     from perfscope.analyzers.compare.series import history as made
@@ -62,7 +62,7 @@ def history(
     runs = held.runs(branch=branch, name=name, last=last)
     if not runs:
         raise DataError(_nothing(held.shown, branch, name))
-    found = made(runs, metric=_metric(metric, runs), order=ancestry(here()))
+    found = made(runs, metrics=_metrics(metric, runs), order=ancestry(here()))
     if not found.series:
         raise DataError(f"{held.shown}: none of {len(runs)} runs finished and has a metric")
     alone = "-" in (json_file, html_file)
@@ -95,21 +95,19 @@ def _take_in(held: RunStore, *, quiet: bool) -> None:
     if quiet:
         return
     if added:
-        click.echo(f"perfscope: took {added} new runs into {held.shown}", err=True)
+        click.echo(f"perfscope: took {added} new run{'s' * (added != 1)} into {held.shown}", err=True)
     for line in trouble:
         click.echo(f"perfscope: left out: {line}", err=True)
 
 
-def _metric(asked: str | None, runs: Sequence[StoredRun]) -> str | None:
-    """The name that is meant: exactly it, or the only one with that in it."""
+def _metrics(asked: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | None:
+    """The names that are meant: exactly it, or all with that in them."""
     if asked is None:
         return None
     names = sorted({one.name for run in runs for one in run.metrics if one.value is not None})
     close = [name for name in names if asked.lower() in name.lower()]
-    if asked in names or len(close) == 1:
-        return asked if asked in names else close[0]
-    if close:
-        raise AskedWronglyError(f"{asked}: {len(close)} metrics have that in their name: {', '.join(close)}")
+    if asked in names or close:
+        return (asked,) if asked in names else tuple(close)
     raise AskedWronglyError(f"{asked}: no such metric; there are {', '.join(names)}")
 
 

@@ -45,19 +45,24 @@ def import_(
         if place.is_file() and looks_like_export(place):
             done = import_file(held, place, clean=cleaned)
             there = f" ({done.runs_there + done.baselines_there} were there)"
-            click.echo(f"{path}: {done.runs} runs and {done.baselines} baselines added to {held.shown}{there}")
+            added = f"{_count(done.runs, 'run')} and {_count(done.baselines, 'baseline')}"
+            click.echo(f"{path}: {added} added to {held.shown}{there}")
         elif place.is_dir() and not runs.is_run(place) and runs.directories(place) and not again:
-            added, trouble = add_new(held, place)
-            click.echo(f"{path}: {added} runs added to {held.shown}")
+            new_ones, trouble = add_new(held, place)
+            click.echo(f"{path}: {_count(new_ones, 'run')} added to {held.shown}")
             for line in trouble:
                 click.echo(f"perfscope: left out: {line}", err=True)
-            if trouble and not added:
+            if trouble and not new_ones:
                 raise DataError(f"{path}: none of its runs could be read")
         else:
             for one in _runs_below(place) if again else (path,):
                 made = record(one, branch=branch)
                 new = held.put(made, again=again)
                 click.echo(f"{made.id}: {'added to' if new else 'counted again in' if again else 'is in'} {held.shown}")
+
+
+def _count(number: object, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _runs_below(place: Path) -> list[str | Path]:
@@ -92,7 +97,10 @@ def export_(
         raise DataError(f"{held.shown}: nothing to export")
     done = export(held, file, runs=found, packs=not numbers_only)
     size = file.stat().st_size / (1 << 20)
-    click.echo(f"{file}: {done.runs} runs, {done.baselines} baselines, files of {done.packs} ({size:.2f} MiB)")
+    click.echo(
+        f"{file}: {_count(done.runs, 'run')}, {_count(done.baselines, 'baseline')}, "
+        f"files of {done.packs} ({size:.2f} MiB)"
+    )
 
 
 @store.command("status")
@@ -112,8 +120,8 @@ def status(as_json: bool, store: str | None, verbose: bool) -> None:
     newest = "" if said["newest_utc"] is None else f", the newest of {said['newest_utc']}"
     packed = float(said["packed_bytes"] or 0) / (1 << 20)
     click.echo(
-        f"{held.shown}: schema {said['schema']}, {said['runs']} runs{newest}, {said['baselines']} baselines "
-        f"({packed:.2f} MiB of files)"
+        f"{held.shown}: schema {said['schema']}, {_count(said['runs'], 'run')}{newest}, "
+        f"{_count(said['baselines'], 'baseline')} ({packed:.2f} MiB of files)"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,8 +93,10 @@ class History:
     notes: tuple[str, ...]
 
 
-def history(runs: Iterable[StoredRun], *, metric: str | None = None, order: Mapping[str, int] | None = None) -> History:
-    """Series over ``runs``; of one ``metric`` (exactly that name) or of all.
+def history(
+    runs: Iterable[StoredRun], *, metrics: Collection[str] | None = None, order: Mapping[str, int] | None = None
+) -> History:
+    """Series over ``runs``; of the ``metrics`` of these names, or of all.
 
     ``order``: commits and how far each stands behind the newest. Runs are ordered by it where it knows all commits
     of a series, else by time.
@@ -102,12 +104,13 @@ def history(runs: Iterable[StoredRun], *, metric: str | None = None, order: Mapp
     held = sorted(runs, key=lambda run: (run.created_utc, run.id))
     usable = [run for run in held if run.finished]
     left_out = []
-    if len(usable) < len(held):
-        left_out.append(f"{len(held) - len(usable)} runs that did not finish, or whose program failed")
+    failed = len(held) - len(usable)
+    if failed:
+        left_out.append(f"{failed} run{'s' * (failed != 1)} that did not finish, or whose program failed")
     groups: dict[tuple[str, tuple[str, ...], str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
     for run in usable:
         for one in run.metrics:
-            if one.value is not None and metric in (None, one.name):
+            if one.value is not None and (metrics is None or one.name in metrics):
                 groups.setdefault((run.name, run.command, one.name, one.unit, run.machine), []).append((run, one))
     made = [_series(members, order or {}) for members in groups.values()]
     counted = sorted({run.perfscope for run in usable if run.perfscope})

@@ -45,8 +45,8 @@ def test_no_step_no_change() -> None:
 def test_texts_are_no_series_and_one_metric_can_be_asked_for() -> None:
     runs = timed(1e7)
     assert {series.metric for series in history(runs).series} == {"step time", "host syncs a step"}
-    assert [series.metric for series in history(runs, metric="host syncs a step").series] == ["host syncs a step"]
-    assert history(runs, metric="nothing").series == ()
+    assert [series.metric for series in history(runs, metrics=["host syncs a step"]).series] == ["host syncs a step"]
+    assert history(runs, metrics=["nothing"]).series == ()
 
 
 def test_machines_are_never_mixed() -> None:
@@ -59,7 +59,7 @@ def test_machines_are_never_mixed() -> None:
         replace(run, metrics=(replace(run.metrics[0], value=1.5e7), *run.metrics[1:])) if number % 2 else run
         for number, run in enumerate(runs)
     ]
-    found = history(runs, metric="step time")
+    found = history(runs, metrics=["step time"])
     assert [len(series.points) for series in found.series] == [12, 12]
     assert {series.hardware["gpu"] for series in found.series} == {"1 x Old GPU", "1 x New GPU"}
     assert [series.changes for series in found.series] == [(), ()]
@@ -68,7 +68,7 @@ def test_machines_are_never_mixed() -> None:
 
 def test_other_arguments_are_another_program() -> None:
     runs = [*timed(1e7), *(replace(run, command=("train.py", "--large")) for run in timed(3e7))]
-    found = history(runs, metric="step time")
+    found = history(runs, metrics=["step time"])
     assert sorted(len(series.points) for series in found.series) == [12, 12]
     assert not any(series.changes for series in found.series)
 
