@@ -11,6 +11,9 @@ Arm = Literal["base", "head"]
 Phase = Literal["warm", "calibrate", "measure", "confirm", "profile"]
 Decision = Literal["go on", "stop", "confirm"]
 
+WORKTREES_PREFIX = "perfscope-ab-"
+"""What the folder begins with that holds the worktrees of a comparison, each named by its arm."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

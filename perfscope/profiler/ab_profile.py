@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import perfscope
 from perfscope.profiler import ab_record, store
 from perfscope.profiler.ab_launch import Place, ended_badly, python_path, run_and_wait
 from perfscope.profiler.ab_pairs import Arm, Launch
@@ -74,7 +73,7 @@ def profile_once(
 
 def _our_path() -> str:
     """What we import from ourselves, with the place of this package in front."""
-    ours = str(Path(perfscope.__file__).resolve().parent.parent)
+    ours = str(Path(store.__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 
 

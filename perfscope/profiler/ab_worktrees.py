@@ -16,11 +16,10 @@ from types import FrameType
 
 from perfscope.profiler import store
 from perfscope.profiler.ab_launch import Place
-from perfscope.profiler.ab_pairs import Arm
+from perfscope.profiler.ab_pairs import WORKTREES_PREFIX, Arm
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import RUNS_FOLDER
 
-PREFIX = "perfscope-ab-"
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end us as Ctrl-C does, so that what was made is taken away."""
 MOST_NAMED = 5
@@ -105,7 +104,7 @@ def worktrees(
 
     ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
     """
-    root = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    root = Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX)).resolve()
     held = contextlib.ExitStack()
     try:
         held.enter_context(store.alive(root))
@@ -148,7 +147,7 @@ def remove_left(repository: Checkout) -> None:
     for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
         path = Path(line.removeprefix("worktree "))
         root = path.parent
-        if line.startswith("worktree ") and root.name.startswith(PREFIX) and store.liveness(root) is False:
+        if line.startswith("worktree ") and root.name.startswith(WORKTREES_PREFIX) and store.liveness(root) is False:
             remove(repository, root)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.profiler import ab_worktrees, store
+from perfscope.profiler.ab_pairs import WORKTREES_PREFIX
 from perfscope.profiler.ab_worktrees import EndedError, checkout, ended_by_signals, worktrees
 from perfscope.profiler.errors import AskedWronglyError, DataError
 from tests.profiler.ab_programs import commit, git, repository
@@ -63,7 +64,7 @@ def test_a_worktree_of_the_users_own_stays(tmp_path: Path, commits: tuple[str, s
 
 
 def test_what_a_killed_process_left_registered_is_taken_away(tmp_path: Path, commits: tuple[str, str]) -> None:
-    lost = tmp_path / "scratch" / f"{ab_worktrees.PREFIX}dead"
+    lost = tmp_path / "scratch" / f"{WORKTREES_PREFIX}dead"
     git(tmp_path / "code", "worktree", "add", "-q", "--detach", str(lost / "base"))
     with store.alive(lost):
         ab_worktrees.remove_left(checkout())

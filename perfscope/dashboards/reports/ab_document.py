@@ -11,7 +11,7 @@ from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_words import percent, said_of
 from perfscope.dashboards.shown import shown_value
-from perfscope.profiler.ab_worktrees import PREFIX
+from perfscope.profiler.ab_pairs import WORKTREES_PREFIX
 from perfscope.profiler.environment import redact
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_KERNELS = 200
 PROFILED_LONGER = 1.1
 """A profiled step that takes this many times the plain one has the profiler in it; below, chance makes as much."""
 
-_WORKTREE = re.compile(rf"[^\s\"'(),:]*/{re.escape(PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
+_WORKTREE = re.compile(rf"[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
 """What paths of a worktree begin with: it is gone, and the rest is the path in the repository."""
 
 _NO_CAUSE = "cause (step in parts, findings, exact metrics)"
