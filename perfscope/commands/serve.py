@@ -70,16 +70,16 @@ def serve(
     from waitress.server import create_server
 
     from perfscope.dashboards.app import create_app
-    from perfscope.dashboards.server.guard import hosts_of, new_token
+    from perfscope.dashboards.server.guard import hosts_of, new_token, read_token
     from perfscope.dashboards.server.shelf import Shelf
-    from perfscope.dashboards.server.workshop import Workshop
+    from perfscope.dashboards.server.workshop import Workshop, default_cache
 
     if no_token and host not in (LOCAL, "localhost", "::1"):
         raise AskedWronglyError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
     base = f"/{base_path.strip('/')}/".replace("//", "/")
-    token = None if no_token else (new_token() if token_file is None else _token(token_file))
+    token = None if no_token else (new_token() if token_file is None else read_token(token_file))
     shelf = Shelf(paths or (_here(),))
-    workshop = Workshop(cache or _cache())
+    workshop = Workshop(cache or default_cache())
     with contextlib.closing(workshop):
         app = create_app(shelf, workshop, token=token, hosts=hosts_of(host, names), base_path=base)
         server = _listening(create_server, app.server, host, port)
@@ -117,22 +117,7 @@ def _login() -> str:
     return words[2] if len(words) > 2 else "HOST"
 
 
-def _token(file: Path) -> str:
-    try:
-        text = file.read_text("utf-8").strip()
-    except OSError as error:
-        raise AskedWronglyError(f"{file}: {error.strerror or error}") from error
-    if len(text) < 16:
-        raise AskedWronglyError(f"{file}: a token has at least 16 characters")
-    return text
-
-
 def _here() -> str:
     if not Path(RUNS_FOLDER).is_dir():
         raise AskedWronglyError(f"no {RUNS_FOLDER} in this folder: name a run, a trace or a folder")
     return RUNS_FOLDER
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home, "perfscope", "serve")

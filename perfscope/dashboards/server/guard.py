@@ -13,8 +13,11 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
+
+from perfscope.profiler.errors import AskedWronglyError
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -26,11 +29,23 @@ MOST_BODY_BYTES = 1 << 20
 MOST_QUERY = 8_192
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_BYTES = 24
+LEAST_TOKEN = 16
 
 
 def new_token() -> str:
     """A secret for one server."""
     return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def read_token(file: Path) -> str:
+    """The token in ``file``; ``AskedWronglyError`` if it cannot be read or is too short to be a secret."""
+    try:
+        text = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AskedWronglyError(f"{file}: cannot be read ({error})") from error
+    if len(text) < LEAST_TOKEN:
+        raise AskedWronglyError(f"{file}: a token has at least {LEAST_TOKEN} characters")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

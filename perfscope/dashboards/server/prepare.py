@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ class Work:
 
     def tell(self, state: str, stage: str) -> None:
         """How far it is, for the server."""
-        held = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self._traces}
+        held = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self._traces, "pid": os.getpid()}
         write_atomically(self._folder / STATE_FILE, json.dumps(held).encode(), durable=False)
 
     def _mapper(self, work: Any, tasks: Sequence[Task]) -> Iterator[tuple[int, Digest]]:

@@ -52,6 +52,11 @@ class State:
     """The files are others than those that ``folder`` is about, and are being read or gone."""
 
 
+def default_cache() -> Path:
+    """Where what was read is kept, unless it is said otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "perfscope", "serve")
+
+
 class Workshop:
     """Prepared items below a folder of our own (0700). Several servers may share it."""
 
@@ -113,14 +118,21 @@ class Workshop:
             shutil.rmtree(folder, ignore_errors=True)
 
     def cancel(self, item: Item) -> bool:
-        """End the child that reads the item; whether there was one of ours."""
+        """End the child that reads the item, also one of another server's; whether there was one."""
         with self._guard:
-            mine = [name for name in self._children if name.startswith(f"{item.key}-")]
+            mine = {name for name in self._children if name.startswith(f"{item.key}-")}
             for name in mine:
-                self._cancelled.add(name)
                 _end(self._children.pop(name))
+            others = {path.name for path in self._root.glob(f"{item.key}-*") if _is_held(path / LOCK_FILE)} - mine
+            for name in others:
+                pid = _read_state(self._root / name).get("pid")
+                if isinstance(pid, int) and pid > 1:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGTERM)  # a child leads its own group
+            for name in mine | others:
+                self._cancelled.add(name)
                 shutil.rmtree(self._root / name, ignore_errors=True)
-        return bool(mine)
+        return bool(mine | others)
 
     def close(self) -> None:
         """End all children."""

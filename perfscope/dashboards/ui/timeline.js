@@ -4,7 +4,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const { Wire, format_ns, format_mark } = ui.wire;
   const draw = ui.draw;
-  const FEW_DEPTHS = 4, OVERSCAN = 0.5, LEAST_NS = 20, MOST_ROWS = 200, DRAG_PX = 4;
+  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, MOST_ROWS = 200, DRAG_PX = 4;
 
   const KEYS = [
     ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
@@ -83,8 +83,16 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (at.find) { this.find.value = at.find; this.search(); }
     }
 
-    // Rows from top to bottom: a head for each rank and group, a row for each lane that is not folded away.
+    // As many depths of each thread as fit on the screen together.
     lay() {
+      for (this.depths of DEPTHS) {
+        this.rank_rows();
+        if (this.height < window.innerHeight - 230) return;
+      }
+    }
+
+    // Rows from top to bottom: a head for each rank and group, a row for each lane that is not folded away.
+    rank_rows() {
       this.rows = [];
       let y = 0;
       const push = (row, height) => { this.rows.push({ ...row, y, height }); y += height; };
@@ -100,8 +108,8 @@ window.perfscope_ui = window.perfscope_ui || {};
           if (lane.group !== group || lane.label !== line) depths = trace.lanes.filter((one) => one.group === lane.group && one.label === lane.label).length;
           group = lane.group;
           line = lane.label;
-          const folds = depths > FEW_DEPTHS, own = `${key}/${group}/${line}`;
-          if (folds && !this.open.has(own) && lane.depth >= FEW_DEPTHS) return;
+          const folds = depths > this.depths, own = `${key}/${group}/${line}`;
+          if (folds && !this.open.has(own) && lane.depth >= this.depths) return;
           const word = lane.depth ? "" : lane.label + (folds ? (this.open.has(own) ? " ▾" : ` ▸ ${depths}`) : "");
           push({ kind: "lane", trace, lane: at, label: word, key: folds ? own : null }, draw.ROW);
         });
