@@ -23,12 +23,18 @@ _LISTS = ("causes", "findings", "kernels", "ranks", "not_looked", "notes", "metr
 
 def embedded(document: Document) -> str:
     """JSON for a ``<script>`` block: no ``<`` is in it; ``left_out`` says what was cut."""
-    whole = msgspec.to_builtins(document)
-    text = _text(shown_value(whole))
+    held: dict[str, Any] = msgspec.to_builtins(document)
+    left: dict[str, int] = {}
+    text = ""
+    if len(msgspec.json.encode(document)) <= MOST_CHARACTERS:  # else cleaning all of it would be for nothing
+        text = _text(shown_value(held))
     for cut in CUTS:
-        if len(text) <= MOST_CHARACTERS:
+        if text and len(text) <= MOST_CHARACTERS:
             break
-        text = _text(_cut(whole, *cut))
+        held = _cut(held, left, *cut)  # of what is cut already: its texts are short and clean
+        said = [f"{count:,} of {name}" for name, count in left.items() if count]
+        said.append(f"keys of a part beyond {cut[1]}, texts beyond {cut[2]} characters")
+        text = _text(held | {"left_out": said})
     return text
 
 
@@ -37,13 +43,12 @@ def _text(held: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _cut(whole: dict[str, Any], entries: int, keys: int, characters: int) -> dict[str, Any]:
+def _cut(whole: dict[str, Any], left: dict[str, int], entries: int, keys: int, characters: int) -> dict[str, Any]:
+    """Shorter; what is left out is added to ``left``."""
     held = dict(whole)
-    left = []
     for name in _LISTS:
-        if len(held[name]) > entries:
-            left.append(f"{len(held[name]) - entries} of {name}")
-            held[name] = held[name][:entries]
+        left[name] = left.get(name, 0) + max(0, len(held[name]) - entries)
+        held[name] = held[name][:entries]
     for name in ("base", "head"):
         held[name] = held[name] | {"paths": held[name]["paths"][:entries]}
     held["causes"] = [one | {part: one[part][:entries] for part in ("parts", "metrics", "findings")}
@@ -52,10 +57,8 @@ def _cut(whole: dict[str, Any], entries: int, keys: int, characters: int) -> dic
     for name in ("step", "worst_rank"):
         if held[name] is not None:
             held[name], parts = _fewer_parts(held[name], entries, keys)
-            if parts:
-                left.append(f"{parts} parts of {name}")
-    left.append(f"keys of a part beyond {keys}, texts beyond {characters} characters")
-    found: dict[str, Any] = shown_value({**held, "left_out": left}, characters)
+            left[f"the parts of {name}"] = left.get(f"the parts of {name}", 0) + parts
+    found: dict[str, Any] = shown_value(held, characters)
     found["schema"] = whole["schema"]
     return found
 

@@ -19,8 +19,8 @@ from perfscope.dashboards.reports.compare_rows import (
     kernel_word,
     method_lines,
     not_looked,
+    short_titles,
     side_title,
-    title,
 )
 from perfscope.dashboards.reports.compare_svg import BASE, HEAD, STYLE, launches_chart
 from perfscope.dashboards.reports.compare_words import NO_VERDICT, change, percent, said_of, signed_ns, value, verdict
@@ -47,6 +47,7 @@ MOST_LINES = 100
 OWN_STYLE = (
     STYLE
     + """
+section>details:first-child{border:0;margin:0;padding:0}
 .verdict{border-left:6px solid var(--line)}
 .verdict.regression{border-left-color:var(--high)}.verdict.improvement{border-left-color:var(--clean)}
 .verdict.inconclusive{border-left-color:#c98714}
@@ -76,7 +77,7 @@ def render(document: Document) -> str:
 
 
 def _page(document: Document) -> Iterator[str]:
-    yield f"<header><h1><b>perfscope</b> <span>{escape(title(document))}</span></h1>"
+    yield f"<header><h1><b>perfscope</b> <span>{escape(' → '.join(short_titles(document)))}</span></h1>"
     yield f'<p class="sub">{escape(_about(document))}</p></header>'
     yield _verdict(document)
     yield f'<section class="tiles">{"".join(_tiles(document))}</section>'
@@ -131,7 +132,7 @@ def _tiles(document: Document) -> Iterator[str]:
     places = [one for one in document.causes if one.exact]
     yield _tile("places", str(len(places)), "where counts, findings or exact metrics changed")
     new = sum(one.is_worse for one in document.findings)
-    yield _tile("findings", f"{new} new or worse", finding_counts(document.findings))
+    yield _tile("new or worse findings", str(new), finding_counts(document.findings))
 
 
 def _tile(name: str, held: str, note: str) -> str:
@@ -170,10 +171,10 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
     yield f"<p>{len(changed):,} of {len(kernels):,} changed, corrected for how many there are (Benjamini-Hochberg).</p>"
     rows = [
         (
-            ("", kernel_word(one)), ("kernel", shown(one.name)), ("base", format_ns(one.base_ns)),
+            ("kernel", shown(one.name)), ("base", format_ns(one.base_ns)),
             ("head", format_ns(one.head_ns)), ("change", signed_ns(one.change_ns)),
             ("relative", "" if one.effect is None else percent(one.effect)),
-            ("q", "" if one.q is None else f"{one.q:.2g}"),
+            ("q", "" if one.q is None else f"{one.q:.2g}"), ("it is", kernel_word(one)),
         )
         for one in changed[:MOST_KERNELS]
     ]  # fmt: skip

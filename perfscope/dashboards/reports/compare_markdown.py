@@ -214,13 +214,20 @@ def _metric_table(metrics: Sequence[Metric], end: float | None) -> str:
             f"{mark} {inline(said)}",
             inline(shown(one.name)),
             *(inline(value(one, held)) for held in (one.base, one.head)),
-            inline(change(one)),
+            inline(_change(one, said)),
         ]
         if end is not None:
             bar = text_bar(one, end) if NO_VERDICT not in said else ""
             cells.append(f"`{bar}`" if bar else "")
         rows.append(cells)
     return markdown_table(heads, rows, "llrrrl"[: len(heads)])
+
+
+def _change(metric: Metric, said: str) -> str:
+    """Without the interval of what is not judged: it is wide, and says nothing."""
+    if NO_VERDICT in said and metric.effect is not None:
+        return percent(metric.effect)
+    return change(metric)
 
 
 def _findings(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
@@ -312,7 +319,7 @@ def _unknown(document: Document, shrink: int) -> Iterator[str]:
     blind = not_looked(document)
     if blind:
         rows = blind[: _few(MOST_NOTES, shrink)]
-        lines = [f"- {escape(names)} ({inline(reason)})" for names, reason in rows]
+        lines = [f"- {escape(names)} ({prose(reason)})" for names, reason in rows]
         count = len(document.not_looked)
         left = f"\n\nand {len(blind) - len(rows):,} more" if len(rows) < len(blind) else ""
         yield _folded(f"Could not look: {count:,} metric{'' if count == 1 else 's'}", "\n".join(lines) + left)
