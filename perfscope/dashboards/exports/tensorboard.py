@@ -3,8 +3,8 @@
 A profile that was an XSpace to begin with is copied as its profiler wrote it: only so has XProf its programs and
 counters. Every other trace becomes an XSpace of its own: a plane for the host and one a device, a line a thread and
 a stream, with names, times, correlation ids and XLA instructions. XProf's trace viewer shows all of it; its other
-pages need what only its own profilers record, and stay empty. Allocator events, counters and waits of streams are not in it.
-Field numbers: ``tsl/profiler/protobuf/xplane.proto``.
+pages need what only its own profilers record, and stay empty. Allocator events, counters and waits of streams are not
+in it. Field numbers: ``tsl/profiler/protobuf/xplane.proto``.
 """
 
 from __future__ import annotations
