@@ -14,6 +14,7 @@ from perfscope.analyzers.compare.ab_profiles import Profiles, compare_profiles
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import ab_document, compare_document, compare_text
 from perfscope.dashboards.reports.compare_json import as_text
+from perfscope.dashboards.reports.compare_rows import is_quiet
 from perfscope.profiler.ab_pairs import Pairs
 from tests.analyzers.compare.test_ab_judge import CALIBRATION, pairs
 from tests.analyzers.compare.two_runs import gpu_run
@@ -129,3 +130,13 @@ def test_a_module_is_named_as_one() -> None:
     assert made(QUIET, command=("pkg.train", "--lr", "1"), kind="module")["method"]["command"] == [
         "-m", "pkg.train", "--lr", "1",
     ]  # fmt: skip
+
+
+def test_a_kernel_that_cannot_be_told_did_not_change() -> None:
+    runs = [(Path(f"base-{number}"), Path(f"head-{number}")) for number in range(4)]
+    found = compare_profiles(runs, read=lambda path: [gpu_run()])
+    held = made(QUIET, found, profile=4)
+    assert {one["verdict"] for one in held["kernels"]} == {"inconclusive"}
+    document = compare_document.of(held)
+    assert f"kernels: 0 of {len(held['kernels'])} changed" in compare_text.render(document)
+    assert is_quiet(document)

@@ -13,6 +13,7 @@ from perfscope.dashboards.reports.compare_embedded import embedded
 from perfscope.dashboards.reports.compare_html_parts import findings_cards, metric_card, step_cards
 from perfscope.dashboards.reports.compare_rows import (
     cause_row,
+    changed_kernels,
     environment,
     finding_counts,
     headline,
@@ -167,7 +168,7 @@ def _cause(one: Cause, per: str) -> str:
 
 
 def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
-    changed = [one for one in kernels if one.verdict != "no change"]
+    changed = changed_kernels(kernels)
     yield f"<p>{len(changed):,} of {len(kernels):,} changed, corrected for how many there are (Benjamini-Hochberg).</p>"
     rows = [
         (

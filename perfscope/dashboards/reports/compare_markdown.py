@@ -16,6 +16,7 @@ from perfscope.dashboards.reports.compare_rows import (
     FINDING_WORDS,
     advice_of,
     cause_row,
+    changed_kernels,
     environment,
     finding_cost,
     finding_counts,
@@ -268,7 +269,7 @@ def _advice(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
 
 def _kernels(document: Document, shrink: int) -> Iterator[str]:
     found = document.kernels
-    changed = [one for one in found if one.verdict != "no change"]
+    changed = changed_kernels(found)
     if not found:
         return
     title = f"Kernels: {len(changed):,} of {len(found):,} changed (Benjamini-Hochberg over all)"

@@ -114,8 +114,13 @@ def is_quiet(document: Document) -> bool:
         and all(one.verdict == "no change" or verdict(one) == "differs" or not one.gates for one in document.metrics)
         and not any(one.exact for one in document.causes)
         and not any(one.change != "unchanged" and not one.by_time for one in document.findings)
-        and not any(one.verdict != "no change" for one in document.kernels)
+        and not changed_kernels(document.kernels)
     )
+
+
+def changed_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Those that changed beyond chance; one that cannot be told is none of them."""
+    return [one for one in kernels if one.verdict in ("regression", "improvement")]
 
 
 def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:

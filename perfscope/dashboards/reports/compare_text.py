@@ -13,6 +13,7 @@ from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
     cause_row,
+    changed_kernels,
     finding_counts,
     headline,
     kernel_word,
@@ -184,7 +185,7 @@ def _rank(step: Step) -> str:
 
 
 def _kernels(found: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableType]:
-    changed = [one for one in found if one.verdict != "no change"]
+    changed = changed_kernels(found)
     rows = (found if verbose else changed)[:MOST_KERNELS]
     if not found:
         return
