@@ -69,7 +69,7 @@ class Comparison:
 
         Inconclusive where there is none of them.
         """
-        said = [one.result.verdict for one in self.exact if one.result.unit != "text"]
+        said = [one.verdict for one in self.metrics if one.gates and one.unit != "text"]
         for verdict in ("regression", "improvement"):
             if verdict in said:
                 return verdict
@@ -102,7 +102,8 @@ class Comparison:
     @property
     def inconclusive(self) -> tuple[str, ...]:
         """Metrics that could not be judged: the time of single captures is among them."""
-        timed = () if self.step_time is None or self.step_time.gates else (self.step_time.name,)
+        step = self.step_time
+        timed = () if step is None or (step.gates and step.verdict != "inconclusive") else (step.name,)
         open_ones = (one.result for one in self.exact if not one.neutral)
         return (*timed, *(one.name for one in open_ones if one.verdict == "inconclusive"))
 
@@ -120,8 +121,8 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
 
     ``AskedWronglyError``: they are of different kinds (a recording and a compiled program), or nothing is there.
     """
-    sides = _summary(base), _summary(head)
-    _check_alike(*sides)
+    sides = side_summary(base), side_summary(head)
+    check_alike(*sides)
     analyses = analyze(base), analyze(head)
     time = time_change(base, head) if sides[0].kind in _RECORDINGS else None
     built = structure(base, head)
@@ -137,7 +138,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         causes=causes(median, built, findings),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(dict.fromkeys((*_differences(*sides), *(time.notes if time is not None else ()), *built.notes))),
+        notes=tuple(dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes))),
     )
 
 
@@ -186,7 +187,8 @@ def kind_of(trace: Trace) -> Kind:
 _RECORDINGS = frozenset({"PyTorch recording", "JAX recording", "device recording", "recording"})
 
 
-def _summary(traces: Sequence[Trace]) -> SideSummary:
+def side_summary(traces: Sequence[Trace]) -> SideSummary:
+    """What the traces of a side are. ``AskedWronglyError`` where there are none."""
     if not traces:
         raise AskedWronglyError("nothing to compare: a side holds no trace")
     kinds = dict.fromkeys(map(kind_of, traces))
@@ -200,8 +202,8 @@ def _summary(traces: Sequence[Trace]) -> SideSummary:
     )
 
 
-def _check_alike(base: SideSummary, head: SideSummary) -> None:
-    """Refuse what cannot be compared, in one line."""
+def check_alike(base: SideSummary, head: SideSummary) -> None:
+    """``AskedWronglyError``, in one line, where two sides cannot be compared."""
     if base.kind == head.kind:
         return
     plain = {base.kind, head.kind}
@@ -213,7 +215,8 @@ def _check_alike(base: SideSummary, head: SideSummary) -> None:
     )
 
 
-def _differences(base: SideSummary, head: SideSummary) -> list[str]:
+def differences(base: SideSummary, head: SideSummary) -> list[str]:
+    """What a reader must know of two sides that can be compared, one sentence each."""
     said = []
     if base.kind != head.kind:
         said.append(f"base is a {base.kind}, head a {head.kind}: what only one of them records is not compared")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.finding import MEDIUM_SHARE, SEVERITIES, Finding, Outcome
 
 Change = Literal["new", "fixed", "worse", "better", "unchanged", "first looked at", "no longer looked at"]
@@ -47,11 +46,14 @@ class FindingChange:
         return self.change in ("new", "worse") and not self.by_time
 
 
-def findings_change(base: Analysis, head: Analysis, *, step_ns: float | None = None) -> tuple[FindingChange, ...]:
+def findings_change(
+    base: Iterable[Outcome], head: Iterable[Outcome], *, step_ns: float | None = None
+) -> tuple[FindingChange, ...]:
     """Every finding of both sides once, worst change first.
 
-    ``step_ns``: a step of the head: a cost that moved by less than 1% of it is the same. A finding that one side did
-    not look for (its rule abstained, or was not asked) is never called new or fixed.
+    ``base`` and ``head``: an analysis, or outcomes. ``step_ns``: a step of the head: a cost that moved by less than 1%
+    of it is the same. A finding that one side did not look for (its rule abstained, or was not asked) is never called
+    new or fixed.
     """
     outcomes = {one.rule: one for one in base}, {one.rule: one for one in head}
     found: list[FindingChange] = []

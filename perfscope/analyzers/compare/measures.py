@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.compare.window import Window, compared_window
+from perfscope.analyzers.compare.naming import instruction_keys
+from perfscope.analyzers.compare.window import Window, compared_window, inside
 from perfscope.analyzers.compile_log import Place
 from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.call_sites import call_site
@@ -37,12 +38,18 @@ class Measure:
     remarks: tuple[str, ...] = ()
     neutral: bool = False
     """More of it is neither better nor worse: a program that is compiled has more compiled graphs."""
+    least: float = 0.0
+    """Relative change below which it says nothing, beside what is asked of its unit."""
     per_trace: bool = False
     """It grows with the length of the recording, for no step is known."""
 
 
 _ALONE = frozenset({"hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
 """What may be all that a source holds, without being a recording of a program that ran."""
+
+LEAST_OF_PROGRAM = 0.01
+"""Of the instructions and FLOPs of compiled programs: XLA computes what changed elsewhere in a few more or fewer, and
+no step is 2% slower for 1% of either. A fusion that was lost moves bytes, which are compared to 0.1%."""
 
 COMPILED_GRAPHS = "compiled graphs"
 COMPILED_KERNELS = "kernels of compiled graphs"
@@ -203,12 +210,13 @@ def _known(places: Counter[str]) -> dict[str, float]:
     return {place: count for place, count in places.items() if place}
 
 
-def _jax(trace: Trace, _: Window) -> _Yielded:
+def _jax(trace: Trace, window: Window) -> _Yielded:
     names = ("functions traced again a step (jax)", "reads by the host a step (jax)")
     wanted = (("compile_events", names[0]), ("host_reads", names[1]))
     for key, name in wanted:
         if key not in trace.recorded:
             yield name, JAX_NEEDS
+    yield from _instructions(trace, window)
     steps = len(trace.step_times_ns) + trace.fact(compared_window).steps
     if "compile_events" in trace.recorded:
         again = [event for event in trace.compile_events if event.kind == "retrace" and event.step is not None]
@@ -218,6 +226,27 @@ def _jax(trace: Trace, _: Window) -> _Yielded:
         reads = [read for read in trace.host_reads if read.main_thread and read.step is not None]
         places = Counter(f"{read.file}:{read.line}" for read in reads if read.file is not None)
         yield _over_steps(names[1], [read.step for read in reads], places, steps)
+
+
+def _instructions(trace: Trace, window: Window) -> _Yielded:
+    """Of all programs together, where the host runs them: kernels of a device are counted by themselves."""
+    name = f"instructions run a {window.per}"
+    ops = trace.rows["hlo_ops"]
+    if "device_work" in trace.recorded:
+        return
+    if not len(ops):
+        yield name, "no compiled instructions in the recording"
+        return
+    rows = np.flatnonzero(inside(window.spans, ops["start_ns"]) & ~ops["encloses"])
+    places = Counter(key.place() for key in instruction_keys(trace, rows) if key.file)
+    yield Measure(
+        name=name,
+        unit="count",
+        value=len(rows) / window.steps,
+        places={place: count / window.steps for place, count in places.items()},
+        least=LEAST_OF_PROGRAM,
+        per_trace=window.per == "trace",
+    )
 
 
 def _over_steps(name: str, steps: list[int | None], places: Counter[str], most: int) -> Measure:

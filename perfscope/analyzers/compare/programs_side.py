@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.compare.measures import Measure
+from perfscope.analyzers.compare.measures import LEAST_OF_PROGRAM, Measure
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.facts.hlo_program import program_label
@@ -87,14 +87,24 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
     module = cost.module
     launched = [row for row in cost.launched if row.runs]
     unknown = (f"{cost.total.unknown} instructions without a formula",) if cost.total.unknown else ()
-    yield Measure(name="FLOPs a run", unit="FLOP", value=cost.total.flops, remarks=unknown)
+    computing = [(row.instruction, row.total.flops) for row in cost.rows if row.total.flops and row.place != "control"]
+    yield Measure(
+        name="FLOPs a run",
+        unit="FLOP",
+        value=cost.total.flops,
+        places=_by_line(computing),
+        remarks=unknown,
+        least=LEAST_OF_PROGRAM,
+    )
     if module.is_scheduled:
-        yield Measure(name="bytes moved a run", unit="bytes", value=cost.total.bytes)
+        moving = [(row.instruction, row.total.bytes) for row in launched if row.total.bytes]
+        yield Measure(name="bytes moved a run", unit="bytes", value=cost.total.bytes, places=_by_line(moving))
         yield Measure(
             name="instructions launched a run",
             unit="count",
             value=sum(row.runs for row in launched),
             places=_by_line((row.instruction, row.runs) for row in launched),
+            least=LEAST_OF_PROGRAM,
         )
         fusions = [(row.instruction, 1) for row in cost.launched if row.instruction.opcode == "fusion"]
         yield Measure(name="fusions", unit="count", value=len(fusions), places=_by_line(fusions), neutral=True)

@@ -76,6 +76,12 @@ def _per_step(trace: Trace) -> int:
     return (2 * window.total_ns + window.steps) // (2 * window.steps)
 
 
+def middle_trace(traces: Sequence[Trace]) -> Trace | None:
+    """The rank in the middle by its step, of those that have times; ``None`` where none has."""
+    timed = [trace for trace in traces if _timed(trace)]
+    return _middle(timed) if timed else None
+
+
 def _middle(traces: Sequence[Trace]) -> Trace:
     return sorted(traces, key=_per_step)[(len(traces) - 1) // 2]
 
@@ -95,12 +101,12 @@ def _change(base: Trace, head: Trace) -> StepChange:
     by_ordinal = {one.ordinal: one for one in mine}
     shared = [one for one in theirs if one.ordinal in by_ordinal]
     if len(mine) == len(theirs) == 1 or not shared:
-        return step_change(_busiest(mine), _busiest(theirs))
-    chosen = _busiest(shared)
+        return step_change(busiest(mine), busiest(theirs))
+    chosen = busiest(shared)
     return step_change(by_ordinal[chosen.ordinal], chosen)
 
 
-def _busiest(held: Sequence[Account]) -> Account:
+def busiest(held: Sequence[Account]) -> Account:
     """The device that worked most."""
     return max(held, key=lambda one: sum(part.own_ns for part in one.parts if part.key.kind != "idle"))
 

@@ -172,6 +172,9 @@ def exact_metric(
     values = ([base.value], [head.value]) if launches is None else launches
     result = compare_exact(name, *values, unit=base.unit)
     said = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
+    if result.effect is not None and abs(result.effect) < base.least and result.verdict != "no change":
+        result = replace(result, verdict="no change")
+        said[f"it differs, by less than the {base.least:.0%} that matters"] = None
     if base.per_trace and result.verdict != "no change":
         result = replace(result, verdict="inconclusive")
         said[NO_STEPS] = None

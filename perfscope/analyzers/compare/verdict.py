@@ -17,8 +17,9 @@ from perfscope.analyzers.compare.sequential import (
     pairs_needed,
 )
 
-Known = Literal["paired launches", "exact", "single captures"]
-"""How a verdict is known. ``single captures``: low confidence, and it never fails a build."""
+Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
+"""How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low
+confidence, and it never fails a build."""
 
 STEP_LEAST = 0.02
 """Change of the step time that matters: twice the usual 1% between launches of one program."""
@@ -62,7 +63,7 @@ class MetricResult:
     @property
     def gates(self) -> bool:
         """Whether the verdict may fail a build."""
-        return self.known != "single captures"
+        return self.known in ("paired launches", "exact")
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; a number that is not finite is ``None``."""

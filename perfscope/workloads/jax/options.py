@@ -12,10 +12,15 @@ DEFECTS = {
     "float": "read the loss with float() in every step",
     "retrace": "pass the number of the step as a static Python int: every step traces and compiles anew",
     "checkpoint": "recompute every block in the backward although its memory is not needed",
+    "checkpoint-nested": "a checkpoint of all layers around those of each: recompute twice",
+    "eager-update": "run AdamW outside of jit: every operation is a program of its own, and none are fused",
     "leak": "keep the logits of every step on the device in a list that nobody reads",
     "no-donation": "keep the old weights and optimizer state beside the new ones",
     "fp32": "float32 logits at full precision on a device that has TF32 and bfloat16",
 }
+
+KERNEL_DEFECTS = {"order": "multiply the two matrices of an adapter with each other, before the activations"}
+"""A slower kernel, as many of them."""
 
 POLICIES = {
     "none": "keep all that the backward needs",
@@ -40,6 +45,8 @@ class Options:
     seed: int = 0
     policy: str = "none"
     """One of ``POLICIES``."""
+    kernel_defect: str | None = None
+    kernel_twin: str | None = None
 
 
 def parser_of(
@@ -55,6 +62,10 @@ def parser_of(
     parser.add_argument("--defect", choices=defects, action="append", default=[], help=effects)
     kept = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())
     parser.add_argument("--policy", choices=POLICIES, help=f"what jax.checkpoint keeps of a block. {kept}")
+    slower = parser.add_mutually_exclusive_group()
+    said = "; ".join(f"{name}: {what}" for name, what in KERNEL_DEFECTS.items())
+    slower.add_argument("--kernel-defect", choices=KERNEL_DEFECTS, help=said)
+    slower.add_argument("--kernel-twin", choices=KERNEL_DEFECTS, help="the same computation without the defect")
     parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on gpu in bfloat16, unless said otherwise")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--device", help="cpu, gpu, gpu:1, tpu ...")
@@ -78,6 +89,8 @@ def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
         dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
         defects=frozenset(asked.defect),
         seed=asked.seed,
+        kernel_defect=asked.kernel_defect,
+        kernel_twin=asked.kernel_twin,
         policy=asked.policy or ("full" if "checkpoint" in asked.defect else "none"),
     )
 

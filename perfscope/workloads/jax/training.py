@@ -5,6 +5,7 @@ Shapes: B batch, L sequence, M = L + 1, D model features, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfscope.workloads.jax.data import batches, device_of
-from perfscope.workloads.jax.layers import Weights, layer_norm, norm_weights, stacked, uniform
+from perfscope.workloads.jax.layers import (
+    Weights,
+    adapted,
+    adapter_weights,
+    layer_norm,
+    norm_weights,
+    stacked,
+    uniform,
+)
 from perfscope.workloads.jax.options import Options
 from perfscope.workloads.options import Size
 
@@ -55,26 +64,40 @@ class LanguageModel:
 
     def __init__(self, block: Callable[[Size, str], Block], options: Options) -> None:
         self.options, self.defects = options, options.defects
-        self.policy = "full" if options.policy == "none" and "checkpoint" in self.defects else options.policy
+        recomputes = "checkpoint" in self.defects or "checkpoint-nested" in self.defects
+        self.policy = "full" if options.policy == "none" and recomputes else options.policy
+        self.adapter = options.kernel_defect or options.kernel_twin
         self.block = block(options.size, options.variant)
 
     def initial(self) -> Weights:
         """The weights in numpy, float32. The same seed gives every variant the same."""
         size, generator = self.options.size, np.random.default_rng(self.options.seed)
-        return {
+        weights = {
             "embedding_VD": generator.standard_normal((size.vocab, size.dim), np.float32),
             "blocks": stacked([self.block.initial(generator) for _ in range(size.layers)]),
             "norm": norm_weights(size.dim),
             "head_DV": uniform(generator, size.dim, size.dim, size.vocab),
         }
+        if self.adapter is not None:
+            weights["adapter"] = adapter_weights(generator, size.dim)
+        return weights
 
     def __call__(self, weights: Weights, tokens_BL: jax.Array) -> jax.Array:
         """logits_BLV."""
-        x_BLD, _ = jax.lax.scan(self._layer, weights["embedding_VD"][tokens_BL], weights["blocks"])
+        x_BLD = weights["embedding_VD"][tokens_BL]
+        if "checkpoint-nested" in self.defects:
+            x_BLD = jax.checkpoint(self._layers)(x_BLD, weights["blocks"])  # defect: and a third forward
+        else:
+            x_BLD = self._layers(x_BLD, weights["blocks"])
+        if self.adapter is not None:
+            x_BLD = adapted(weights["adapter"], x_BLD, self.options.kernel_defect is not None)
         x_BLD = layer_norm(weights["norm"], x_BLD)
         if "fp32" in self.defects:
             return jnp.matmul(x_BLD, weights["head_DV"], precision="highest")  # defect: forbids TF32
         return x_BLD @ weights["head_DV"]
+
+    def _layers(self, x_BLD: jax.Array, weights: Weights) -> jax.Array:
+        return jax.lax.scan(self._layer, x_BLD, weights)[0]
 
     def _layer(self, x_BLD: jax.Array, weights: Weights) -> tuple[jax.Array, None]:
         if self.policy != "none":
@@ -117,17 +140,39 @@ def start(model: LanguageModel) -> State:
 
 def step_of(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
     """One step of training, to be compiled: (state, tokens_BM) -> (state, loss), or (state, (loss, logits)) to leak."""
-    leaks = "leak" in model.defects
-    of = loss_and_logits if leaks else loss_of
 
     def step(state: State, tokens_BM: jax.Array, count: int | None = None) -> tuple[State, Any]:
-        taken = state.count + 1 if count is None else count
-        loss, gradients = jax.value_and_grad(of, argnums=1, has_aux=leaks)(model, state.weights, tokens_BM)
-        tree = jax.tree.structure(state.weights)
-        leaves, slopes, means, squares = map(jax.tree.leaves, (state.weights, gradients, state.mean, state.square))
-        new = [adamw(*leaf, taken) for leaf in zip(leaves, slopes, means, squares, strict=True)]
-        weights, mean, square = (tree.unflatten(column) for column in zip(*new, strict=True))
-        return State(weights, mean, square, state.count + 1), loss
+        loss, gradients = slopes_of(model, state, tokens_BM)
+        return updated(state, gradients, count), loss
+
+    return step
+
+
+def slopes_of(model: LanguageModel, state: State, tokens_BM: jax.Array) -> tuple[Any, Weights]:
+    """(loss, gradients), or ((loss, logits), gradients) to leak."""
+    leaks = "leak" in model.defects
+    of = loss_and_logits if leaks else loss_of
+    found: tuple[Any, Weights] = jax.value_and_grad(of, argnums=1, has_aux=leaks)(model, state.weights, tokens_BM)
+    return found
+
+
+def updated(state: State, gradients: Weights, count: int | None = None) -> State:
+    """The state after a step of AdamW; ``count``: its number, where it is not counted on the device."""
+    taken = state.count + 1 if count is None else count
+    tree = jax.tree.structure(state.weights)
+    leaves, slopes, means, squares = map(jax.tree.leaves, (state.weights, gradients, state.mean, state.square))
+    new = [adamw(*leaf, taken) for leaf in zip(leaves, slopes, means, squares, strict=True)]
+    weights, mean, square = (tree.unflatten(column) for column in zip(*new, strict=True))
+    return State(weights, mean, square, state.count + 1)
+
+
+def apart(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
+    """The same step with only its gradients compiled: every operation of AdamW is a program of its own."""
+    slopes = jax.jit(functools.partial(slopes_of, model))
+
+    def step(state: State, tokens_BM: jax.Array) -> tuple[State, Any]:
+        loss, gradients = slopes(state, tokens_BM)
+        return updated(state, gradients), loss  # defect: outside of jit, where nothing is fused
 
     return step
 
@@ -135,6 +180,8 @@ def step_of(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
 def train(block: Callable[[Size, str], Block], options: Options) -> list[float]:
     """Trains ``options.steps`` steps, prints the loss of each and returns them."""
     model, device = LanguageModel(block, options), device_of(options)
+    if "eager-update" in options.defects:
+        return loop(apart(model), jax.device_put(start(model), device), options, device)
     donated = () if "no-donation" in options.defects else 0  # defect: old and new state at once
     update = jax.jit(step_of(model), static_argnums=2, donate_argnums=donated)
     return loop(update, jax.device_put(start(model), device), options, device)

@@ -1,24 +1,21 @@
-"""Two sides as a whole: kinds, headline, gates, causes; on built traces, the corpus and real runs."""
+"""Two sides as a whole: kinds, headline, gates, causes; on built traces and the corpus."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.compare.causes import corroborated
-from perfscope.analyzers.compare.comparison import Comparison, compare, kind_of, severity_named
+from perfscope.analyzers.compare.comparison import compare, kind_of, severity_named
 from perfscope.analyzers.compare.findings import FindingChange
 from perfscope.analyzers.compare.ranks import time_change
 from perfscope.analyzers.compare.structure import Structure, structure
 from perfscope.analyzers.finding import Basis, Finding, Where
 from perfscope.analyzers.load import load
 from perfscope.profiler.errors import AskedWronglyError
+from tests.analyzers.compare.assertions import assert_quiet, assert_sums
 from tests.analyzers.compare.two_runs import gpu_run, host_run
-from tests.conftest import REPOSITORY
 
 
 class TestHeadline:
@@ -180,102 +177,3 @@ class TestCorpus:
         assert len(found.time.ranks) == 4
         assert "straggler" in {one.rule for one in found.findings if one.change == "new"}
         assert_quiet(compare(one, one))
-
-
-def assert_sums(found: Comparison) -> None:
-    assert found.time is not None
-    for step in filter(None, (found.time.median, found.time.worst)):
-        step.check()
-        assert sum(part.delta_ns for part in step.parts) == step.head_ns - step.base_ns
-        assert sum(head for _, head in step.by_kind().values()) == step.head_ns
-        assert all(part.count_ns + part.each_ns == part.delta_ns for part in step.parts)
-
-
-def assert_quiet(found: Comparison) -> None:
-    assert {one.result.verdict for one in found.exact} <= {"no change"}
-    assert not any(cause.exact for cause in found.causes)
-    assert {one.change for one in found.findings} <= {"unchanged"}
-    assert found.gates(["regression", "finding:low"]) == ()
-
-
-@pytest.fixture(scope="module")
-def torch_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    pytest.importorskip("torch")
-    root = tmp_path_factory.mktemp("runs")
-    more = {"base": (), "again": (), "item": ("--defect", "item"), "loop": ("--defect", "adam-loop"),
-            "checkpoint": ("--defect", "checkpoint")}  # fmt: skip
-    return {name: recorded(root / name, "perfscope.workloads.attention", *extra) for name, extra in more.items()}
-
-
-class TestPlantedInTorch:
-    """Real runs of the workloads: the cause comes first, with its line; the reverse is better; A/A is quiet."""
-
-    def test_two_runs_of_one_program_are_quiet(self, torch_runs: dict[str, Path]) -> None:
-        found = compare(load(torch_runs["base"]), load(torch_runs["again"]))
-        assert {one.result.verdict for one in found.exact} == {"no change"}
-        assert not any(cause.exact for cause in found.causes)
-        assert found.headline == "no change"
-        assert found.gates(["regression"]) == ()
-        assert_sums(found)
-
-    @pytest.mark.parametrize(
-        ("defect", "text", "metric"),
-        [
-            ("item", ".item()", "reads by the host a step (structure)"),
-            ("loop", "optimizer.step", "ops a step"),
-            ("checkpoint", None, "recomputed ops a step"),
-        ],
-    )
-    def test_the_cause_comes_first(
-        self, torch_runs: dict[str, Path], defect: str, text: str | None, metric: str
-    ) -> None:
-        found = compare(load(torch_runs["base"]), load(torch_runs[defect]))
-        assert found.headline == "regression"
-        assert metric in {one.result.name for one in found.exact if one.result.verdict == "regression"}
-        if text is not None:
-            assert text in source_line(found.causes[0].place)
-        assert any(one.change == "new" for one in found.causes[0].findings)
-        assert_sums(found)
-        back = compare(load(torch_runs[defect]), load(torch_runs["base"]))
-        assert back.headline == "improvement"
-        assert back.causes[0].place == found.causes[0].place
-
-
-@pytest.fixture(scope="module")
-def jax_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    pytest.importorskip("jax")
-    root = tmp_path_factory.mktemp("runs")
-    more = {"base": (), "again": (), "float": ("--defect", "float")}
-    return {name: recorded(root / name, "perfscope.workloads.jax.attention", *extra)
-            for name, extra in more.items()}  # fmt: skip
-
-
-@pytest.mark.jax
-class TestPlantedInJax:
-    def test_two_runs_of_one_program_are_quiet(self, jax_runs: dict[str, Path]) -> None:
-        found = compare(load(jax_runs["base"]), load(jax_runs["again"]))
-        assert {one.result.verdict for one in found.exact} == {"no change"}
-        assert not any(cause.exact for cause in found.causes)
-        assert_sums(found)
-
-    def test_a_read_of_the_loss_comes_first(self, jax_runs: dict[str, Path]) -> None:
-        found = compare(load(jax_runs["base"]), load(jax_runs["float"]))
-        assert found.headline == "regression"
-        assert "float(" in source_line(found.causes[0].place)
-        assert compare(load(jax_runs["float"]), load(jax_runs["base"])).headline == "improvement"
-        assert_sums(found)
-
-
-def recorded(folder: Path, module: str, *more: str) -> Path:
-    """A run of a workload in ``folder``."""
-    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "-o", str(folder), "-m", module]
-    workload = ["--variant", "naive", "--size", "tiny", "--steps", "14", *more]
-    place = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *workload], check=True, cwd=folder.parent, env=place, capture_output=True, timeout=300)
-    return folder / "latest"
-
-
-def source_line(place: str) -> str:
-    """The text of ``file:line`` in the repository."""
-    file, _, line = place.rpartition(":")
-    return (REPOSITORY / file).read_text().splitlines()[int(line) - 1]

@@ -209,7 +209,7 @@ def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
 def test_checkpointing_recomputes_on_its_line() -> None:
     from perfscope.workloads.jax.training import LanguageModel, start, step_of
 
-    line = ("training.py", line_of("training.py", "checkpoint"))
+    line = ("training.py", line_of("training.py", "second forward"))
     plain = lowered("moe", "scatter")
     assert "rematted_computation" not in plain
     assert line not in places(plain)

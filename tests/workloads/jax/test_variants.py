@@ -133,7 +133,19 @@ def test_a_defect_changes_no_number_and_a_seed_gives_the_same_ones(capsys: pytes
     # Recomputed values are fused with others, and so rounded at other places; the bias correction of AdamW is a
     # constant of the program instead of a float32 exponential.
     assert trained("checkpoint") == pytest.approx(plain, rel=1e-6)
+    assert trained("checkpoint-nested") == pytest.approx(plain, rel=1e-6)
+    assert trained("eager-update") == pytest.approx(plain, rel=1e-6)
     assert trained("retrace") == pytest.approx(plain, rel=1e-6)
+
+
+def test_the_order_of_an_adapters_products_changes_no_number() -> None:
+    from perfscope.workloads.jax.training import train
+
+    block = workload("ssm").Block
+    defect = train(block, options("ssm", "scan", steps=2, kernel_defect="order"))
+    twin = train(block, options("ssm", "scan", steps=2, kernel_twin="order"))
+    assert defect == pytest.approx(twin, rel=1e-5)
+    assert twin != trained()
 
 
 def test_the_seed_decides_the_weights() -> None:

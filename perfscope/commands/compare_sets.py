@@ -1,0 +1,59 @@
+"""``perfscope compare`` where BASE or HEAD is a folder of several runs: launches of a program, compared as sets."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from perfscope.commands.baselines import Sides
+from perfscope.commands.compare_outputs import Outputs, write_outputs
+from perfscope.commands.inputs import spare
+from perfscope.profiler import store
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
+
+
+def is_set(path: str) -> bool:
+    """Whether several runs lie in the folder at ``path``. ``DataError``: traces that are none lie beside them."""
+    from perfscope.analyzers.compare.run_sets import runs_in
+
+    return runs_in(path) is not None
+
+
+def compare_sets(
+    named: Sides, fail_on: tuple[str, ...], outputs: Outputs, *, strict: bool, quiet: bool, verbose: bool
+) -> int:
+    """Compare two sides of which one is a set at least, show the result, and give the exit code."""
+    from perfscope.analyzers.compare.run_sets import read_one, read_set, runs_in
+    from perfscope.analyzers.compare.sets import compare_sets as compared
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import compare_document, compare_text, sets_document
+    from perfscope.dashboards.shown import shown
+
+    paths = named.base, named.head
+    runs = [runs_in(path) for path in paths]
+    spare(_manifests(runs), outputs.files().values())
+    base, head = (
+        read_one(path) if found is None else read_set(path, found) for path, found in zip(paths, runs, strict=True)
+    )
+    result = compared(base, head)
+    comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
+    result = replace(result, comparison=comparison)
+    failed = comparison.gates(fail_on)
+    held = sets_document.document(result, failed=failed, gates=fail_on)
+    if not write_outputs(held, outputs, quiet=quiet):
+        screen = compare_text.render(
+            compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
+        )
+        click.echo(screen, nl=False, color=True)
+        for line in failed:
+            click.echo(f"perfscope: gate not met: {shown(line)}", err=True)
+    if failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+
+
+def _manifests(sides: list[tuple[Path, ...] | None]) -> list[str]:
+    return [str(file) for runs in sides for run in runs or () for file in store.manifests(run)]

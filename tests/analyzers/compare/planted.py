@@ -1,0 +1,90 @@
+"""Runs of the workloads with a defect and without it: each program is recorded once for all tests of a session."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+STEPS = ("--size", "tiny", "--steps", "14")
+NESTED = "checkpoint-nested"
+
+TORCH: dict[str, Sequence[str]] = {
+    "sdpa": (),
+    "sdpa-again": (),
+    "naive": ("--variant", "naive"),
+    "item": ("--defect", "item"),
+    "adam-loop": ("--defect", "adam-loop"),
+    "checkpoint": ("--defect", "checkpoint"),
+    "reentrant": ("--defect", "checkpoint-reentrant"),
+    "nested": ("--defect", NESTED),
+    "order": ("--kernel-defect", "order"),
+    "order-twin": ("--kernel-twin", "order"),
+    "opaque": ("--compile-defect", "opaque", "--layers", "1"),
+    "opaque-twin": ("--compile-twin", "opaque", "--layers", "1"),
+    "float-arg": ("--compile-defect", "float-arg", "--compile-backend", "eager"),
+    "float-arg-twin": ("--compile-twin", "float-arg", "--compile-backend", "eager"),
+}
+"""Arguments of ``workloads.attention``, whose variant is ``sdpa`` unless said otherwise."""
+
+JAX: dict[str, Sequence[str]] = {
+    "jax": (),
+    "jax-again": (),
+    "jax-float": ("--defect", "float"),
+    "jax-checkpoint": ("--defect", "checkpoint"),
+    "jax-nested": ("--defect", NESTED),
+    "jax-order": ("--kernel-defect", "order"),
+    "jax-order-twin": ("--kernel-twin", "order"),
+    "jax-eager-update": ("--defect", "eager-update"),
+    "jax-retrace": ("--defect", "retrace", "--steps", "9"),
+}
+"""Of ``workloads.jax.attention``, whose variant is ``naive``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A defect, what it is compared with, and what must be said of it first."""
+
+    base: str
+    head: str
+    metric: str
+    """An exact metric that is worse, as its name begins."""
+    line: str
+    """Part of the source line in first place."""
+    trades: bool = False
+    """It saves something too (memory, launches), so that the reverse is worse in that."""
+
+    def __str__(self) -> str:
+        return self.head
+
+
+def recorded(root: Path, name: str) -> Path:
+    """The run of a program, recorded below ``root`` unless it is there; safe for several processes."""
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = root / name / "latest"
+        if not run.exists():
+            _record(root / name, name)
+        return run
+
+
+def _record(folder: Path, name: str) -> None:
+    module, variant = ("attention", "sdpa") if name in TORCH else ("jax.attention", "naive")
+    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "-o", str(folder), "-m"]
+    program = [f"perfscope.workloads.{module}", "--variant", variant, *STEPS, *(TORCH | JAX)[name]]
+    # A graph from inductor's cache keeps the lines of when it was compiled: a cache of this session's own.
+    cache = str(folder.parent / "inductor")
+    place = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+    subprocess.run([*command, *program], check=True, cwd=folder.parent, env=place, capture_output=True, timeout=500)
+
+
+def source_line(place: str) -> str:
+    """The text of ``file:line`` in the repository."""
+    file, _, line = place.rpartition(":")
+    return (REPOSITORY / file).read_text().splitlines()[int(line) - 1]
