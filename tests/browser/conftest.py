@@ -87,6 +87,11 @@ class Tab:
         self.page.goto(url)
         self.page.wait_for_selector(ready, timeout=PATIENCE_MS)
 
+    def failed(self, url: str, why: str | None) -> None:
+        """A request came to nothing; what the page itself gave up, as it went elsewhere, is no failure."""
+        if why != "net::ERR_ABORTED":
+            self.wrong.append(f"failed: {url} {why}")
+
     def until(self, holds: str) -> None:
         """Wait until a JavaScript expression is true (the page's policy forbids playwright's own way)."""
         end = time.monotonic() + PATIENCE_MS / 1000
@@ -122,6 +127,6 @@ def tab(browser: Any) -> Iterator[Tab]:
     page.on("console", lambda line: held.wrong.append(line.text) if line.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: held.wrong.append(str(error)))
     page.on("request", lambda request: held.asked.append(request.url))
-    page.on("requestfailed", lambda request: held.wrong.append(f"failed: {request.url} {request.failure}"))
+    page.on("requestfailed", lambda request: held.failed(request.url, request.failure))
     yield held
     context.close()

@@ -58,19 +58,22 @@ class Shelf:
         for given, place in zip(paths, self._places, strict=True):
             if not place.exists():
                 raise DataError(f"{given}: no such file or folder")
+        self._seen: dict[str, Item] = {}
+        """All that ever was open here: of what is gone a page says so."""
 
     def items(self) -> tuple[Item, ...]:
         """Everything that is open now, runs of a folder the newest first; each key once."""
         held: dict[str, Item] = {}
         for item in self._found():
             held.setdefault(item.key, item)
+        self._seen |= held
         return tuple(held.values())
 
     def find(self, key: str) -> Item | None:
-        """The item of a key; ``None`` for a key that is none, or that nothing has (any more)."""
+        """The item of a key, also one that was here and is gone; ``None`` for any other key."""
         if not KEY.fullmatch(key):
             return None
-        return next((item for item in self.items() if item.key == key), None)
+        return next((item for item in self.items() if item.key == key), self._seen.get(key))
 
     def _found(self) -> Iterator[Item]:
         for place in self._places:
