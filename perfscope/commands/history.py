@@ -91,7 +91,7 @@ def history(
 
 def _take_in(held: RunStore, *, quiet: bool) -> None:
     """Runs of this folder that a local store has not; what cannot be read is said and is not in the way."""
-    added, trouble = add_new(held, Path(RUNS_FOLDER))
+    added, trouble = add_new(held, Path(RUNS_FOLDER), quiet=quiet)
     if quiet:
         return
     if added:

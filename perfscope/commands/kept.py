@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -58,10 +59,10 @@ def cleaned(made: StoredRun) -> StoredRun:
     return msgspec.convert(shown_value(asdict(made)), StoredRun)
 
 
-def add_new(store: RunStore, folder: Path) -> tuple[int, tuple[str, ...]]:
+def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:
     """Put runs of ``folder`` that ``store`` has not into it; how many, and a line for each that cannot be read.
 
-    Runs that are still running wait for the next time.
+    Runs that are still running wait for the next time. How far it is stands on a terminal, unless ``quiet``.
     """
     from perfscope.analyzers.compare.run_record import uid_of
     from perfscope.profiler import store as runs
@@ -69,12 +70,17 @@ def add_new(store: RunStore, folder: Path) -> tuple[int, tuple[str, ...]]:
     added, trouble = 0, []
     known = {uid_of(place): place for place in runs.directories(folder)}
     held = store.holds(known)
-    for uid, place in known.items():
+    told = sys.stderr.isatty() and not quiet
+    for number, (uid, place) in enumerate(known.items(), start=1):
         if uid in held:
             continue
+        if told:
+            click.echo(f"\rperfscope: reading run {number} of {len(known)} ", err=True, nl=False)
         try:
             if runs.read(place).state != "running":
                 added += store.put(record(place))
         except DataError as error:
             trouble.append(str(error))
+    if told and len(held) < len(known):
+        click.echo("\r\x1b[K", err=True, nl=False)
     return added, tuple(trouble)

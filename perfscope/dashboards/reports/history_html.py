@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.reports.history_json import document
-from perfscope.dashboards.reports.history_rows import amount, commit_words, newest_words, programs
+from perfscope.dashboards.reports.history_rows import amount, commit_words, newest_words, programs, scale
 from perfscope.dashboards.reports.html_page import page
 from perfscope.dashboards.shown import shown
 
@@ -29,7 +29,9 @@ STYLE = """
 .ps-history line{stroke:var(--high);stroke-dasharray:5 4;vector-effect:non-scaling-stroke}
 .ps-history .dot{stroke:var(--link);stroke-width:6px;stroke-linecap:round;vector-effect:non-scaling-stroke;
 stroke-dasharray:none}
+h3{font-size:15px;margin:18px 0 2px}
 .ends{display:flex;justify-content:space-between;gap:12px;font-size:13px;color:var(--soft)}
+.ends span{white-space:nowrap}
 """
 
 
@@ -52,8 +54,11 @@ def _page(found: History, count: CountBetween | None) -> Iterator[str]:
         for moved in program.moved(count):
             items = "".join(f"<li>{escape(line)}</li>" for line in moved.lines)
             yield f"<p><b>changed</b> {escape(moved.where)}</p><ul>{items}</ul>"
-        for one in program.series:
+        series, still = program.parted()
+        for one in series:
             yield from _metric(one)
+        if still is not None:
+            yield f'<p class="note">{escape(still)}</p>'
         yield "</section>"
     lines = (*(f"left out: {one}" for one in found.left_out), *found.notes)
     yield from (f'<p class="note">{escape(shown(line, 400))}</p>' for line in lines)
@@ -63,8 +68,9 @@ def _metric(one: Series) -> Iterator[str]:
     newest = one.points[-1]
     yield f"<h3>{escape(shown(one.metric))}: {escape(amount(newest.value, one.unit))}</h3>"
     yield _picture(one)
-    ends = [one.points[0], newest]
-    texts = (f"{amount(point.value, one.unit)} at {commit_words(point)}" for point in ends)
+    values = [point.value for point in one.points[-MOST_PICTURED:]]
+    between = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
+    texts = (commit_words(one.points[-len(values)]), between, commit_words(newest))
     yield f'<div class="ends">{"".join(f"<span>{escape(text)}</span>" for text in texts)}</div>'
     for line in (*one.remarks, newest_words(one)):
         if line is not None:
@@ -82,7 +88,7 @@ def _picture(one: Series) -> str:
     """The last values from the smallest to the largest; dashed where the level changed."""
     skipped = max(0, len(one.points) - MOST_PICTURED)
     values = [point.value for point in one.points[skipped:]]
-    low, high = min(values), max(values)
+    low, high = scale(values)
     step = WIDTH / max(1, len(values) - 1)
 
     def height(value: float) -> float:
@@ -96,7 +102,8 @@ def _picture(one: Series) -> str:
     course = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     x, y = places[-1]
     dot = f'<line class="dot" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    words = f"{len(values)} runs from {amount(low, one.unit)} to {amount(high, one.unit)}, {len(cuts)} changes of level"
+    ends = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
+    words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
     return (
         f'<svg class="ps-history" role="img" aria-label="{escape(words)}" viewBox="-6 0 {WIDTH + 12:.0f} {HEIGHT:.0f}" '
         f'preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'

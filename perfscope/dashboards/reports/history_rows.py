@@ -24,6 +24,8 @@ SPARK = 40
 """Columns of a series of characters."""
 HASH = 12
 """Characters of a commit, as git shows them in a large repository."""
+FEW = 4
+"""Metrics of a program, up to which each has a row even if it never moved."""
 MANIFOLD = 9.0
 """Relative change from which it is told as a multiple."""
 CLEAR_GROWTH = 1.0
@@ -51,6 +53,14 @@ class Program:
     def runs(self) -> int:
         """Of the metric that most runs have."""
         return max(len(one.points) for one in self.series)
+
+    def parted(self) -> tuple[tuple[Series, ...], str | None]:
+        """The series that moved at all (all of them where they are few), and the others in one line."""
+        still = [one for one in self.series if len({point.value for point in one.points}) == 1]
+        if len(self.series) < FEW or not still:
+            return self.series, None
+        words = ", ".join(f"{shown(one.metric)} {amount(one.points[-1].value, one.unit)}" for one in still)
+        return tuple(one for one in self.series if one not in still), f"the same in all runs: {words}"
 
     @property
     def newest_utc(self) -> str:
@@ -118,13 +128,18 @@ def sparkline(values: Sequence[float], width: int = SPARK) -> str:
     count = min(width, len(values))
     edges = [round(place * len(values) / count) for place in range(count + 1)]
     held = [sorted(values[start:end])[(end - start) // 2] for start, end in pairwise(edges)]
-    low, high = min(held), max(held)
-    if high <= low:
+    if min(held) == max(held):
         return FLAT * count
-    middle, half = (low + high) / 2, max(high - low, STEP_LEAST * abs(high)) / 2  # what does not matter looks flat
-    low, high = middle - half, middle + half
+    low, high = scale(held)
     top = len(BLOCKS) - 1
     return "".join(BLOCKS[round(top * (value - low) / (high - low))] for value in held)
+
+
+def scale(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper edge of a picture: 2% apart at least, so that what does not matter looks flat."""
+    low, high = min(values), max(values)
+    middle, half = (low + high) / 2, max(high - low, STEP_LEAST * abs(high)) / 2
+    return middle - half, middle + half
 
 
 def commit_words(point: Point) -> str:

@@ -61,9 +61,13 @@ def _parts(found: History, *, verbose: bool, count: CountBetween | None) -> Iter
         for name in ("first", "newest", "change"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for one in program.series:
+        series, still = (program.series, None) if verbose else program.parted()
+        for one in series:
             table.add_row(*map(Text, _row(one)))
-        yield Padding(table, (0, 0, 0, 2))
+        if series:
+            yield Padding(table, (0, 0, 0, 2))
+        if still is not None:
+            yield Padding(Text(still), (0, 0, 0, 2))
         yield from _changes(program, verbose=verbose, count=count)
         if alone:
             for one in program.series:
