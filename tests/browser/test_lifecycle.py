@@ -68,11 +68,9 @@ def test_a_file_that_goes_is_told_and_what_it_held_stays(tab: Tab, home: Path, s
     tab.open(f"{server.base}kernels?run={key}", ".ag-row")
     kept = home / "trace-1.json"
     shutil.move(kept, home / "gone.json")
-    tab.until(
-        "(document.querySelector('#live')?.innerText || '').includes('gone') || document.body.innerText.includes('No such run')"
-    )
+    tab.until("document.querySelector('#live').innerText.includes('its files are gone')")
     tab.page.goto(f"{server.base}overview?run={key}")
-    tab.until("document.querySelector('#page').innerText.length > 20")
+    tab.until("document.querySelector('.ps-report')?.innerText.includes('trace-1.json')")
     shutil.move(home / "gone.json", kept)
     assert server.process.poll() is None
     assert tab.wrong == []
