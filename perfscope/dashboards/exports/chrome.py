@@ -7,6 +7,7 @@ readers that know Kineto add the base. A name that ends in ``.gz`` is packed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,8 +184,12 @@ def _values(argument: Argument, part: slice, texts: Texts) -> Callable[[int], st
 def _json(text: str, *, raw: bool) -> str:
     """A text as JSON: as it is where it is JSON already."""
     if raw:
-        try:
-            return json.dumps(json.loads(text))
-        except (json.JSONDecodeError, RecursionError):
-            return json.dumps(text)  # cut to its length, or never any
+        with contextlib.suppress(ValueError, RecursionError):  # cut to its length, or never JSON
+            json.loads(text, parse_constant=_no_number)
+            return text
     return json.dumps(text)
+
+
+def _no_number(name: str) -> None:
+    """Refuse ``NaN`` and its like, which Python reads and JSON has not."""
+    raise ValueError(name)
