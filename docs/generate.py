@@ -1,4 +1,4 @@
-"""Writes the generated pages: one a rule from its docstring, the list of rules, and the tables of the model.
+"""Writes the generated pages: one a rule from its docstring, the list of rules, the tables of the model, a schema.
 
 python docs/generate.py             write them
 python docs/generate.py --check     change nothing; exit 1 and name the pages that differ
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from perfscope.analyzers import finding
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.trace import MEMORY_TABLES, RECORDED
 from perfscope.analyzers.trace.tables import TABLES
+from perfscope.dashboards.reports.compare_document import json_schema
 
 if TYPE_CHECKING:
     from perfscope.analyzers.trace.columns import Column
@@ -214,7 +216,12 @@ def pages() -> dict[str, str]:
             raise ValueError(f"{module} is registered and cannot be found")
         rules.append(rule_source(rule_id, Path(spec.origin)))
     written = {f"rules/{rule.id}.md": rule_page(rule) for rule in rules}
-    return {**written, "rules/README.md": rule_list(rules), "model.md": model_page()}
+    return {
+        **written,
+        "rules/README.md": rule_list(rules),
+        "model.md": model_page(),
+        "compare-schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
+    }
 
 
 def stale(folder: Path = DOCS) -> list[str]:

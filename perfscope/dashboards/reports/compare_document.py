@@ -7,6 +7,7 @@ left aside, and what is wrong with it is one line.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,3 +116,32 @@ def _checked(found: Document, path: str | Path) -> Document:
 def _one_line(error: Exception) -> str:
     """Its text without line ends: names of the file stand in it."""
     return " ".join(str(error).split())[:300]
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a document, made from the types that read it (docs/compare-schema.json).
+
+    Other keys are allowed: within a version they are only added.
+    """
+    _, parts = msgspec.json.schema_components([Document], ref_template="#/$defs/{name}")
+    whole = parts.pop("Document")
+    whole["properties"]["schema"] = {"const": SCHEMA}
+    found: dict[str, Any] = _plain(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": f"A comparison, {SCHEMA}",
+            **{key: value for key, value in whole.items() if key != "title"},
+            "$defs": dict(sorted(parts.items())),
+        }
+    )
+    return found
+
+
+def _plain(held: Any) -> Any:
+    """As JSON holds it, in an order of its own, without defaults: what is written has every key."""
+    if isinstance(held, dict):
+        return {key: _plain(value) for key, value in held.items() if key != "default"}
+    if isinstance(held, list | tuple):
+        found = [_plain(one) for one in held]
+        return sorted(found, key=json.dumps) if all(isinstance(one, dict) for one in found) else found
+    return held

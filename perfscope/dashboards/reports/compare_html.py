@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
     from perfscope.dashboards.reports.compare_types import Cause, Kernel
 
-SUFFIXES = (".html", ".htm")
-
 FIRST_CAUSES = 6
 MOST_CAUSES = 40
 MOST_KERNELS = 60

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
     from perfscope.dashboards.reports.compare_types import FindingChange, Metric
 
-SUFFIXES = (".xml",)
-
 SUITE = "perfscope compare"
 SEVERITIES = ("high", "medium", "low")
 MOST_CASES = 1_000
