@@ -12,6 +12,7 @@ from perfscope.analyzers.facts.compile_frames import where_of
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
 from perfscope.analyzers.facts.inductor_fusion import node_bytes
 from perfscope.analyzers.facts.inductor_recompute import GraphRecompute, graph_recompute
+from perfscope.analyzers.facts.inductor_remat_bargain import CompiledBargain, compiled_bargain
 from perfscope.analyzers.facts.span_work import work_time
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
@@ -20,6 +21,10 @@ from perfscope.analyzers.units import format_bytes, format_count, format_ns, for
 
 MAX_ROWS = 20
 
+_ALL = ("elsewhere", "not lowered", "headroom")
+_SOME = ("dominated", "headroom for some")
+"""Verdicts under which all, and some, can be saved."""
+
 _Member = tuple[GraphRecompute, int]
 """A graph, and the index of one of its heavy nodes."""
 
@@ -27,9 +32,12 @@ _Member = tuple[GraphRecompute, int]
 def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
     """One finding for each line whose products, convolutions or attention the backward computes again.
 
-    Where the time of all of them is known and below ``min_share`` of the steps nothing is said. Of compilations of one
-    frame the one that recomputes most counts.
+    Where the time of all of them is known and below ``min_share`` of the steps nothing is said, nor where the memory is
+    needed. Of compilations of one frame the one that recomputes most counts.
     """
+    bargain = trace.fact(compiled_bargain)
+    if bargain.verdict == "needed":
+        return
     places: dict[Where, list[_Member]] = defaultdict(list)
     for graph in _one_a_frame(trace.fact(graph_recompute)):
         for index, node in enumerate(graph.heavy):
@@ -39,7 +47,7 @@ def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
         known = [spent for spent in times if spent is not None]
         cost = sum(known) if len(known) == len(times) else None
         if cost is None or cost >= min_share * whole_ns(trace) > 0:
-            yield _finding(trace, where, members, times, cost)
+            yield _finding(trace, where, members, times, cost, bargain)
 
 
 def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
@@ -66,7 +74,14 @@ def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
     return int((slices["end_ns"] - slices["start_ns"])[spans].sum())
 
 
-def _finding(trace: Trace, where: Where, members: list[_Member], times: list[int | None], cost: int | None) -> Finding:
+def _finding(
+    trace: Trace,
+    where: Where,
+    members: list[_Member],
+    times: list[int | None],
+    spent: int | None,
+    bargain: CompiledBargain,
+) -> Finding:
     nodes = [graph.heavy[index] for graph, index in members]
     flops = sum(graph.flops[index] or 0 for graph, index in members)
     kept = sum(node_bytes(node) for node in nodes)
@@ -74,10 +89,15 @@ def _finding(trace: Trace, where: Where, members: list[_Member], times: list[int
     title = f"the compiled backward computes {len(nodes):,} of the forward's {ops} again"
     if flops:
         title += f" ({format_count(flops)}FLOPs a run)"
-    if cost is not None:
-        title += f", {format_ns(cost)} ({format_share(cost, whole_ns(trace))})"
+    if spent is not None:
+        title += f", {format_ns(spent)} ({format_share(spent, whole_ns(trace))})"
     if kept:
         title += f"; saving the results takes {format_bytes(kept)}"
+    title += f"; {_why(bargain, members)}"
+    cost = spent
+    if spent is not None and bargain.verdict in _SOME:  # the others stay
+        chosen = zip(members, times, strict=True)
+        cost = sum(time or 0 for member, time in chosen if _key(member) in bargain.fitting)
     return Finding(
         subject="recomputed by the compiled backward",
         title=title,
@@ -87,16 +107,60 @@ def _finding(trace: Trace, where: Where, members: list[_Member], times: list[int
         cost_ns_per_step=None if cost is None else per_step(trace, cost),
         where=where,
         evidence=tuple(
-            _row(graph, graph.heavy[index], graph.flops[index], spent)
-            for (graph, index), spent in list(zip(members, times, strict=True))[:MAX_ROWS]
+            _row(graph, graph.heavy[index], graph.flops[index], time, bargain)
+            for (graph, index), time in list(zip(members, times, strict=True))[:MAX_ROWS]
         ),
-        advice="Save them: with activation checkpointing a policy that saves products and attention "
-        "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
-        "(smaller budgets recompute), if the memory is there.",
+        advice=_advice(bargain, members),
     )
 
 
-def _row(graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None) -> dict[str, Cell]:
+def _key(member: _Member) -> tuple[str, str]:
+    graph, index = member
+    return graph.compile_id, graph.heavy[index].name
+
+
+def _why(bargain: CompiledBargain, members: list[_Member]) -> str:
+    """Why it is for nothing, or what it buys: the end of a title. All graphs are judged together."""
+    peak, bound = format_bytes(bargain.peak_bytes), format_bytes(bargain.saved_peak_bytes)
+    room = format_bytes(bargain.room_bytes or 0)
+    some = f"{sum(_key(one) in bargain.fitting for one in members):,} of {len(members):,} can be saved"
+    said = {
+        "elsewhere": f"the peak lies elsewhere, where none of them would be held: {peak} with and without (modelled)",
+        "not lowered": f"it does not lower the peak: {peak} today, {bound} at most with all saved (modelled)",
+        "headroom": f"a peak of {bound} at most with all saved has room, {room} to use (modelled)",
+        "dominated": f"{some} and the peak stays {peak} (modelled)",
+        "headroom for some": f"{some} with {room} to use (modelled)",
+        "may not fit": f"with all saved the peak is {bound} at most (modelled), {room} to use: it may not fit",
+        "capacity unknown": (
+            f"with all saved the peak is {bound} at most, {peak} today (modelled); whether that memory would be free "
+            "is not known"
+        ),
+        "not known": f"what it buys is not known: {bargain.reason}",
+    }
+    return said[bargain.verdict]
+
+
+def _advice(bargain: CompiledBargain, members: list[_Member]) -> str:
+    if bargain.verdict in _SOME:
+        names = [graph.heavy[index].name for graph, index in members if _key((graph, index)) in bargain.fitting]
+        chosen = ", ".join(names[:MAX_ROWS]) or "those of other lines"
+        return (
+            f"Save some of them ({chosen}): with activation checkpointing a policy that saves these products "
+            "(create_selective_checkpoint_contexts), else raise torch._functorch.config.activation_memory_budget "
+            "until the peak rises."
+        )
+    return (
+        "Save them: with activation checkpointing a policy that saves products and attention "
+        "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
+        "(smaller budgets recompute)" + ("." if bargain.verdict in _ALL else ", if the memory is there.")
+    )
+
+
+def _row(
+    graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None, bargain: CompiledBargain
+) -> dict[str, Cell]:
+    judged = bargain.verdict not in ("capacity unknown", "not known")
+    fits = "yes" if (graph.compile_id, node.name) in bargain.fitting else "no"
     return {
         "node": node.name,
         "op": node.op,
@@ -104,6 +168,7 @@ def _row(graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int |
         "result_bytes": node_bytes(node),
         "flops": flops,
         "time_ns": spent,
+        "can_be_saved": fits if judged else None,
         "recomputed_in_graph": len(graph.nodes),
         "recomputed_in_graph_bytes": graph.result_bytes,
     }
