@@ -190,12 +190,11 @@ def _none(held: RunStore, name: str, program: str | None = None) -> DataError:
 
 def _path_of(held: RunStore, one: Baseline) -> Path:
     """The run's own folder if it is as it was, else its files unpacked."""
-    from perfscope.analyzers.compare.run_record import uid_of
     from perfscope.profiler.run_store.packs import fetch, unpack
 
     folder = Path(RUNS_FOLDER)
-    own = folder / Path(one.run.id).name
-    if own.is_dir() and uid_of(own) == one.run.uid:
+    own = folder / one.run.id
+    if _is_whole(own, one):
         return own
     if one.digest is None:
         raise DataError(
@@ -213,6 +212,17 @@ def _path_of(held: RunStore, one: Baseline) -> Path:
     if len(inside) != 1:
         raise DataError(f"{target}: not as it was unpacked; remove it, and compare again")
     return inside[0]
+
+
+def _is_whole(own: Path, one: Baseline) -> bool:
+    """Whether that folder is the baseline's run with all that it recorded."""
+    from perfscope.analyzers.compare.run_record import uid_of
+    from perfscope.profiler import store as runs
+
+    plain = own.name == one.run.id and not own.name.startswith(".")  # an id may come from a stranger's store
+    if not plain or not own.is_dir() or not runs.is_run(own) or uid_of(own) != one.run.uid:
+        return False
+    return all(artifact.path.exists() for artifact in runs.read(own).artifacts(own))
 
 
 def _tidy(folder: Path, *, keep: Path) -> None:

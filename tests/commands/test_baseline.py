@@ -101,6 +101,31 @@ def test_a_folder_that_was_written_again_is_not_the_baseline(
     assert json.loads((path / "run.json").read_text())["git"]["commit"] == line[0]
 
 
+def test_a_folder_that_lost_a_recording_is_not_the_baseline(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = put_run(RUNS, 0, commit=line[0])
+    said(capsys, "baseline", "set", "main", str(base))
+    next(path for path in (base / "rank00000").iterdir() if path.name.startswith("timing")).unlink()
+    assert ".baselines" in Path(resolved("baseline:main")).parts
+
+
+@pytest.mark.parametrize("hostile", ["..", ".", "../..", "/etc", ".baselines"])
+def test_an_id_from_a_strangers_store_leads_nowhere(
+    line: list[str], hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from perfscope.analyzers.compare import run_record
+    from perfscope.profiler.run_store.runs import RunStore
+    from tests.profiler.run_store.records import stored
+
+    RunStore(RUNS / "store.sqlite").set_baseline("main", replace(stored(), id=hostile), None)
+    monkeypatch.setattr(run_record, "uid_of", lambda place: pytest.fail(f"{place} was read"))
+    with pytest.raises(DataError, match="only the numbers are in"):
+        resolved("baseline:main")
+
+
 def notes(base: str | None, head: str | None, baseline: str | None) -> tuple[str, str]:
     """The run that is compared with, and all that is said of it."""
     found = sides(base, head, baseline)
