@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from dash import dcc, html
@@ -22,6 +21,8 @@ KINDS = {
     "ops": ("Ops of the host", "Time in an op and in nothing inside it, by name; each moment of a thread counts once."),
     "instructions": ("Instructions", "Instructions of compiled XLA programs; those around others are not in it."),
 }
+USUAL = ("kernels", "instructions", "ops")
+"""What is shown first: of a JAX program on the CPU its ops say less than its instructions."""
 NOTHING = "No kernels, ops or instructions with a time were recorded."
 
 
@@ -31,7 +32,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not there:
         return [html.H1(TITLE, className="ps-title"), html.P(NOTHING, className="ps-card")]
     kind = asked.parameters.get("kind", "")
-    kind = kind if kind in there else there[0]
+    kind = kind if kind in there else next(one for one in USUAL if one in there)
     tabs = [
         html.Div(
             dcc.Link(
@@ -57,8 +58,3 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 def register(app: Any) -> None:
     """The search above the table."""
     register_grid(app, "kernels")
-
-
-def escaped(name: str) -> str:
-    """A name as a regular expression that finds it alone."""
-    return f"^{re.escape(name)}$"

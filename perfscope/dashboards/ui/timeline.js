@@ -302,12 +302,13 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.moveTo(draw.GUTTER - 0.5, 0);
       context.lineTo(draw.GUTTER - 0.5, this.shown);
       context.stroke();
+      const cut = (text) => { let word = text; while (word.length > 4 && context.measureText(word).width > draw.GUTTER - 28) word = `${word.slice(0, -2)}…`; return word; };
       for (const row of this.rows) {
         const y = row.y - this.scroll + draw.RULER;
         if (y + row.height < draw.RULER || y > this.shown) continue;
         if (row.kind === "counter") {
           context.fillStyle = look.soft;
-          context.fillText(row.label.slice(0, 30), 22, y + row.height / 2 - 6);
+          context.fillText(cut(row.label), 22, y + row.height / 2 - 6);
           context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, y + row.height / 2 + 8);
         } else if (row.kind !== "lane") {
           context.fillStyle = look.head;
@@ -318,7 +319,7 @@ window.perfscope_ui = window.perfscope_ui || {};
           context.font = "11px system-ui, sans-serif";
         } else if (row.label) {
           context.fillStyle = look.soft;
-          context.fillText(row.label.slice(0, 30), 22, y + row.height / 2);
+          context.fillText(cut(row.label), 22, y + row.height / 2);
         }
       }
     }
