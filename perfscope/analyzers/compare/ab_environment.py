@@ -31,6 +31,8 @@ MOST_SHARE = 0.95
 """Of time taken away: beyond it the bound would explain everything."""
 OWN = 0.5
 """Share of looks from which on the power limit is what sets a device's clocks."""
+BUSY = 0.25
+"""Of all processors' time, used by other programs: from a quarter of the machine on, launches are not alone on it."""
 FROM_NEIGHBOURS = 4.0
 """Standard errors of the thirds, by the spread between neighbours, that a counter must have moved over time."""
 
@@ -98,7 +100,8 @@ COUNTERS: Mapping[str, Counter] = {
 """By name; the others that a launch keeps (load, power, own processor time) are there to be read."""
 
 HARDWARE = ("gpu", "cpu", "driver", "device")
-"""Facts that must not differ within a pair. Where one arm has none at all (it moved to a device) it is the program's."""
+"""Facts that must not differ within a pair. Where one arm has none at all (it moved to a device) that is a change of the
+program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ def environment_of(pairs: Sequence[Pair], step: MetricResult, *, least: float) -
     voids = other
     if voids is None:
         voids = next(_explanations(pairs, step, least), None)
-    return Environment(facts=facts, remarks=(*remarks, *_moved(pairs)), voids=voids)
+    return Environment(facts=facts, remarks=(*remarks, *_busy(pairs), *_moved(pairs)), voids=voids)
 
 
 def _facts(pairs: Sequence[Pair]) -> tuple[dict[str, str], list[str], str | None]:
@@ -192,6 +195,15 @@ def _by_program(pairs: Sequence[Pair], counter: Counter, head_is_slower: bool, l
         return False
     more = float(np.median(logs))
     return more >= math.log1p(least) if counter.of_program == "computes more" else more <= -math.log1p(least)
+
+
+def _busy(pairs: Sequence[Pair]) -> Iterator[str]:
+    shares = [share for pair in _values(pairs, "others_share") for share in pair]
+    if shares and (typical := float(np.median(shares))) >= BUSY:
+        yield (
+            f"other programs used {typical:.0%} of the processors' time meanwhile: times spread, and more pairs are "
+            "needed than on a machine of one's own"
+        )
 
 
 def _moved(pairs: Sequence[Pair]) -> Iterator[str]:

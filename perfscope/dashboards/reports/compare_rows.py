@@ -283,7 +283,8 @@ def method_lines(document: Document) -> list[str]:
         seed = f", order by seed {method.seed}" if method.seed is not None else ""
         said = [f"{shown(method.kind)}: {method.pairs} pairs{confirming}{seed}"]
     if method.profiled:
-        said.append(f"{method.profiled} launches of each side were profiled, beside those that were timed")
+        launches = "launch of each side was" if method.profiled == 1 else "launches of each side were"
+        said.append(f"{method.profiled} {launches} profiled, beside those that were timed")
     if method.estimator:
         said.append(shown(method.estimator, TEXT_LIMIT))
     if method.least is not None:

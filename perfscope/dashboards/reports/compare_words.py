@@ -30,6 +30,8 @@ def said_of(metrics: Sequence[Judged]) -> str:
     """What the metrics say together, one line: the judged time with its interval, then what is worse, or better."""
     timed = next((one for one in metrics if one.gates and has_interval(one)), None)
     said = [] if timed is None else [interval_words(timed)]
+    if timed is not None and timed.verdict in ("no change", "inconclusive"):
+        said[0] += f": {timed.verdict}"  # the headline may be that of another metric
     judged = [one for one in metrics if one.gates and one.unit != "text" and one is not timed]
     for verdict, grown in (("regression", "worse"), ("improvement", "better")):
         found = [one for one in judged if one.verdict == verdict]

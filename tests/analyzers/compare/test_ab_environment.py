@@ -147,3 +147,13 @@ def test_what_it_ran_on_is_compared() -> None:
     moved = facts({"gpu": "1x A"}, {"gpu": "1x A"}, later={"gpu": "1x B"})
     assert moved.voids is None
     assert "gpu was 1x A, 1x B in the course of the comparison" in moved.remarks[0]
+
+
+def test_a_machine_that_others_use_is_told() -> None:
+    def remarks(share: float) -> tuple[str, ...]:
+        found = with_counters(pairs(6), {"others_share": (share, share)})
+        return JUDGE.result(Pairs(calibration=CALIBRATION, measured=found, confirming=())).remarks
+
+    (said,) = remarks(0.5)
+    assert said.startswith("other programs used 50% of the processors' time meanwhile")
+    assert remarks(0.1) == ()
