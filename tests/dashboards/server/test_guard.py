@@ -57,8 +57,7 @@ def test_another_token_opens_nothing(wrong: str) -> None:
     client = _client()
     assert _get(client, f"/page?token={wrong}").status_code == HTTPStatus.UNAUTHORIZED
     assert (
-        _get(client, Authorization=f"Bearer {wrong}".encode().decode("latin-1")).status_code
-        == HTTPStatus.UNAUTHORIZED
+        _get(client, Authorization=f"Bearer {wrong}".encode().decode("latin-1")).status_code == HTTPStatus.UNAUTHORIZED
     )
     client.set_cookie(COOKIE, wrong)
     assert _get(client).status_code == HTTPStatus.UNAUTHORIZED
