@@ -35,7 +35,8 @@ def everything(*, rank: int | None = 0, path: str = "built.json", base: int = 0)
     b.row("sync_records", start_ns=(base + 160) * 1000, end_ns=(base + 190) * 1000, name=b.code("Stream Sync"),
           device=0, stream=7, call=3, correlation=14)  # fmt: skip
     b.row("collectives", start_ns=(base + 150) * 1000, end_ns=(base + 180) * 1000, name=b.code("all_reduce"), kernel=4,
-          group=b.code("0"), description=b.code("default_pg"), group_size=8, ranks=b.code("[0, 1]"), elements_in=1 << 40, elements_out=7,
+          group=b.code("0"), description=b.code("default_pg"), group_size=8,
+          ranks=b.code("[0, 1]"), elements_in=1 << 40, elements_out=7,
           dtype=b.code("BFloat16"), sequence=3)  # fmt: skip
     b.row("memory", time_ns=(base + 15) * 1000, thread=0, op=1, on_device=True, ordinal=0, address=(1 << 64) - 512,
           bytes=512, allocated_bytes=1024, reserved_bytes=2 << 20, action=0)  # fmt: skip

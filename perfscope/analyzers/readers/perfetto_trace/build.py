@@ -65,7 +65,7 @@ def _events(collector: Collector) -> Columns:
     known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER, COMPLETE))
     if (~known).any():
         unplaced["track events of other types"] += int((~known).sum())
-    impossible = np.abs(held["time_ns"]) >= _LARGEST_NS
+    impossible = (held["time_ns"] >= _LARGEST_NS) | (held["time_ns"] <= -_LARGEST_NS)
     keep &= known & ~impossible
     if impossible.any():
         unplaced["impossible times"] += int(impossible.sum())
