@@ -4,6 +4,7 @@
 
     trace = perfscope.load("trace.json.gz")     # one recording; trace.kernels is a pandas frame
     analysis = perfscope.analyze(trace)         # outcomes of all rules, costliest finding first
+    changed = perfscope.compare("base.json.gz", "head.json.gz")     # what changed, and where
 
 Names are loaded when they are first used: importing perfscope loads no framework.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.load import load_one as load
     from perfscope.analyzers.trace import Trace as Trace
     from perfscope.dashboards import figures as figures
+    from perfscope.dashboards.comparison import compare as compare
     from perfscope.profiler.annotate import region as region
     from perfscope.profiler.annotate import step as step
 
@@ -34,6 +36,7 @@ __all__ = [
     "Trace",
     "__version__",
     "analyze",
+    "compare",
     "figures",
     "load",
     "load_all",
@@ -47,6 +50,7 @@ _HOMES = {
     "Outcome": "perfscope.analyzers.finding:Outcome",
     "Trace": "perfscope.analyzers.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
+    "compare": "perfscope.dashboards.comparison:compare",
     "load": "perfscope.analyzers.load:load_one",
     "load_all": "perfscope.analyzers.load:load_all",
     "region": "perfscope.profiler.annotate:region",

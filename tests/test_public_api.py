@@ -16,8 +16,8 @@ from perfscope.analyzers.load import load_all, load_one
 from tests.build import TraceBuilder
 
 NAMES = [
-    "Analysis", "Finding", "Outcome", "Trace", "__version__", "analyze", "figures", "load", "load_all", "region",
-    "step",
+    "Analysis", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare", "figures", "load", "load_all",
+    "region", "step",
 ]  # fmt: skip
 
 
