@@ -100,8 +100,7 @@ COUNTERS: Mapping[str, Counter] = {
 """By name; the others that a launch keeps (load, power, own processor time) are there to be read."""
 
 HARDWARE = ("gpu", "cpu", "driver", "device")
-"""Facts that must not differ within a pair. Where one arm has none at all (it moved to a device) that is a change of the
-program."""
+"""Facts that must not differ within a pair. An arm that has none at all runs on no device: that is the program's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,10 @@ LEAST = {
     # An allocator rounds to 512 bytes or 2 MiB, and the order of two frees moves a peak by one block.
     "bytes": Least(relative=0.001, absolute=1 << 20),
     "FLOP": Least(relative=0.001, absolute=1),
-    # One host sync or graph break more in a step is what is looked for.
-    "count": Least(relative=0.0, absolute=1),
+    # One host sync or graph break more in a step is what is looked for. Of what happens in every step a recording may
+    # lack the first or the last (59 reads in 60 steps); what happens in every other step, or in two of the three steps
+    # that are recorded, depends on which steps those are.
+    "count": Least(relative=0.0, absolute=0.75),
 }
 """By unit."""
 

@@ -16,6 +16,8 @@ GIB = 1 << 30
         (3, 4, "count", "regression"),
         (4, 3, "count", "improvement"),
         (0, 2, "count", "regression"),
+        (1 / 60, 59 / 60, "count", "regression"),  # in every step but one that the recording cut
+        (0, 2 / 3, "count", "no change"),  # in two of the three steps that were recorded
         (10 * GIB, 10 * GIB + (1 << 20), "bytes", "no change"),
         (10 * GIB, 10 * GIB + (11 << 20), "bytes", "regression"),
         (1 << 20, 3 << 20, "bytes", "regression"),
