@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from perfscope.commands.compare_outputs import Outputs, write_outputs
+from perfscope.commands.compare_outputs import Outputs, show_screen, write_outputs
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
 
 if TYPE_CHECKING:
@@ -34,8 +32,7 @@ def end(
 ) -> int:
     """Compare the profiled launches, write the document everywhere it was asked for, show it; the exit code."""
     from perfscope.analyzers.compare.ab_profiles import compare_profiles
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import ab_document, compare_document, compare_json, compare_text, write
+    from perfscope.dashboards.reports import ab_document, compare_document, compare_json, write
     from perfscope.dashboards.shown import shown
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
@@ -45,14 +42,9 @@ def end(
     held = ab_document.document(result, state.plan, profiles, failed=failed, gates=fail_on)
     write(state.directory / RESULT_FILE, compare_json.as_text(held))
     if not write_outputs(held, outputs, quiet=quiet):
-        text = compare_text.render(
-            compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
-        )
-        click.echo(text, nl=False, color=True)
+        show_screen(compare_document.of(held), failed, verbose=verbose)
         if not quiet:
             _say(f"launches and runs kept in {shown(str(state.directory), 400)}")
-        for line in failed:
-            _say(f"gate not met: {shown(line)}")
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and any(inconclusive(result, profiles)) else DONE

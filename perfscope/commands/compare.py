@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 
 from perfscope.commands.baselines import baseline_option, sides
 from perfscope.commands.compare_ab import CompareCommand
-from perfscope.commands.compare_outputs import Outputs, output_options, write_outputs
+from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
 from perfscope.commands.compare_sets import compare_sets, is_set
 from perfscope.commands.inputs import spare
 from perfscope.commands.kept import store_option
@@ -98,18 +97,8 @@ def _show(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_document, compare_json, compare_text
-    from perfscope.dashboards.reports.compare_github import inert
-    from perfscope.dashboards.shown import shown
+    from perfscope.dashboards.reports import compare_document, compare_json
 
     held = compare_json.document(comparison, failed=failed, gates=gates)
-    if write_outputs(held, outputs, quiet=quiet):
-        return
-    screen = compare_text.render(
-        compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
-    )
-    click.echo(inert(screen), nl=False, color=True)
-    if failed:
-        said = "".join(f"perfscope: gate not met: {shown(line)}\n" for line in failed)
-        click.echo(inert(said), nl=False, err=True)
+    if not write_outputs(held, outputs, quiet=quiet):
+        show_screen(compare_document.of(held), failed, verbose=verbose)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,6 +105,23 @@ def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False
         return False
     click.echo(_text(alone, held, document), nl=False)
     return True
+
+
+def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool = False) -> None:
+    """Print the comparison for the terminal, and below it on stderr the gates that were not met.
+
+    In a GitHub job no line of it can be a command of the runner.
+    """
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import compare_text
+    from perfscope.dashboards.reports.compare_github import inert
+    from perfscope.dashboards.shown import shown
+
+    screen = compare_text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
+    click.echo(inert(screen), nl=False, color=True)
+    if failed:
+        said = "".join(f"perfscope: gate not met: {shown(line)}\n" for line in failed)
+        click.echo(inert(said), nl=False, err=True)
 
 
 def _text(form: str, held: dict[str, Any], document: Document) -> str:

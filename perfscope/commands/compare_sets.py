@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
 from perfscope.commands.baselines import Sides
-from perfscope.commands.compare_outputs import Outputs, write_outputs
+from perfscope.commands.compare_outputs import Outputs, show_screen, write_outputs
 from perfscope.commands.inputs import spare
 from perfscope.profiler import store
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
@@ -28,9 +25,7 @@ def compare_sets(
     """Compare two sides of which one is a set at least, show the result, and give the exit code."""
     from perfscope.analyzers.compare.run_sets import read_one, read_set, runs_in
     from perfscope.analyzers.compare.sets import compare_sets as compared
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_document, compare_text, sets_document
-    from perfscope.dashboards.shown import shown
+    from perfscope.dashboards.reports import compare_document, sets_document
 
     paths = named.base, named.head
     runs = [runs_in(path) for path in paths]
@@ -44,12 +39,7 @@ def compare_sets(
     failed = comparison.gates(fail_on)
     held = sets_document.document(result, failed=failed, gates=fail_on)
     if not write_outputs(held, outputs, quiet=quiet):
-        screen = compare_text.render(
-            compare_document.of(held), width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose
-        )
-        click.echo(screen, nl=False, color=True)
-        for line in failed:
-            click.echo(f"perfscope: gate not met: {shown(line)}", err=True)
+        show_screen(compare_document.of(held), failed, verbose=verbose)
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and comparison.inconclusive else DONE

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.compare_outputs import STDOUT, rendered, tell_github
+from perfscope.commands.compare_outputs import STDOUT, rendered, show_screen, tell_github
 from perfscope.commands.inputs import spare
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, AskedWronglyError
@@ -34,7 +33,7 @@ def report(
     The file may come from a job that is not trusted: it is read as data, bounded, and everything in it is escaped.
     `--to github` prints annotations and adds to the summary of the job.
     """
-    from perfscope.dashboards.reports import compare_document, write
+    from perfscope.dashboards.reports import compare_document, compare_text, write
     from perfscope.dashboards.shown import shown
 
     if key is not None and form != "markdown":
@@ -49,13 +48,15 @@ def report(
         return DONE
     if output != STDOUT:
         spare([comparison], [output])
-        text = _text(document, verbose=verbose, to_file=True) if form == "text" else _made(document, form, key, link)
-        write(output, text)
+        if form == "text":
+            write(output, compare_text.render(document, verbose=verbose))
+        else:
+            write(output, _made(document, form, key, link))
         if not quiet:
             click.echo(f"perfscope: wrote {shown(output)}", err=True)
         return DONE
     if form == "text":
-        click.echo(_text(document, verbose=verbose), nl=False, color=True)
+        show_screen(document, verbose=verbose)
     else:
         click.echo(_made(document, form, key, link), nl=False)
     return DONE
@@ -64,14 +65,3 @@ def report(
 def _made(document: Document, form: str, key: str | None, link: str | None) -> str:
     options = {name: held for name, held in (("key", key), ("url", link)) if held is not None}
     return rendered(document, form, **options)
-
-
-def _text(document: Document, *, verbose: bool, to_file: bool = False) -> str:
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_text, text_page
-    from perfscope.dashboards.reports.compare_github import inert
-
-    if to_file:
-        return compare_text.render(document, width=text_page.WIDTH, verbose=verbose)
-    screen = compare_text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
-    return inert(screen)
