@@ -17,27 +17,35 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # known REF: its commit, where it is one here.
 known() { git rev-parse --verify --quiet --end-of-options "$1^{commit}"; }
 
-# The base: what was asked for, also where the checkout has only one branch. Else, for a pull request, the first parent of
-# the merge that GitHub checks out: then the difference is what merging would change. Else where the branch began.
+# The base, by a name that a person knows it by where there is one: what was asked for, also where the checkout has only
+# one branch. Else, for a pull request, the first parent of the merge that GitHub checks out: then the difference is what
+# merging would change. Else where the branch began.
 base_of() {
+  local commit depth=()
   if [ -n "$IN_BASE" ]; then
-    known "$IN_BASE" || known "refs/remotes/origin/$IN_BASE" && return
-    local depth=()
+    known "$IN_BASE" >/dev/null && echo "$IN_BASE" && return
+    known "refs/remotes/origin/$IN_BASE" >/dev/null && echo "origin/$IN_BASE" && return
     [ "$(git rev-parse --is-shallow-repository)" = false ] || depth=(--depth=1)
-    git fetch --quiet --no-tags "${depth[@]}" -- origin "$IN_BASE" && known FETCH_HEAD && return
-    return 1
+    git fetch --quiet --no-tags "${depth[@]}" -- origin "$IN_BASE" && git rev-parse --short=12 FETCH_HEAD
+    return
   fi
   if [ "${GITHUB_EVENT_NAME:-}" = pull_request ] && known 'HEAD^2' >/dev/null; then
-    known 'HEAD^1'
+    commit=$(known 'HEAD^1')
   elif [ -n "${BASE_SHA:-}" ] && known "$BASE_SHA" >/dev/null; then
-    git merge-base "$BASE_SHA" HEAD
+    commit=$(git merge-base "$BASE_SHA" HEAD) || return
   else
-    known 'HEAD^1'
+    commit=$(known 'HEAD^1') || return
+  fi
+  if [ "$(known "refs/remotes/origin/${GITHUB_BASE_REF:-}")" = "$commit" ]; then
+    echo "origin/$GITHUB_BASE_REF"
+  else
+    git rev-parse --short=12 "$commit"
   fi
 }
 
 folder=${RUNNER_TEMP:?}/perfscope-report
-rm -rf "$folder"
+runs=$RUNNER_TEMP/perfscope-runs
+rm -rf "$folder" "$runs"
 mkdir -p "$folder"
 : "${IN_BASE:=}" "${IN_HEAD:=}" "${IN_PAIRS:=}" "${IN_LEAST:=}" "${IN_PROFILE:=}" "${IN_FAIL_ON:=}"
 
@@ -49,14 +57,15 @@ case ${IN_MODE:-ab} in
     plain head "${IN_HEAD:=HEAD}"
     base=$(base_of) ||
       problem 2 "the base is not in this checkout: give actions/checkout \`fetch-depth: 0\`, or the input base"
-    head=$(known "$IN_HEAD") || problem 2 "head is no commit of this checkout"
-    arguments+=(--ab --base "$base" --head "$head" --output "$RUNNER_TEMP/perfscope-runs")
+    known "$IN_HEAD" >/dev/null || problem 2 "head is no commit of this checkout"
+    arguments+=(--ab --base "$base" --head "$IN_HEAD" --output "$runs")
     [ -z "$IN_PAIRS" ] || arguments+=(--pairs "$IN_PAIRS")
     [ -z "$IN_LEAST" ] || arguments+=(--least "$IN_LEAST")
     [ -z "$IN_PROFILE" ] || arguments+=(--profile "$IN_PROFILE")
     words "${IN_PROGRAM:-}" || problem 2 "program: a quote is not closed"
     [ "${#words[@]}" -gt 0 ] || problem 2 "program: what is to be run?"
-    program=(-- "${words[@]}")
+    program=("${words[@]}")
+    [ "${words[0]}" = -m ] || program=(-- "${words[@]}") # a module stands without
     ;;
   runs)
     plain base "$IN_BASE"
@@ -65,7 +74,8 @@ case ${IN_MODE:-ab} in
     ;;
   *) problem 2 "mode is ab or runs" ;;
 esac
-for gate in ${IN_FAIL_ON//,/ }; do arguments+=(--fail-on "$gate"); done
+words "${IN_FAIL_ON//,/ }" || problem 2 "fail-on: a quote is not closed"
+for gate in "${words[@]}"; do arguments+=(--fail-on "$gate"); done
 words "${IN_OPTIONS:-}" || problem 2 "options: a quote is not closed"
 arguments+=("${words[@]}" --json "$folder/report.json" "${program[@]}")
 
@@ -75,6 +85,11 @@ echo "::stop-commands::$stop"
 code=0
 env -u GITHUB_ENV -u GITHUB_PATH -u GITHUB_OUTPUT -u GITHUB_STATE -u GITHUB_STEP_SUMMARY \
   "$python" -P -m perfscope "${arguments[@]}" || code=$?
+if [ ! -s "$folder/report.json" ]; then
+  for log in "$runs"/*/launch.log; do
+    [ ! -s "$log" ] || { echo "perfscope: the last lines of the program:" && tail -n 40 "$log"; }
+  done
+fi
 echo "::$stop::"
 
 echo "code=$code" >>"$GITHUB_OUTPUT"

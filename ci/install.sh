@@ -14,5 +14,5 @@ if [ "${IN_INSTALL:-yes}" = no ]; then
   exit
 fi
 words "${IN_REQUIREMENTS:-}" || problem 2 "requirements: a quote is not closed"
-"$python" -m pip install --quiet --disable-pip-version-check "$(dirname "$here")" "${words[@]}"
+"$python" -P -m pip install --quiet --disable-pip-version-check "$(dirname "$here")" "${words[@]}"
 "$python" -P -m perfscope --version

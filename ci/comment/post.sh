@@ -12,9 +12,9 @@ report=$IN_REPORT/report.json
 if [ ! -f "$report" ] || [ -L "$report" ]; then
   problem 4 "the artifact holds no report.json: see the run that wrote it"
 fi
-"$python" -m venv "${RUNNER_TEMP:?}/perfscope-venv"
+"$python" -P -m venv "${RUNNER_TEMP:?}/perfscope-venv"
 python=$RUNNER_TEMP/perfscope-venv/bin/python
-"$python" -m pip install --quiet --disable-pip-version-check "$root"
+"$python" -P -m pip install --quiet --disable-pip-version-check "$root"
 arguments=(comment "$report" --key "${IN_KEY:-compare}")
 [ -z "${IN_LINK:-}" ] || arguments+=(--link "$IN_LINK")
 exec "$python" -P -m perfscope "${arguments[@]}"

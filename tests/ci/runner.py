@@ -27,9 +27,11 @@ SECONDS = 400
 
 STUB = """#!/bin/bash
 # The job's Python. What pip and venv would do needs an index: they are noted, and the new environment is this again.
-case "$1 $2" in
-  "-m pip") printf '%s\\n' "${@:3}" >>"$PIP_LOG"; exit ;;
-  "-m venv") mkdir -p "$3/bin" && ln -sf "$0" "$3/bin/python"; exit ;;
+asked=("$@")
+[ "$1" != -P ] || asked=("${@:2}")
+case "${asked[0]} ${asked[1]}" in
+  "-m pip") printf '%s\\n' "${asked[@]:2}" >>"$PIP_LOG"; exit ;;
+  "-m venv") mkdir -p "${asked[2]}/bin" && ln -sf "$0" "${asked[2]}/bin/python"; exit ;;
 esac
 exec "$REAL_PYTHON" "$@"
 """

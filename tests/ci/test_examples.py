@@ -15,8 +15,8 @@ import yaml
 
 from perfscope.analyzers.compare.sequential import looks_for
 from perfscope.analyzers.compare.student import quantile
+from tests.ci.jobs import merged
 from tests.ci.runner import COMMENT, Job
-from tests.ci.test_action import merged
 from tests.conftest import REPOSITORY
 from tests.dashboards.hosts.fake import GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, served
 from tests.profiler.ab_programs import git, sleeps
@@ -148,7 +148,7 @@ class TestGitLab:
         example = held(EXAMPLES / "gitlab-ci.yml")
         variables = {**example[name].get("variables", {}), "PERFSCOPE": "perfscope", **variables}
         quick = "--pairs 6 --calibration 0 --no-confirm --profile 0"
-        lines = [line.replace("--pairs 10", quick) for line in example[name]["script"]]
+        lines = [line.replace("--pairs 10", quick).replace("--steps 200", "25") for line in example[name]["script"]]
         return shell(Job(folder=folder, checkout=checkout, github={}, variables=variables), lines)
 
     def test_a_regression_fails_one_job_and_the_next_keeps_a_note(self, tmp_path: Path, fake: Fake) -> None:
