@@ -17,81 +17,17 @@ from perfscope.analyzers.protos import message
 from perfscope.analyzers.protos._schema import fields
 from perfscope.analyzers.protos.perfetto import SCHEMA
 from perfscope.analyzers.readers import perfetto
-from perfscope.analyzers.trace import CallKind, CopyKind, SliceKind, Trace
-from tests.dashboards.exports.oracle import asked
-
-proto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="pip install perfetto")
-
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
-BOOT, MONOTONIC = 6, 3
-
-
-class Made:
-    """Packets of one or more sequences."""
-
-    def __init__(self) -> None:
-        self.trace = proto.Trace()
-
-    def packet(self, *, sequence: int = 1, **more: Any) -> Any:
-        return self.trace.packet.add(trusted_packet_sequence_id=sequence, **more)
-
-    def track(self, uuid: int, name: str = "", *, parent: int = 0, pid: int = 0, tid: int = 0, **more: Any) -> Made:
-        found = self.packet().track_descriptor
-        found.uuid, found.parent_uuid, found.name = uuid, parent, name
-        if tid:
-            found.thread.pid, found.thread.tid, found.thread.thread_name = pid, tid, more.get("thread_name", "")
-        elif pid:
-            found.process.pid, found.process.process_name = pid, name
-        if more.get("counter"):
-            found.counter.unit_multiplier = more.get("multiplier", 0)
-        return self
-
-    def event(self, kind: int, time: int, track: int, name: str = "", category: str = "", *, sequence: int = 1,
-              arguments: dict[str, Any] | None = None, flow: int = 0, **more: Any) -> Any:  # fmt: skip
-        event = self.packet(sequence=sequence, timestamp=time).track_event
-        event.type, event.track_uuid = kind, track
-        if name:
-            event.name = name
-        if category:
-            event.categories.append(category)
-        if flow:
-            event.flow_ids.append(flow)
-        for key, value in (arguments or {}).items():
-            one = event.debug_annotations.add(name=key)
-            field = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}[type(value)]
-            setattr(one, field, value)
-        for key, value in more.items():
-            setattr(event, key, value)
-        return event
-
-    def slice(self, start: int, end: int, track: int, name: str, category: str = "", **more: Any) -> Made:
-        self.event(BEGIN, start, track, name, category, **more)
-        self.event(END, end, track, sequence=more.get("sequence", 1))
-        return self
-
-    def write(self, folder: Path, *, name: str = "t.pftrace") -> Path:
-        (folder / name).write_bytes(self.trace.SerializeToString())
-        return folder / name
-
-    def read(self, folder: Path) -> Trace:
-        (trace,) = perfetto.read(self.write(folder))
-        trace.check()
-        return trace
-
-
-def spans(trace: Trace, table: str = "slices") -> list[tuple[str, int, int]]:
-    rows = trace.rows[table]
-    columns = (rows["name"].tolist(), rows["start_ns"].tolist(), rows["end_ns"].tolist())
-    return sorted((trace.strings[name], start, end) for name, start, end in zip(*columns, strict=True))
-
-
-def agrees_with_the_engine(trace: Trace, file: Path) -> None:
-    """Slices, their lengths and samples are as many as trace_processor finds."""
-    found = asked(file, "select count(*), sum(dur) from slice where dur >= 0", "select count(*) from counter")
-    tables = [trace.rows[name] for name in ("slices", "calls", "kernels", "copies")]
-    ours = [sum(map(len, tables)), sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in tables)]
-    assert [found[0][0][0], found[0][0][1] or 0] == ours
-    assert found[1] == [[len(trace.rows["counters"])]]
+from perfscope.analyzers.trace import CallKind, CopyKind, SliceKind
+from tests.analyzers.readers.perfetto_traces import (
+    BEGIN,
+    COUNTER,
+    END,
+    INSTANT,
+    Made,
+    agrees_with_the_engine,
+    proto,
+    spans,
+)
 
 
 def test_slices_of_threads_and_tracks(tmp_path: Path) -> None:
@@ -181,65 +117,6 @@ def test_interned_strings_mean_something_until_the_state_is_cleared(tmp_path: Pa
     assert found == {
         ("one", 0, 10, "[one]"), ("two", 3, 10, "[two]"), ("three", 1, 20, "[three]"), ("three", 4, -1, ""),
     }  # fmt: skip
-
-
-def clocks(made: Made, *pairs: tuple[int, int], sequence: int = 1, unit: int = 0, incremental: bool = False) -> None:
-    packet = made.packet(sequence=sequence)
-    for clock, time in pairs:
-        one = packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=time)
-        if clock >= 64:
-            one.unit_multiplier_ns, one.is_incremental = unit, incremental
-
-
-def test_clocks_of_a_sequence_count_in_their_own_units_and_differences(tmp_path: Path) -> None:
-    made = Made().track(1, "a")
-    clocks(made, (BOOT, 1_000_000), (64, 500), unit=1000, incremental=True)
-    made.packet(sequence_flags=1).trace_packet_defaults.timestamp_clock_id = 64
-    made.trace.packet[-1].trace_packet_defaults.track_event_defaults.track_uuid = 1
-    for delta, kind, name in ((5, BEGIN, "first"), (10, END, ""), (0, BEGIN, "second"), (2, END, "")):
-        event = made.packet(timestamp=delta).track_event
-        event.type = kind
-        if name:
-            event.name = name
-    clocks(made, (BOOT, 2_000_000), (64, 1500), unit=1000, incremental=True)
-    event = made.packet(timestamp=3).track_event
-    event.type, event.name = BEGIN, "third"
-    made.packet(timestamp=1).track_event.type = END
-    trace = made.read(tmp_path)
-    assert spans(trace) == [
-        ("first", 1_005_000, 1_015_000), ("second", 1_015_000, 1_017_000), ("third", 2_003_000, 2_004_000),
-    ]  # fmt: skip
-    agrees_with_the_engine(trace, tmp_path / "t.pftrace")
-
-
-def test_clocks_of_the_machine_are_joined_by_snapshots(tmp_path: Path) -> None:
-    made = Made().track(1, "a")
-    clocks(made, (BOOT, 1000), (MONOTONIC, 400))
-    clocks(made, (BOOT, 2010), (MONOTONIC, 1400))  # it went on 10 ns faster
-    made.slice(1500, 1600, 1, "boot")
-    for time, kind in ((1000, BEGIN), (1500, END)):
-        event = made.packet(timestamp=time, timestamp_clock_id=MONOTONIC).track_event
-        event.type, event.track_uuid, event.name = kind, 2, "monotonic"
-    trace = made.read(tmp_path)
-    assert spans(trace) == [("boot", 1500, 1600), ("monotonic", 1600, 2110)]
-
-
-def test_a_clock_that_nothing_relates_to_the_others_is_counted(tmp_path: Path) -> None:
-    made = Made().track(1, "a").slice(10, 20, 1, "boot")
-    for time, kind in ((1000, BEGIN), (1500, END)):
-        event = made.packet(timestamp=time, timestamp_clock_id=70).track_event
-        event.type, event.track_uuid = kind, 2
-    trace = made.read(tmp_path)
-    assert spans(trace) == [("boot", 10, 20)]
-    assert trace.source.unplaced == {"events on a clock that no snapshot relates to the others": 2}
-
-
-def test_one_clock_needs_no_snapshot(tmp_path: Path) -> None:
-    made = Made()
-    for time, kind in ((1000, BEGIN), (1500, END)):
-        event = made.packet(timestamp=time, timestamp_clock_id=MONOTONIC).track_event
-        event.type, event.track_uuid, event.name = kind, 2, "m"
-    assert spans(made.read(tmp_path)) == [("m", 1000, 1500)]
 
 
 def test_counters(tmp_path: Path) -> None:
