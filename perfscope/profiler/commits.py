@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 
-from perfscope.profiler.environment import ask
+from perfscope.profiler.environment import ask, git_branch
 
 MOST_BACK = 5_000
 """Commits that are looked at behind one: years of most projects, and git lists them in a moment."""
 
 _HASH = re.compile(r"[0-9a-f]{7,64}")
-
-BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
-"""Where CI services say the branch: they check out a commit, and git then knows of none. Nothing else is read."""
 
 
 def is_hash(commit: str | None) -> bool:
@@ -47,5 +43,4 @@ def branch_of(commit: str | None) -> str | None:
     """The branch of a commit that is checked out here; ``None`` for any other, as its branch is nowhere written."""
     if commit is None or commit != here():
         return None
-    said = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
-    return said or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
+    return git_branch()

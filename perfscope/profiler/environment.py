@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import shutil
@@ -30,6 +31,9 @@ PACKAGES = (
     "xformers",
 )
 """Packages whose version can explain a change of speed."""
+
+BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
+"""Where GitHub (of a pull request, else of a push) and GitLab say the branch."""
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -102,12 +106,22 @@ def cpu_model() -> str | None:
 
 
 def git_facts() -> dict[str, str | bool] | None:
-    """Commit and dirty flag of the folder we are in, or ``None`` outside a repository."""
+    """Commit, branch and dirty flag of the folder we are in, or ``None`` outside a repository."""
     commit = ask("git", "rev-parse", "HEAD")
     if commit is None:
         return None
     status = ask("git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit.strip()} if status is None else {"commit": commit.strip(), "dirty": bool(status.strip())}
+    facts: dict[str, str | bool] = {"commit": commit.strip()}
+    branch = git_branch()
+    if branch is not None:
+        facts["branch"] = branch
+    return facts if status is None else facts | {"dirty": bool(status.strip())}
+
+
+def git_branch() -> str | None:
+    """The branch that is checked out, as git says it, else a CI service, which checks out a commit."""
+    said = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
+    return said or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
 
 
 def nvidia_gpus() -> list[Gpu]:

@@ -68,6 +68,17 @@ def test_the_branch_is_kept_where_git_knows_it(line: list[str], capsys: pytest.C
     assert {row["name"]: row["branch"] for row in rows} == {"b0": "main", "b1": None}
 
 
+def test_the_branch_of_the_manifest_goes_before(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run_ = put_run(RUNS, 0, commit=line[5])
+    raw = json.loads((run_ / "run.json").read_text())
+    raw["git"]["branch"] = "topic"
+    (run_ / "run.json").write_text(json.dumps(raw))
+    said(capsys, "baseline", "set", "a", str(run_))
+    assert json.loads(said(capsys, "baseline", "list", "--json"))[0]["branch"] == "topic"
+    said(capsys, "store", "import", str(run_), "--branch", "other", "--again")
+    assert json.loads(said(capsys, "baseline", "list", "--json"))[0]["branch"] == "other"
+
+
 def test_it_is_compared_in_full_when_its_folder_is_gone(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     base, head = put_run(RUNS, 0, commit=line[0]), put_run(RUNS, 1, commit=line[1], fixture=ITEM)
     said(capsys, "compare", str(base), str(head), "--json", "whole.json", "-q")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.profiler import commits
+from perfscope.profiler.environment import BRANCH_VARIABLES
 
 IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
 
@@ -21,7 +22,7 @@ def git(folder: Path, *words: str) -> str:
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Four commits on ``main``, the oldest first; the third is a merge of one from ``topic``."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    for name in commits.BRANCH_VARIABLES:
+    for name in BRANCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "-q", "-b", "main")

@@ -43,13 +43,21 @@ def test_git_says_commit_and_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert environment.git_facts() is None
     (tmp_path / "a").write_text("1")
     identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "a"], [*identity, "commit", "-q", "-m", "m"]):
+    for words in (["init", "-q", "-b", "topic"], ["add", "a"], [*identity, "commit", "-q", "-m", "m"]):
         subprocess.run(["git", *words], check=True)
     clean = environment.git_facts()
     assert clean is not None
-    assert (len(str(clean["commit"])), clean["dirty"]) == (40, False)
+    assert (len(str(clean["commit"])), clean["branch"], clean["dirty"]) == (40, "topic", False)
     (tmp_path / "a").write_text("2")
+    assert environment.git_facts() == {"commit": clean["commit"], "branch": "topic", "dirty": True}
+    for name in environment.BRANCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    subprocess.run(["git", "checkout", "-q", "--detach"], check=True)
     assert environment.git_facts() == {"commit": clean["commit"], "dirty": True}
+    monkeypatch.setenv("GITHUB_REF_NAME", "main")
+    assert environment.git_branch() == "main"
+    monkeypatch.setenv("GITHUB_HEAD_REF", "pull")
+    assert environment.git_branch() == "pull"
 
 
 @pytest.mark.parametrize(

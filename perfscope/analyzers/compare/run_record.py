@@ -60,8 +60,8 @@ def uid_of(place: Path) -> str:
 def record_of(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
     """The record of a run, a trace file or a folder of traces; texts are as they were recorded.
 
-    ``branch`` and ``commit`` where the manifest does not say them. A run of ours that recorded nothing still has its
-    steps. ``DataError``: nothing there, damaged, or a run that is still running.
+    ``branch`` in place of what the manifest says; ``commit`` where it says none. A run of ours that
+    recorded nothing still has its steps. ``DataError``: nothing there, damaged, or a run that is still running.
     """
     place = resolve(path)
     run = store.read(place) if place.is_dir() and store.is_run(place) else None
@@ -82,7 +82,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
     if profiled:
         steps = tuple(_traced(analysis))
     git = {} if run is None or run.git is None else run.git
-    said = git.get("commit")
+    said, recorded = git.get("commit"), git.get("branch")
     known = said if isinstance(said, str) else commit
     return StoredRun(
         uid=uid_of(place),
@@ -90,7 +90,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         name=place.resolve().name.partition(".")[0] if run is None else run.name,
         kind=kind_of(traces[0]) if traces else NO_RECORDING,
         created_utc=_created(place) if run is None else run.created_utc,
-        branch=branch,
+        branch=branch if branch is not None else recorded if isinstance(recorded, str) else None,
         commit=known if is_hash(known) else None,
         dirty=git.get("dirty") is True,
         command=() if run is None else run.command,

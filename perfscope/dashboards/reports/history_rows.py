@@ -28,6 +28,8 @@ FEW = 4
 """Metrics of a program, up to which each has a row even if it never moved."""
 MANIFOLD = 9.0
 """Relative change from which it is told as a multiple."""
+LEAST_SHOWN = 0.01
+"""Percent."""
 CLEAR_GROWTH = 1.0
 """Percent below which a change has two digits behind the point."""
 
@@ -118,6 +120,8 @@ def percent(change: float) -> str:
     if change >= MANIFOLD:
         return f"x {1 + change:,.0f}"
     share = 100 * change
+    if abs(share) < LEAST_SHOWN:
+        return f"<{LEAST_SHOWN}%" if change else "0%"
     return f"{share:+.2f}%" if abs(share) < CLEAR_GROWTH else f"{share:+.1f}%"
 
 
