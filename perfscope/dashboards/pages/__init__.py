@@ -22,6 +22,7 @@ PAGES: dict[str, str] = {
     "overview": "perfscope.dashboards.pages.overview",
     "timeline": "perfscope.dashboards.pages.timeline",
     "kernels": "perfscope.dashboards.pages.kernels",
+    "flame": "perfscope.dashboards.pages.flame",
     "memory": "perfscope.dashboards.pages.memory",
     "ranks": "perfscope.dashboards.pages.ranks",
     "compile": "perfscope.dashboards.pages.compile",

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash.development.base_component import Component
 
-SCRIPTS = ("fragment.js", "timeline_wire.js", "timeline_draw.js", "timeline.js")
+SCRIPTS = ("fragment.js", "timeline_wire.js", "timeline_draw.js", "timeline.js", "flame.js")
 """In the order they are loaded."""
 
 # Dash looks for the scripts of a component in the top package of its module.
@@ -54,3 +54,24 @@ class Timeline(Component):
     def __init__(self, url: str = "", **others: Any) -> None:
         """Hold where its tiles are."""
         super().__init__(url=url, **others)
+
+
+class Flame(Component):
+    """A tree of times as an icicle.
+
+    ``tree``: arrays ``name``, ``parent``, ``ns``, ``own_ns``, ``count``, parents first; ``timeline``: where a name is
+    looked for; ``find``: what is searched to begin with.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Flame"
+    _prop_names = ["id", "tree", "timeline", "find"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "tree", "timeline", "find"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, tree: dict[str, Any] | None = None, **others: Any) -> None:
+        """Hold the tree."""
+        super().__init__(tree=tree, **others)

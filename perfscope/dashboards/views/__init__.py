@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VIEWS: dict[str, str] = {
     "compile": "perfscope.dashboards.views.compile",
     "findings": "perfscope.dashboards.views.findings",
+    "flame": "perfscope.dashboards.views.flame",
     "kernels": "perfscope.dashboards.views.kernels",
     "memory": "perfscope.dashboards.views.memory",
     "overview": "perfscope.dashboards.views.overview",

@@ -1,0 +1,228 @@
+// A tree of times as an icicle: the whole on top, what is in it below, wide as its time. Left-heavy, with a search and a table.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+  const ROW = 20, MOST_ROWS = 300, LEAST_PX = 0.6;
+
+  function element(kind, properties, ...children) {
+    const made = document.createElement(kind);
+    for (const [key, value] of Object.entries(properties || {})) {
+      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+      else if (key === "class") made.className = value;
+      else made.setAttribute(key, value);
+    }
+    for (const child of children) made.append(child);
+    return made;
+  }
+
+  // The same name has the same colour in every tree; hues are kept off red, which means trouble elsewhere.
+  function color(name, dark) {
+    let hash = 0;
+    for (let at = 0; at < name.length; at++) hash = (hash * 31 + name.charCodeAt(at)) | 0;
+    return `hsl(${170 + (Math.abs(hash) % 130)} ${dark ? 32 : 45}% ${(dark ? 34 : 76) + (Math.abs(hash >> 8) % 9)}%)`;
+  }
+
+  class View {
+    constructor(root, props) {
+      this.root = root;
+      this.props = props;
+      this.tree = props.tree;
+      this.zoomed = 0;
+      this.at = 0;
+      this.pattern = null;
+      this.listeners = [];
+      const size = this.tree.name.length;
+      this.children = Array.from({ length: size }, () => []);
+      for (let node = 1; node < size; node++) this.children[this.tree.parent[node]].push(node);
+      this.find = element("input", { type: "search", class: "ps-tl-find", placeholder: "search names: regular expression ( / )", "aria-label": "search names by regular expression" });
+      this.find.value = props.find || "";
+      this.status = element("div", { class: "ps-tl-status", role: "status", "aria-live": "polite" });
+      this.canvas = element("canvas", { class: "ps-tl-canvas", tabindex: "0", role: "application", "aria-label": "flame graph; arrow keys walk, Enter zooms, Escape goes back, t shows a table" });
+      this.tip = element("div", { class: "ps-tl-tip", hidden: "" });
+      this.panel = element("section", { class: "ps-tl-panel", "aria-label": "selection" });
+      root.append(element("div", { class: "ps-tl-bar" }, this.find, element("button", { class: "ps-button", onclick: () => this.zoom(0) }, "whole"),
+        element("button", { class: "ps-button", onclick: () => this.table() }, "as table"), this.status), this.canvas, this.tip, this.panel);
+      const on = (target, name, what) => { target.addEventListener(name, what); this.listeners.push(() => target.removeEventListener(name, what)); };
+      on(window, "resize", () => this.draw());
+      on(this.canvas, "mousemove", (event) => this.hover(event));
+      on(this.canvas, "mouseleave", () => { this.tip.hidden = true; });
+      on(this.canvas, "click", (event) => { const node = this.hit(event.offsetX, event.offsetY); if (node !== null) { this.select(node); this.zoom(node); } });
+      on(this.find, "input", () => this.search());
+      on(document, "keydown", (event) => this.key(event));
+      const watch = new MutationObserver(() => this.draw());
+      watch.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ps-scheme"] });
+      this.listeners.push(() => watch.disconnect());
+      this.search();
+    }
+
+    end() { for (const stop of this.listeners) stop(); }
+
+    path(node) {
+      const found = [];
+      for (let at = node; at >= 0; at = this.tree.parent[at]) found.unshift(at);
+      return found;
+    }
+
+    // Boxes of what is visible: those above the zoomed node are as wide as the picture.
+    boxes() {
+      const width = this.width, found = [], above = this.path(this.zoomed);
+      above.slice(0, -1).forEach((node, depth) => found.push({ node, x: 0, width, depth, above: true }));
+      const waiting = [{ node: this.zoomed, x: 0, width, depth: above.length - 1 }];
+      while (waiting.length) {
+        const box = waiting.pop();
+        found.push(box);
+        let x = box.x;
+        const scale = box.width / Math.max(this.tree.ns[box.node], 1);
+        for (const child of this.children[box.node]) {
+          const wide = this.tree.ns[child] * scale;
+          if (wide >= LEAST_PX) waiting.push({ node: child, x, width: wide, depth: box.depth + 1 });
+          x += wide;
+        }
+      }
+      return found;
+    }
+
+    draw() {
+      const ratio = window.devicePixelRatio || 1, dark = document.documentElement.dataset.psScheme === "dark";
+      this.width = Math.max(this.root.clientWidth, 320);
+      this.shown = this.boxes();
+      const depth = this.shown.reduce((most, box) => Math.max(most, box.depth), 0) + 1;
+      this.canvas.style.height = `${depth * ROW + 2}px`;
+      this.canvas.width = Math.round(this.width * ratio);
+      this.canvas.height = Math.round((depth * ROW + 2) * ratio);
+      const context = this.canvas.getContext("2d");
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = "11.5px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      for (const box of this.shown) {
+        const name = this.tree.name[box.node], y = box.depth * ROW, hit = this.pattern && this.pattern.test(name);
+        context.globalAlpha = box.above ? 0.5 : this.pattern && !hit ? 0.3 : 1;
+        context.fillStyle = hit ? (dark ? "#8a6a14" : "#f2c14e") : color(name, dark);
+        context.fillRect(box.x, y, Math.max(box.width - 0.6, 0.5), ROW - 1);
+        if (box.node === this.at) {
+          context.globalAlpha = 1;
+          context.lineWidth = 2;
+          context.strokeStyle = dark ? "#ffffff" : "#17202b";
+          context.strokeRect(box.x + 1, y + 1, Math.max(box.width - 2.6, 1), ROW - 3);
+        }
+        if (box.width > 30) {
+          const room = Math.floor((box.width - 8) / 6.7);
+          context.fillStyle = dark ? "#f2f4f7" : "#10151b";
+          context.fillText(name.length > room ? `${name.slice(0, Math.max(room - 1, 0))}…` : name, box.x + 4, y + ROW / 2);
+        }
+      }
+      context.globalAlpha = 1;
+      this.root.dataset.ready = "1";
+    }
+
+    hit(x, y) {
+      const depth = Math.floor(y / ROW);
+      const box = this.shown.find((one) => one.depth === depth && x >= one.x && x < one.x + one.width);
+      return box ? box.node : null;
+    }
+
+    words(node) {
+      const whole = this.tree.ns[0], ns = this.tree.ns[node];
+      const of = (part, all) => `${((100 * part) / Math.max(all, 1)).toFixed(1)}%`;
+      return [`${ui.wire.format_ns(ns)}, ${of(ns, whole)} of all`, `its own ${ui.wire.format_ns(this.tree.own_ns[node])}`,
+        ...(this.tree.count[node] ? [`${this.tree.count[node].toLocaleString("en")} times`] : [])];
+    }
+
+    hover(event) {
+      const node = this.hit(event.offsetX, event.offsetY);
+      this.tip.hidden = node === null;
+      if (node === null) return;
+      this.tip.textContent = [this.tree.name[node], ...this.words(node)].join("\n");
+      this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - 330)}px`;
+      this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
+    }
+
+    select(node) {
+      this.at = node;
+      const name = this.tree.name[node];
+      const escaped = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+      const join = this.props.timeline.includes("?") ? "&" : "?";
+      const steps = this.path(node).map((one) => element("button", { class: "ps-link", onclick: () => { this.select(one); this.zoom(one); } }, this.tree.name[one]));
+      const trail = element("p", {});
+      steps.forEach((step, at) => trail.append(...(at ? [" › ", step] : [step])));
+      this.panel.replaceChildren(element("h2", {}, name), element("p", {}, this.words(node).join(", ")), trail,
+        element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ find: `^${escaped}$` })}` }, "in the timeline"));
+      this.status.textContent = `${name}: ${this.words(node)[0]}`;
+      this.draw();
+    }
+
+    zoom(node) { this.zoomed = node; this.tip.hidden = true; this.draw(); }
+
+    search() {
+      this.pattern = null;
+      const word = this.find.value;
+      if (word) {
+        try {
+          this.pattern = new RegExp(word, word === word.toLowerCase() ? "i" : "");
+          // Time below the outermost match alone: what recurs inside itself counts once.
+          let ns = 0, count = 0;
+          const inside = new Array(this.tree.name.length).fill(false);
+          for (let node = 0; node < this.tree.name.length; node++) {
+            const parent = this.tree.parent[node], match = this.pattern.test(this.tree.name[node]);
+            inside[node] = match || (parent >= 0 && inside[parent]);
+            if (match) count += 1;
+            if (match && !(parent >= 0 && inside[parent])) ns += this.tree.ns[node];
+          }
+          this.status.textContent = `${count.toLocaleString("en")} places, ${ui.wire.format_ns(ns)} (${((100 * ns) / Math.max(this.tree.ns[0], 1)).toFixed(1)}%)`;
+        } catch (error) {
+          this.status.textContent = "not a regular expression";
+        }
+      } else {
+        this.status.textContent = "";
+      }
+      this.draw();
+    }
+
+    // The picture as a table: names by their own time, which sums to the whole.
+    table() {
+      const sums = new Map();
+      this.tree.name.forEach((name, node) => {
+        const held = sums.get(name) || { own: 0, count: 0 };
+        sums.set(name, { own: held.own + this.tree.own_ns[node], count: held.count + this.tree.count[node] });
+      });
+      const rows = [...sums].filter(([, held]) => held.own > 0).sort((a, b) => b[1].own - a[1].own);
+      const body = rows.slice(0, MOST_ROWS).map(([name, held]) => element("tr", {}, element("td", { class: "ps-n" }, ui.wire.format_ns(held.own)),
+        element("td", { class: "ps-n" }, `${((100 * held.own) / this.tree.ns[0]).toFixed(1)}%`), element("td", { class: "ps-n" }, held.count.toLocaleString("en")), element("td", {}, element("code", {}, name))));
+      const head = element("tr", {}, ...["own time", "of all", "times", "name"].map((word) => element("th", { scope: "col" }, word)));
+      const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
+      this.panel.replaceChildren(element("h2", {}, `${ui.wire.format_ns(this.tree.ns[0])} by name`),
+        element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
+    }
+
+    key(event) {
+      if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) { if (event.key === "Escape") event.target.blur(); return; }
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const parent = this.tree.parent[this.at], beside = parent >= 0 ? this.children[parent] : [0], place = beside.indexOf(this.at);
+      const does = {
+        "/": () => this.find.focus(), t: () => this.table(), Escape: () => { this.panel.replaceChildren(); this.zoom(0); },
+      };
+      if (document.activeElement === this.canvas) {
+        does.ArrowDown = () => { if (this.children[this.at].length) this.select(this.children[this.at][0]); };
+        does.ArrowUp = () => { if (parent >= 0) this.select(parent); };
+        does.ArrowRight = () => this.select(beside[Math.min(place + 1, beside.length - 1)]);
+        does.ArrowLeft = () => this.select(beside[Math.max(place - 1, 0)]);
+        does.Enter = () => this.zoom(this.at);
+      }
+      if (!does[event.key]) return;
+      event.preventDefault();
+      does[event.key]();
+    }
+  }
+
+  ui.Flame = function (props) {
+    const place = React.useRef(null);
+    React.useEffect(() => {
+      const root = place.current;
+      root.replaceChildren();
+      const view = new View(root, props);
+      root.perfscope = view;
+      return () => view.end();
+    }, [props.tree]);
+    return React.createElement("div", { id: props.id, className: "ps-timeline ps-flame", ref: place });
+  };
+})(window.perfscope_ui);
