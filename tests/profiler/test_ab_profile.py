@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,35 @@ def test_a_build_runs_once_in_each_arm_and_its_failure_is_told(tmp_path: Path) -
     with pytest.raises(DataError, match=r"build-head.log: --build failed in head with exit code 3: no compiler"):
         build("case $PWD in */head/*) echo no compiler; exit 3;; esac", places, logs=tmp_path,
               checkout=tmp_path, tell=told.append)  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -> None:
+    """The program has a process group of its own, two processes below us: the signal reaches it all the same."""
+    (tmp_path / "train.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'running')\ntime.sleep(600)\n"
+    )
+    script = (
+        "import signal, sys\nfrom pathlib import Path\n"
+        "from perfscope.profiler.ab_launch import Place\nfrom perfscope.profiler.ab_profile import profile_once\n"
+        "from perfscope.profiler.ab_worktrees import ended_by_signals\nfrom perfscope.profiler.launch import Target\n"
+        "here = Path.cwd()\n"
+        "with ended_by_signals():\n"
+        "    profile_once(Target(arguments=('train.py',)), Place(root=here, folder=here), arm='base', pair=0, slot=0,\n"
+        "                 root=here / 'runs', log=here / 'log')\n"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "running").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        program = int((tmp_path / "running").read_text())
+        ours.send_signal(signal.SIGTERM)
+        _, said = ours.communicate(timeout=60)
+    finally:
+        ours.kill()
+        ours.wait()
+    assert "EndedError" in said
+    state = Path(f"/proc/{program}/stat")
+    assert not state.exists() or " Z " in state.read_text()
+    (kept,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+    assert store.read(kept).state == "killed"
