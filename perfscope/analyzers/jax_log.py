@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 CompileKind = Literal[
-    "trace", "lower", "compile", "cache_hit", "cache_miss", "cache_read", "cache_saved", "first_trace", "retrace"
-]
+    "trace", "lower", "compile", "cache_hit", "cache_miss", "cache_read", "cache_saved", "first_trace", "retrace",
+    "donation_unusable",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileEvent:
-    """A part of a compilation that ended, or the word that a function is traced (``first_trace``, ``retrace``)."""
+    """A part of a compilation that ended, or a word on one.
+
+    The words: a function is traced (``first_trace``, ``retrace``); donated buffers of a program could not be used
+    (``donation_unusable``).
+    """
 
     kind: CompileKind
     end_ns: int
@@ -32,6 +37,11 @@ class CompileEvent:
     defined_line: int | None = None
     reason: str | None = None
     """Why it is traced again, in jax's words."""
+    module: str | None = None
+    """Name of the program whose donated buffers could not be used."""
+    shapes: tuple[str, ...] = ()
+    """Of these buffers, such as ``float32[8,128]``; at most 64 of ``count``."""
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfscope.analyzers.readers.jax_log import read_events
 from perfscope.profiler.captures import jax_events
 from perfscope.profiler.captures.jax_events import EventLog, explanation
 from perfscope.profiler.captures.jax_lines import Lines
@@ -148,3 +151,57 @@ def test_a_slip_in_jaxs_explanation_is_no_error_of_the_program(monkeypatch: pyte
         assert function(jnp.zeros(4)).shape == (4,)
     finally:
         log.stop()
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("action", ["ignore", "always", "error"])
+def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filters(
+    tmp_path: Path, action: str
+) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from perfscope.profiler import jax_compat
+
+    mlir = jax_compat.find("jax._src.interpreters.mlir", "warnings")
+    assert mlir is warnings, "another test's listener is left"
+    log = EventLog(Sites(Path(__file__).parent), lambda: 4)
+    log.start()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        try:
+
+            def total(weights: Any, bias: Any) -> Any:
+                return weights.sum() + bias.sum()
+
+            given = (jnp.ones((4, 8)), jnp.ones(3, jnp.bfloat16))
+            try:
+                jax.jit(total, donate_argnums=(0, 1))(*given)
+            except UserWarning:
+                assert action == "error"
+        finally:
+            log.stop()
+    said = [one for one in shown if "donated buffers" in str(one.message)]
+    assert len(said) == (action == "always")
+    assert all(Path(one.filename).name == "mlir.py" for one in said), "it is jax's line, as without us"
+    assert jax_compat.find("jax._src.interpreters.mlir", "warnings") is warnings
+    (tmp_path / "rank00000").mkdir()
+    log.save(tmp_path / "rank00000", tmp_path)
+    _, *records = map(json.loads, (tmp_path / "rank00000" / "events.jsonl").read_text().splitlines())
+    (heard,) = [one for one in records if one["kind"] == "donation_unusable"]
+    assert heard["shapes"] == ["float32[4,8]", "bfloat16[3]"]
+    assert (heard["count"], heard["step"], heard["module"], heard["file"]) == (2, 4, "jit_total", "test_jax_events.py")
+    events = read_events(tmp_path / "rank00000" / "events.jsonl")
+    assert [one.shapes for one in events if one.kind == "donation_unusable"] == [("float32[4,8]", "bfloat16[3]")]
+
+
+@pytest.mark.jax
+def test_of_a_warning_only_shapes_are_kept_and_not_too_many() -> None:
+    from perfscope.profiler.jax_compat_donation import MOST_SHAPES, _read
+
+    text = "Some donated buffers were not usable: " + ", ".join(f"ShapedArray(int8[{n},2])" for n in range(200))
+    module_name = "jit(a b<script>)"
+    found = _read(f"{text}, secret=/home/me.\nSee float32[9]", sys._getframe())
+    assert module_name
+    assert (len(found.shapes), found.count, found.shapes[1]) == (MOST_SHAPES, 200, "int8[1,2]")
+    assert found.module == "jit_a_b_script"

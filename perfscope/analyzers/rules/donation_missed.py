@@ -16,6 +16,9 @@ How it is found:
     anew what shares memory where arguments are donated: for steps of a transformer the peak was within 1% of what is
     said here. Whether the caller uses the argument again is not in the program: that is yours to know.
 
+    In a run of ours also what jax warns of as it lowers a program: donated buffers that no result can take, because
+    none has their shape, type and layout. Their size is said and no saving, as which result was meant is not known.
+
 Fix:
     ::
 
@@ -32,6 +35,7 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.facts.hlo_donation import Donation, Update, donations
 from perfscope.analyzers.facts.hlo_program import program_label, where_of
+from perfscope.analyzers.facts.jax_donation import Refused, refused_donations
 from perfscope.analyzers.finding import AbstainError, Finding, Where
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_share
@@ -59,6 +63,30 @@ def check(trace: Trace) -> Iterable[Finding]:
     for found in trace.fact(donations):
         if found.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * found.peak_bytes):
             yield _finding(trace, found)
+    for refused in trace.fact(refused_donations):
+        if refused.bytes >= MIN_SAVED_BYTES:
+            yield _refused(refused)
+
+
+def _refused(refused: Refused) -> Finding:
+    """Buffers that were given away and that no result took."""
+    name = refused.module or "a program"
+    count = f"{refused.count:,} donated {'buffer' if refused.count == 1 else 'buffers'}"
+    size = f"{'more than ' if refused.count > len(refused.shapes) else ''}{format_bytes(refused.bytes)}"
+    return Finding(
+        subject=f"donated buffers of {name} not usable",
+        title=f"jax could not use {count} of {name} ({size}; {', '.join(refused.shapes[:3])}"
+        f"{' ...' if len(refused.shapes) > 3 else ''}): no result of the program has their shape and type",
+        severity="low",
+        basis="structural",
+        where=Where(file=refused.file, line=refused.line, module=None if refused.file is not None else refused.module),
+        evidence=tuple(
+            {"shape": shape, "size_bytes": size, "program": refused.module}
+            for shape, size in refused.sizes()[:MAX_ROWS]
+        ),
+        advice="A donated buffer becomes a result of the same shape, type and layout. Return the new state as it "
+        "came in (a changed dtype is the usual reason: x.astype(old.dtype)), or do not donate what only goes in.",
+    )
 
 
 def _finding(trace: Trace, found: Donation) -> Finding:

@@ -16,6 +16,7 @@ from perfscope.profiler import jax_compat
 from perfscope.profiler.captures.jax_lines import Lines
 from perfscope.profiler.captures.jax_sites import Sites
 from perfscope.profiler.jax_compat import Undo
+from perfscope.profiler.jax_compat_donation import Unusable, on_unusable_donation
 from perfscope.profiler.run import Capture
 
 PASS = "events"  # noqa: S105 (the name of a pass)
@@ -71,6 +72,9 @@ class EventLog:
         self._explains = explained is not None
         if explained is not None:
             self._undo.append(explained)
+        donation = on_unusable_donation(self._unusable)
+        if donation is not None:
+            self._undo.append(donation)
 
     def stop(self) -> None:
         """Leave jax as it was."""
@@ -120,6 +124,22 @@ class EventLog:
                 line=site and site[1],
             )
         except Exception:  # the program compiles: nothing of ours may stop it
+            self._lines.dropped += 1
+
+    def _unusable(self, found: Unusable) -> None:
+        try:
+            site = self._sites.here(found.frame)
+            self._lines.add(
+                kind="donation_unusable",
+                end_ns=time_ns(),
+                step=self._step(),
+                module=found.module,
+                shapes=found.shapes,
+                count=found.count,
+                file=site and site[0],
+                line=site and site[1],
+            )
+        except Exception:  # as above
             self._lines.dropped += 1
 
     def _explained(self, text: str) -> None:

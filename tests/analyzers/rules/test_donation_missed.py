@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.jax_donation import refused_donations
 from perfscope.analyzers.hlo.module import Alias, HloModule
+from perfscope.analyzers.jax_log import CompileEvent
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.trace import Trace
 from tests.build import TraceBuilder
 from tests.hlo_build import hlo_module, hlo_trace
 
@@ -119,3 +122,49 @@ def test_real_programs_that_donate_or_have_nothing_to_donate(corpus: Path, file:
     assert outcome.status in ("clean", "abstained")
     if outcome.status == "abstained":
         assert "before" in str(load_one(corpus / file).source.notes)
+
+
+def refused(*shapes: str, count: int | None = None, module: str | None = "jit_step", line: int = 8) -> CompileEvent:
+    return CompileEvent(kind="donation_unusable", end_ns=1, module=module, shapes=shapes,
+                        count=len(shapes) if count is None else count, file="train.py", line=line)  # fmt: skip
+
+
+def test_buffers_that_jax_refused_are_named_with_their_line() -> None:
+    trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
+    again = refused("float32[512,1024]", "bfloat16[2048,1024]", "int32[]", "bool[16]")
+    trace.compile_events = (again, again, refused("float32[8]", line=9))
+    (found,) = judge(RULE, trace).findings
+    assert found.title == (
+        "jax could not use 4 donated buffers of jit_step (6.00 MiB; float32[512,1024], bfloat16[2048,1024], int32[] "
+        "...): no result of the program has their shape and type"
+    )
+    assert (found.where.file, found.where.line, found.basis, found.cost_bytes) == ("train.py", 8, "structural", None)
+    assert [row["size_bytes"] for row in found.evidence] == [4 << 20, 2 << 20, 16, 4]
+
+
+def test_shapes_that_were_cut_are_counted() -> None:
+    trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
+    trace.compile_events = (refused("float32[1024,1024]", count=90, module=None),)
+    (found,) = judge(RULE, trace).findings
+    assert "90 donated buffers of a program (more than 4.00 MiB; float32[1024,1024]):" in found.title
+
+
+def test_small_ones_and_none_are_clean() -> None:
+    trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
+    trace.compile_events = (refused("float32[262143]"), CompileEvent(kind="retrace", end_ns=2))
+    assert judge(RULE, trace).status == "clean"
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [("float8_e4m3fn[3]", 3), ("int4[16]", 8), ("complex64[2]", 16), ("bool[5]", 5), ("uint32[2,0]", 0)],
+)
+def test_bytes_of_shapes(shape: str, size: int) -> None:
+    (found,) = refused_donations(events_of(refused(shape)))
+    assert found.bytes == size
+
+
+def events_of(*events: CompileEvent) -> Trace:
+    trace = hlo_trace(step(8))
+    trace.compile_events = events
+    return trace
