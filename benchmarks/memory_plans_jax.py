@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.advice.hlo_effects import Effects
+from perfscope.analyzers.advice.hlo_again import again_of
+from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
 from perfscope.analyzers.advice.simulate import Simulator
 from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of
@@ -93,8 +93,7 @@ def _flops(trace: Trace, policy: str) -> int:
     module = trace.hlo[0]
     flow, schedule = Flow(module), Schedule(module)
     found = layers_of(module, flow, schedule)
-    effects = Effects(module, flow, schedule, blocks_of(module, schedule), found)
-    numbers = [effects.of(layers, KEEPS[policy](flow))[0].computed for layers in found]
+    numbers = [again_of(Layer(flow, layers), layers.kept, KEEPS[policy](flow)).computed for layers in found]
     return sum(flops_of(trace.fact(hlo_costs)[0], flow, one) for one in numbers)
 
 

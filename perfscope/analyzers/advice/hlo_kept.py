@@ -6,7 +6,8 @@ fusions. A value made there and read outside is one that the layer would hand fr
 
 from __future__ import annotations
 
-from perfscope.analyzers.advice.hlo_layers import PRODUCTS, reached
+from perfscope.analyzers.advice.hlo_layers import reached
+from perfscope.analyzers.advice.hlo_reads import PRODUCTS
 from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.scope import scope_of

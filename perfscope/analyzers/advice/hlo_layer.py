@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from perfscope.analyzers.advice.hlo_layers import PRODUCTS, Layers
+from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing
+from perfscope.analyzers.advice.hlo_reads import PRODUCTS
 from perfscope.analyzers.facts.hlo_flow import POINTWISE, VIEWS, Flow
 from perfscope.analyzers.hlo.scope import scope_of
 
@@ -34,6 +35,21 @@ class Layer:
         self._slices: dict[tuple[tuple[int, ...], str], int] = {}
         self._same: dict[tuple[object, ...], int] = {}
         self._bases: dict[int, frozenset[int]] = {}
+        self.laid_out = frozenset(self._laid_out()) if not layers.scope else frozenset()
+        """Values in another order of axes, with a kernel of their own: XLA fuses none into a product."""
+
+    def _laid_out(self) -> Iterator[int]:
+        """Roots of the body's kernels that only transpose."""
+        body = self.layers.body
+        for one in body.instructions:
+            if one.opcode != "fusion" or not one.shape.dims:
+                continue
+            inside = self.flow.module.computations[one.called[0]]
+            root = inside.root
+            while root.opcode == "bitcast":
+                root = inside.by_name[root.operands[0]]
+            if root.opcode == "transpose":
+                yield self.flow.numbers[inside.name, root.name]
 
     def made(self, number: int) -> frozenset[int]:
         """What computes a value within the layer: the layer's input, or an instruction; nothing for weights."""
@@ -52,7 +68,7 @@ class Layer:
             elsewhere = value.computation.name not in self.layers.within
             if elsewhere or (value.instruction.opcode in _FREE and not value.names):
                 continue
-            moves = value.instruction.opcode in VIEWS - {"convert", "broadcast"}
+            moves = value.instruction.opcode in VIEWS - {"convert", "broadcast"} and one not in self.laid_out
             if not value.names and not moves and self._is_input(one):
                 if self._is_argument(one):
                     self._sliced(one)
@@ -95,6 +111,8 @@ class Layer:
                 "slice",
                 "dynamic-slice",
                 "concatenate",
+                "sine",
+                "cosine",
             }
             self._arguments[number] = bool(plain) and all(self._is_argument(one) for one in sources)
         return self._arguments[number]
@@ -120,13 +138,13 @@ class Layer:
         return sum(self._slices.values())
 
     def _is_input(self, number: int) -> bool:
-        """Of a single layer: another part of the program made it, and not from weights alone."""
+        """Of a single layer: another part of the program made it."""
         value = self.flow.values[number]
         name = value.instruction.op_name
         if not self.layers.scope or not name or value.instruction.opcode in _FREE:
             return False
-        scope = scope_of(name)
-        return scope.phase != "forward" or scope.path[: len(self.layers.scope)] != self.layers.scope
+        # the forward cannot depend on the backward: what has the layer's path and is marked so is shared by both
+        return scope_of(name).path[: len(self.layers.scope)] != self.layers.scope
 
     def of_loop(self, number: int) -> bool:
         """It is the result of a loop in the layer."""
@@ -169,7 +187,7 @@ class Layer:
 
     def has_buffer(self, number: int) -> bool:
         """Whether it has a buffer wherever it is computed."""
-        return self.carried(number) or self.flow.opcode(number) in _BUFFERED
+        return self.carried(number) or self.flow.opcode(number) in _BUFFERED or number in self.laid_out
 
     def is_product(self, number: int) -> bool:
         """Whether it is a matrix product or a loop's result: its inputs are buffers."""

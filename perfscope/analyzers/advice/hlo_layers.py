@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
+from perfscope.analyzers.advice.hlo_reads import only_moves, takes_buffers, takes_part
+from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
 
-PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
-"""Opcodes of matrix products; libraries are called by ``custom-call``."""
-
-_COPIES = VIEWS | {"slice"}
 _MOST_STEPS = 64
 """From an operand of a loop to the loop that made it: casts, views and copies in between."""
 
@@ -47,6 +44,12 @@ class Kept:
     copies: frozenset[str]
     """Instructions of the backward that only take a layer's part out of it, or lay it out in another way."""
     readers: tuple[Reader, ...]
+    part: tuple[str, int | None] = ("", None)
+    """Of a single layer: the instruction that makes it, and which part of its tuple."""
+    stored: int = -1
+    """Element of the forward loop's state that it is; -1 without a loop."""
+    read: int = -1
+    """Element of the backward loop's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,10 @@ class Layers:
     """Those of them that run behind ``backward`` although nothing holds them up: gradients of weights."""
     scope: tuple[str, ...] = ()
     """Of a single layer, the path that its instructions begin with; empty of a loop."""
+    path: tuple[str, ...] = ()
+    """Of a loop, the scope that it is in."""
+    line: str = ""
+    """Where the program has them, as ``file:line``; empty where it is not told."""
 
 
 def layer_loops(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
@@ -125,6 +132,8 @@ def _layers(
         within=reached(module, forward.called[1]),
         nested=reached(module, forward.called[1], loops_only=True),
         takers=frozenset(name for one in kept for name in one.makers),
+        path=scope_of(forward.op_name).path if forward.op_name else (),
+        line="" if forward.file is None or forward.line is None else f"{forward.file}:{forward.line}",
     )
 
 
@@ -200,6 +209,8 @@ def _handed_on(
                     makers=makers,
                     copies=copies | slices,
                     readers=tuple(readers),
+                    stored=source,
+                    read=element,
                 )
             )
     return tuple(found)
@@ -216,22 +227,12 @@ def _element_of(entry: Computation, flow: Flow, name: str, loop: Instruction) ->
             return None, frozenset()
         if one.opcode == "bitcast":
             name = one.operands[0]
-        elif len(one.operands) == 1 and _only_moves(flow, entry, one):
+        elif len(one.operands) == 1 and only_moves(flow.module, one):
             copies.add(one.name)
             name = one.operands[0]
         else:
             return None, frozenset()
     return None, frozenset()
-
-
-def _only_moves(flow: Flow, inside: Computation, one: Instruction) -> bool:
-    """Whether an instruction gives the same numbers in another order."""
-    if one.opcode in _COPIES:
-        return True
-    if one.opcode != "fusion":
-        return False
-    body = flow.module.computations[one.called[0]]
-    return all(part.opcode in _COPIES or part.opcode in ("parameter", "tuple") for part in body.instructions)
 
 
 def _readers(
@@ -253,7 +254,7 @@ def _readers(
             continue
         if one.opcode == "bitcast":
             views.add(one.name)
-        elif _takes_part(module, one):
+        elif takes_part(module, one):
             views.add(one.name)
             slices.add(one.name)
         else:
@@ -267,30 +268,3 @@ def _readers(
                 )
             )
     return found, frozenset(slices)
-
-
-def _takes_part(module: HloModule, one: Instruction) -> bool:
-    if one.opcode in ("dynamic-slice", "copy", "transpose"):
-        return True
-    if one.opcode != "fusion":
-        return False
-    allowed = _COPIES | {"dynamic-slice", "parameter", "constant", "add", "subtract", "compare", "select"}
-    inside = module.computations[one.called[0]].instructions
-    large = [part for part in inside if part.shape.dims]  # the arithmetic of the index is on single numbers
-    return (
-        any(part.opcode == "dynamic-slice" for part in inside)
-        and all(part.opcode in _COPIES | {"dynamic-slice", "parameter"} for part in large)
-        and all(part.opcode in allowed for part in inside)
-    )
-
-
-def takes_buffers(module: HloModule, one: Instruction) -> bool:
-    """Whether an instruction holds what cannot be computed element by element: a product, a loop, a library's call."""
-    if one.opcode in PRODUCTS or one.opcode in ("while", "sort", "scatter", "conditional", "call"):
-        return True
-    return any(
-        part.opcode in PRODUCTS
-        for name in one.called
-        if one.opcode == "fusion"
-        for part in module.computations[name].instructions
-    )

@@ -1,84 +1,177 @@
-"""The order in which XLA runs what is around a pair of loops over layers, where less is kept for them.
+"""The orders in which XLA's memory schedulers run a computation: post-order, depth first, and whatever frees the most.
 
-XLA's memory scheduler orders a program in several ways and takes the one whose peak is lowest. Two of them are told
-apart here. One runs what needs nothing, and what is needed at the end only, where it is asked for: that is how programs
-that keep everything are found. The other, a list scheduler, takes what is ready and frees the most: zeros, which need
-nothing, run in front of the forward, and what only the loss is needed for (the gradient of the head's weights) runs
-before the backward and frees its inputs. Which has the lower peak depends on what the loops keep.
+XLA tries all three on the whole program and keeps the one whose heap simulation has the lowest peak (the first of
+list, depth first, post-order where two are equal). Of programs compiled for an H100, post-order and depth first are
+found here instruction by instruction; the list differs where two instructions are equal to it, and XLA goes by the
+order in which it made them, which no file tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
+from perfscope.analyzers.advice.hlo_graph import HELD, Body
 
-from perfscope.analyzers.advice.hlo_layers import Layers
-from perfscope.analyzers.advice.hlo_program_blocks import Block, Change, comes_from_nothing, readers_in
-from perfscope.analyzers.advice.hlo_unrolled import readers_of
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.schedule import Schedule
+if TYPE_CHECKING:
+    from perfscope.analyzers.advice.hlo_graph_values import Values
 
-HELD = frozenset({"parameter", "constant"})
-"""Opcodes of what is there for the whole run."""
-
-
-def lowest(blocks: Sequence[Block], changes: Sequence[Change], others: Sequence[Change]) -> tuple[Change, ...]:
-    """``changes``, with ``others`` where the peak is lower with them."""
-    both = (*changes, *others)
-    return both if peak_of(blocks, both) < peak_of(blocks, changes) else tuple(changes)
+Order = dict[str, list[str]]
+"""Instructions of each computation as they run."""
+_FIRST = 2**63 - 1
+"""Priority of single numbers: they stay in registers if what reads them comes soon."""
 
 
-def peak_of(blocks: Iterable[Block], changes: Iterable[Change]) -> int:
-    """Bytes at the highest point of the blocks with changes."""
-    spans = [(one.start, one.end, one.bytes) for one in blocks] + list(changes)
-    curve = np.zeros(max((stop for _, stop, _ in spans), default=0) + 1, np.int64)
-    for start, stop, size in spans:
-        curve[start] += size
-        curve[stop] -= size
-    return int(np.cumsum(curve).max())
+def post_order(body: Body, key: Callable[[str], tuple[int, int, str]] | None = None) -> list[str]:
+    """What an instruction reads, in order (by ``key`` where there is one), and then itself. ``ValueError`` in a circle.
+
+    What it must follow without reading it comes first.
+    """
+    users = body.users()
+    state: dict[str, int] = {}
+    found: list[str] = []
+    for start in (name for name in body.nodes if not users[name]):
+        waiting = [start]
+        while waiting:
+            name = waiting[-1]
+            if name in state:
+                waiting.pop()
+                if state[name] == 1:
+                    state[name] = 2
+                    found.append(name)
+                continue
+            state[name] = 1
+            node = body.nodes[name]
+            children = [*reversed(node.operands), *node.after]
+            if key is not None:
+                children = sorted({*node.operands, *node.after}, key=key, reverse=True)
+            waiting += [child for child in children if child not in state]
+    if len(found) != len(body.nodes):
+        raise ValueError(f"instructions of {body.name} need each other")
+    return found
 
 
-def frees_first(module: HloModule, schedule: Schedule, layers: Layers, blocks: Iterable[Block]) -> Iterator[Change]:
-    """What changes where whatever is ready and frees memory runs first. Linear in the entry's instructions."""
-    entry = module.entry_computation()
-    readers = dict(readers_of(entry))
-    begin, end = layers.backward
-    behind = _behind(module, schedule, layers)
-    free = {
-        one.name
-        for one in entry.instructions
-        if schedule.positions.get(one.name, -1) >= end and one.name not in behind and one is not entry.root
-    }
-    early: list[Change] = []
-    for block in blocks:
-        if not block.parts or block.parts[0][0] not in entry.by_name:
+def depth_first(values: Values, body: Body) -> list[str]:
+    """Post-order in which what many read, and what much memory was made for, comes first."""
+    users = body.users()
+    readers: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    total = 0
+    for name in post_order(body):
+        node = body.nodes[name]
+        if node.opcode in HELD:
+            readers[name] = sizes[name] = 0
             continue
-        first = entry.by_name[block.parts[0][0]]
-        if first.opcode in HELD:
-            continue
-        if layers.forward[0] < block.start and comes_from_nothing(entry.by_name, first):
-            yield layers.forward[0], block.start, block.bytes
-            continue
-        users = readers_in(block, readers)
-        late = [one for one in users if schedule.positions[one.name] >= end]
-        can = bool(late) and all(one.name in free for one in late)
-        own = all(name in free or schedule.positions.get(name, -1) < begin for name, _ in block.parts)
-        if not own:
-            continue
-        if block.start < begin and block.end > end and can:
-            early.append((begin, block.end, -block.bytes))
-        elif block.start >= end and block.parts[0][0] in free:
-            early.append((block.start, block.end, -block.bytes) if can else (begin, block.start, block.bytes))
-    if sum(size for start, _, size in early if start == begin) < 0:
-        yield from early
+        own = sum(values.sizes[value] for value in values.made.get((body.name, name), ()))
+        total += own
+        operands = dict.fromkeys(node.operands)
+        count = max(0, len(users[name]) - 1) + sum(readers[operand] for operand in operands)
+        readers[name] = min(count, len(body.nodes))
+        sizes[name] = min(own + sum(sizes[operand] for operand in operands), total)
+    return post_order(body, lambda name: (-readers[name], -sizes[name], name))
 
 
-def _behind(module: HloModule, schedule: Schedule, layers: Layers) -> frozenset[str]:
-    """Instructions of the entry that need the backward loop's result."""
-    found: set[str] = set()
-    for one in module.entry_computation().instructions:
-        is_loop = one.opcode == "while" and schedule.positions[one.name] + 1 == layers.backward[1]
-        if is_loop or not found.isdisjoint(one.operands):
-            found.add(one.name)
-    return frozenset(found)
+def frees_most(values: Values, body: Body) -> list[str]:
+    """A list scheduler: of what is ready, whatever frees the most bytes for those it makes."""
+    return list(_List(values, body).run())
+
+
+def all_orders(values: Values) -> Iterator[tuple[str, Order]]:
+    """By name, in the order in which XLA prefers them."""
+    bodies = values.graph.bodies
+    yield "list", {name: frees_most(values, body) for name, body in bodies.items()}
+    yield "depth first", {name: depth_first(values, body) for name, body in bodies.items()}
+    yield "post-order", {name: post_order(body) for name, body in bodies.items()}
+
+
+class _List:
+    """One computation on its way through the list scheduler."""
+
+    def __init__(self, values: Values, body: Body) -> None:
+        self._values = values
+        self._body = body
+        self._users = body.users()
+        self._base = post_order(body)
+        self._uses = {name: self._used(name) for name in self._base}
+        self._left: dict[int, int] = defaultdict(int)
+        """Readers of a value that are still to run."""
+        for used in self._uses.values():
+            for value in used:
+                self._left[value] += 1
+        for part in values.parts[body.name, body.root]:
+            for value in part:
+                self._left[value] += 1
+        self._heap: list[tuple[int, int, int, str]] = []
+        self._latest: dict[str, tuple[int, int, int]] = {}
+        self._count = 0
+
+    def _used(self, name: str) -> frozenset[int]:
+        found: set[int] = set()
+        for operand in self._body.nodes[name].operands:
+            found.update(*self._values.parts[self._body.name, operand])
+            found.update(self._values.made.get((self._body.name, operand), ()))
+        return frozenset(found)
+
+    def _priority(self, name: str) -> tuple[int, int]:
+        node = self._body.nodes[name]
+        if node.is_scalar:
+            return _FIRST, _FIRST
+        values = self._values
+        freed = sum(
+            values.sizes[value] for value in self._uses[name] if not values.held[value] and self._left[value] == 1
+        )
+        made = 0 if node.opcode in HELD else sum(values.sizes[v] for v in values.made.get((self._body.name, name), ()))
+        return freed - made, len(self._users[name])
+
+    def _ready(self, name: str) -> None:
+        freed, readers = self._priority(name)
+        before = self._latest.get(name)
+        if before is not None and before[:2] == (-freed, -readers):
+            return
+        self._count += 1
+        entry = (-freed, -readers, -self._count)  # of equals, the last one that became ready
+        self._latest[name] = entry
+        heapq.heappush(self._heap, (*entry, name))
+
+    def run(self) -> Iterator[str]:
+        """Instructions, the first first."""
+        followers: Mapping[str, list[str]] = {name: list(readers) for name, readers in self._users.items()}
+        for node in self._body.nodes.values():
+            for name in node.after:
+                followers[name].append(node.name)
+        missing: dict[str, int] = defaultdict(int)
+        for names in followers.values():
+            for name in names:
+                missing[name] += 1
+        for name in self._base:
+            if not missing[name]:
+                self._ready(name)
+        while self._heap:
+            *entry, name = heapq.heappop(self._heap)
+            if self._latest.get(name) != tuple(entry):
+                continue  # its priority has changed since
+            del self._latest[name]
+            yield name
+            freeing = self._run(name)
+            for follower in followers[name]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    self._ready(follower)
+            if freeing:
+                self._again(self._body.nodes[name].operands)
+
+    def _run(self, name: str) -> bool:
+        """Counts its reads; whether someone is the last reader of a value now."""
+        freeing = False
+        for value in self._uses[name]:
+            self._left[value] -= 1
+            freeing = freeing or self._left[value] == 1
+        return freeing
+
+    def _again(self, operands: Sequence[str]) -> None:
+        for operand in operands:
+            for name in self._users[operand]:
+                if name in self._latest:
+                    self._ready(name)

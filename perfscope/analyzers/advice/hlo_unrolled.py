@@ -10,7 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from perfscope.analyzers.advice.hlo_layers import Kept, Layers, Reader, reached, takes_buffers
+from perfscope.analyzers.advice.hlo_layers import Kept, Layers, Reader, reached
+from perfscope.analyzers.advice.hlo_reads import takes_buffers
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
@@ -148,6 +149,7 @@ def _kept(
                 number=number,
                 bytes=(one.shape if index is None else one.shape.parts[index]).bytes,
                 makers=frozenset({name if index is None else f"{name}{{{index}}}"}),
+                part=(name, index),
                 copies=frozenset(),
                 readers=tuple(
                     Reader(

@@ -1,22 +1,29 @@
 """The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
 
 The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is worked out from
-the program (``hlo_effects.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves what it
+the program (``hlo_predict.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves what it
 can. How far this is from programs compiled with the policy is in docs/memory.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from perfscope.analyzers.advice.hlo_effects import Effects
+from perfscope.analyzers.advice.hlo_again import again_of
 from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
+from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
+from perfscope.analyzers.advice.hlo_predict import Predictor
+from perfscope.analyzers.advice.hlo_step import (
+    capacity_bytes,
+    held_bytes,
+    parameter_width,
+    timeline_of,
+    values_of,
+)
 from perfscope.analyzers.advice.hlo_unrolled import single_layers
-from perfscope.analyzers.advice.step_model import Change, Policy, Region, StepModel, Value
-from perfscope.analyzers.facts.hlo_blocks import program_timelines
+from perfscope.analyzers.advice.step_model import Change, Policy, Region, StepModel
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import executions
 from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
@@ -30,7 +37,6 @@ from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.memory.timeline import MemoryTimeline
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
 
@@ -87,12 +93,14 @@ class _Program:
         self._times = trace.fact(once_ns)
         self._fusions = fusions_of(module)
         self.layers = layers_of(module, self._flow, self._schedule)
-        self._effects = Effects(module, self._flow, self._schedule, blocks_of(module, self._schedule), self.layers)
+        self._timeline = timeline_of(trace, module)
+        self._predictor = Predictor(module, self._flow, self._schedule, self.layers)
+        self._shifts: dict[str, int | None] = {}
 
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
-        timeline = _timeline(self._trace, self._module)
-        held = _held(timeline)
+        timeline = self._timeline
+        held = held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
         notes = [MODELLED]
@@ -101,7 +109,7 @@ class _Program:
         measured = self._index in self._trace.fact(executions)
         return StepModel(
             label=program_label(self._module, self._trace),
-            values=_values(timeline),
+            values=values_of(timeline),
             regions=regions,
             length=timeline.last + 1,
             parameter_bytes=held[MemoryCategory.PARAMETER],
@@ -111,8 +119,8 @@ class _Program:
             gradients_in_values=True,
             step_ns=self._sum_ns(self._cost.launched),
             basis="measured" if measured else "modelled",
-            capacity_bytes=_capacity(self._trace),
-            trainable_parameters_dtype_bytes=_parameter_width(self._module),
+            capacity_bytes=capacity_bytes(self._trace),
+            trainable_parameters_dtype_bytes=parameter_width(self._module),
             notes=tuple(notes),
             framework="jax",
             device_name=None if device is None else device.device.name,
@@ -128,8 +136,8 @@ class _Program:
             products = unbatched_products(self._flow)
             changes = [
                 ("keep", Change(spans=(), recompute_ns=0, recomputed=0)),
-                ("selective", self._less(layers, products)),
-                ("full", self._less(layers, nothing)),
+                *self._less("selective", layers, products),
+                *self._less("full", layers, nothing),
             ]
         else:
             changes = [
@@ -147,14 +155,36 @@ class _Program:
             changes=tuple(changes),
         )
 
-    def _less(self, layers: Layers, keeps: Keeps) -> Change:
-        """Less kept, of layers that keep everything today."""
-        again, spans = self._effects.of(layers, keeps)
-        return Change(
-            spans=spans,
-            recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
-            recomputed=len(again.buffers),
+    def _less(self, policy: Policy, layers: Layers, keeps: Keeps) -> Iterator[tuple[Policy, Change]]:
+        """Less kept, of layers that keep everything today; nothing where it cannot be predicted."""
+        if policy not in self._shifts:
+            self._shifts[policy] = self._shift(keeps)
+        shift = self._shifts[policy]
+        if shift is None:
+            return
+        again = again_of(Layer(self._flow, layers), layers.kept, keeps)
+        weights = [sum(one.bytes for one in each.kept) for each in self.layers]
+        at = next(at for at, each in enumerate(self.layers) if each is layers)
+        # what is rounded off goes to the last, so that all layers together make the whole
+        before, behind = (shift * sum(weights[:end]) // max(1, sum(weights)) for end in (at, at + 1))
+        yield (
+            policy,
+            Change(
+                spans=((0, self._timeline.last + 1, behind - before),),
+                recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
+                recomputed=len(again.launched),
+            ),
         )
+
+    def _shift(self, keeps: Keeps) -> int | None:
+        """Bytes that the peak changes by where all layers have a policy."""
+        today = self._timeline.peak()[1]
+        if not self._predictor.can:
+            return None
+        try:
+            return self._predictor.peak(keeps, today) - today
+        except ValueError:  # a program that nobody has seen: kernels that need each other
+            return None
 
     def _more(self, layers: Layers) -> Change:
         """Everything kept, of layers that are checkpointed today."""
@@ -240,62 +270,9 @@ class _Program:
 
 
 def layers_of(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
-    """Loops over layers, else layers with a scope each."""
-    return layer_loops(module, flow, schedule) or single_layers(module, flow, schedule)
-
-
-def _timeline(trace: Trace, module: HloModule) -> MemoryTimeline:
-    """That of ``module``: programs that are not scheduled have none."""
-    at = [one for one in trace.hlo if arena_of(one) is not None or one.is_scheduled].index(module)
-    return trace.fact(program_timelines)[at]
-
-
-def _held(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:
-    """Bytes held from the first position to the last: parameters, optimizer state, and all else as ``UNKNOWN``."""
-    found = {MemoryCategory.PARAMETER: 0, MemoryCategory.OPTIMIZER_STATE: 0, MemoryCategory.UNKNOWN: 0}
-    blocks = timeline.blocks
-    for row in range(len(blocks["bytes"])):
-        if _lasts(timeline, row):
-            category = MemoryCategory(int(blocks["category"][row]))
-            found[category if category in found else MemoryCategory.UNKNOWN] += int(blocks["bytes"][row])
-    return found
-
-
-def _lasts(timeline: MemoryTimeline, row: int) -> bool:
-    blocks = timeline.blocks
-    return bool(blocks["start"][row] <= timeline.first and blocks["end"][row] > timeline.last)
-
-
-def _values(timeline: MemoryTimeline) -> tuple[Value, ...]:
-    blocks = timeline.blocks
-    return tuple(
-        Value(
-            bytes=int(blocks["bytes"][row]),
-            birth=int(blocks["start"][row]),
-            death=int(blocks["end"][row]),
-            last_forward_use=int(blocks["start"][row]),
-            kind="other",
-            region=None,
-            needed_by=frozenset(),
-            cost_ns=0,
-            gradient=blocks["category"][row] == MemoryCategory.GRADIENT,
-        )
-        for row in range(len(blocks["bytes"]))
-        if not _lasts(timeline, row)
-    )
-
-
-def _capacity(trace: Trace) -> int | None:
-    sizes = trace.rows["devices"]["memory_bytes"]
-    known = sizes[sizes > 0]
-    return int(known.min()) if len(known) else None
-
-
-def _parameter_width(module: HloModule) -> int:
-    """Bytes of an element of most of the arguments' memory."""
-    sizes: dict[int, int] = {}
-    for one in module.entry_computation().instructions:
-        if one.opcode == "parameter" and one.shape.elements:
-            width = max(1, one.shape.bytes // one.shape.elements)
-            sizes[width] = sizes.get(width, 0) + one.shape.bytes
-    return max(sizes, key=lambda width: sizes[width], default=4)
+    """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
+    loops = layer_loops(module, flow, schedule)
+    single = single_layers(module, flow, schedule)
+    scopes = {one.scope for one in single}
+    outer = tuple(one for one in loops if not any(one.path[: len(scope)] == scope for scope in scopes))
+    return outer or single

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_effects import Effects
+from perfscope.analyzers.advice.hlo_again import again_of
 from perfscope.analyzers.advice.hlo_kept import runs_again
+from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_program_blocks import blocks_of
 from perfscope.analyzers.advice.models import step_models
 from perfscope.analyzers.advice.simulate import Simulator, keep_all, todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
@@ -36,8 +36,16 @@ LOOPS = ("attention-naive-scan-small", "attention-blocked-scan-small")
 UNROLLED = "attention-naive-unrolled-small"
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 
-OF_A_LOOP, OF_A_FULL_LOOP, OF_UNROLLED = {"full": 0.05, "dots": 0.08}, 0.05, 0.25
-"""What docs/memory.md says: of the peak. XLA orders straight-line code as it likes."""
+OF_LESS = {
+    ("attention-naive-scan-small", "full"): 0.01,
+    ("attention-naive-scan-small", "dots"): 0.015,
+    ("attention-blocked-scan-small", "full"): 0.001,
+    ("attention-blocked-scan-small", "dots"): 0.002,
+    ("attention-naive-unrolled-small", "full"): 0.07,
+    ("attention-naive-unrolled-small", "dots"): 0.035,
+}
+"""Error of the peak of each policy, predicted from the program without it: what docs/memory.md says."""
+OF_A_FULL_LOOP = 0.05
 OF_FLOPS = 0.04
 """Of the recomputed arithmetic: the rest is casts and masks that the other program computes in another way."""
 
@@ -86,20 +94,14 @@ def test_the_peak_of_the_step_as_it_is_is_xlas_own(one: dict[str, Any]) -> None:
     assert Simulator(found).run(todays(found)).peak_bytes == one["peak_bytes"]
 
 
-@pytest.mark.parametrize("step", LOOPS)
-@pytest.mark.parametrize("policy", ["full", "dots"])
-def test_a_policy_of_a_loop_is_predicted_from_the_program_without_it(step: str, policy: str) -> None:
-    assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_A_LOOP[policy])
+@pytest.mark.parametrize(("step", "policy"), OF_LESS)
+def test_a_policy_is_predicted_from_the_program_without_it(step: str, policy: str) -> None:
+    assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_LESS[step, policy])
 
 
 @pytest.mark.parametrize("step", LOOPS)
 def test_keeping_everything_is_predicted_from_the_program_that_keeps_nothing(step: str) -> None:
     assert peak(f"{step}-full", "none") == pytest.approx(compiled(f"{step}-none"), rel=OF_A_FULL_LOOP)
-
-
-@pytest.mark.parametrize("policy", ["full", "dots"])
-def test_a_policy_of_unrolled_layers_is_predicted_less_closely(policy: str) -> None:
-    assert peak(f"{UNROLLED}-none", policy) == pytest.approx(compiled(f"{UNROLLED}-{policy}"), rel=OF_UNROLLED)
 
 
 def again(name: str) -> int:
@@ -114,10 +116,10 @@ def test_recomputed_arithmetic_is_that_of_the_compiled_program(step: str, policy
     module = trace(name).hlo[0]
     flow, schedule = Flow(module), Schedule(module)
     found = layers_of(module, flow, schedule)
-    effects = Effects(module, flow, schedule, blocks_of(module, schedule), found)
     keeps = nothing if policy == "full" else unbatched_products(flow)
     predicted = again(name) + sum(
-        flops_of(trace(name).fact(hlo_costs)[0], flow, effects.of(layers, keeps)[0].computed) for layers in found
+        flops_of(trace(name).fact(hlo_costs)[0], flow, again_of(Layer(flow, layers), layers.kept, keeps).computed)
+        for layers in found
     )
     assert predicted == pytest.approx(again(f"{step}-{policy}"), rel=OF_FLOPS)
 

@@ -1,0 +1,297 @@
+"""A program with a checkpoint policy, as a graph: the backward computes again what the policy does not keep.
+
+What ``jax.checkpoint`` makes of a layer, learnt from programs compiled with and without it:
+
+* Everything that was kept for the layer, its weights, and the gradient that comes in go through one barrier in front of
+  what is computed again. So each has a buffer there, and none of it runs before the gradient is there.
+* What is computed again has a buffer where it is a product, a reduction, a loop or another order of axes, or where a
+  product reads it. All else is computed within its readers.
+* A value that a product reads, computed from one buffer from which another kernel computes element by element, is a
+  further result of that kernel. Several such values of the same buffers are one kernel with several results.
+* XLA merges products of one operand. What is kept then are the parts, as the program has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from perfscope.analyzers.advice.hlo_barrier import INPUT, KEPT, Barrier
+from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node, graph_of
+from perfscope.analyzers.advice.hlo_graph_edit import drop_element, spliced
+from perfscope.analyzers.advice.hlo_layer import Layer
+from perfscope.analyzers.advice.hlo_layers import Kept
+from perfscope.analyzers.advice.hlo_policies import Keeps
+from perfscope.analyzers.advice.hlo_sharing import ELEMENTWISE, Slots
+from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.schedule import Schedule
+
+KERNEL = "kernel"
+"""Opcode of what a plan adds."""
+_MOST_STEPS = 200
+"""From a value to the buffers it is computed from, to see whether it may be written onto one."""
+
+
+class Plan:
+    """The graph of a program on its way to a policy; what loops and single layers have in common."""
+
+    layer: Layer
+    barrier: Barrier
+    back: Body
+    """Where the layers' backward runs."""
+
+    def __init__(
+        self, module: HloModule, flow: Flow, schedule: Schedule, keeps: Keeps, graph: Graph | None = None
+    ) -> None:
+        """``graph``: the program where other layers have the policy already."""
+        self.module = module
+        self.flow = flow
+        self.schedule = schedule
+        self.graph = graph_of(module) if graph is None else graph
+        self.entry = self.graph.main
+        self.keeps = keeps
+        self.mark = ""
+        """Ending of the names of what is added for the layer at hand."""
+        self.begin(None)
+
+    def begin(self, layer: Layer | None) -> None:
+        """For a layer: nothing of it is computed again so far."""
+        if layer is not None:
+            self.layer = layer
+        self.memory: dict[int, frozenset[int]] = {}
+        self.made: dict[int, str] = {}
+        """Value by number in ``Flow``, and the instruction of the backward that holds it."""
+        self.weights_of: dict[int | str, str] = {}
+        self.sole: dict[int, str] = {}
+        """Buffer, and the kernel that computes element by element from it alone."""
+        self._loops: dict[tuple[str, str], str] = {}
+
+    # what the two kinds of layers differ in
+
+    def input_of(self, number: int, size: int) -> str:
+        """The instruction that holds what is kept for the backward, in front of the barrier."""
+        raise NotImplementedError
+
+    def weights(self, number: int) -> str | None:
+        """The instruction behind the barrier that holds the weights a value comes from; ``None``: from none."""
+        raise NotImplementedError
+
+    def readers(self, kept: Kept) -> Iterable[tuple[str, bool]]:
+        """Who of the backward reads what is kept, and whether as a buffer."""
+        raise NotImplementedError
+
+    def views(self, kept: Kept) -> frozenset[str]:
+        """The names under which it is read."""
+        raise NotImplementedError
+
+    def open_barrier(self) -> None:
+        """An empty one, in front of what is computed again."""
+        self.barrier = Barrier(self.back, f"barrier{self.mark}")
+
+    # values that are there again
+
+    def value(self, number: int) -> str:
+        """The instruction of the backward that holds a value."""
+        layer = self.layer
+        number = layer.first_of_its_kind(number)
+        if number not in self.made:
+            self.made[number] = self._value(number)
+        return self.made[number]
+
+    def _value(self, number: int) -> str:
+        layer = self.layer
+        size = layer.bytes(number)
+        if layer.carried(number) or self.keeps(number):
+            rank = (INPUT, 0) if layer.carried(number) else (KEPT, number)
+            held = self.input_of(number, size)
+            return self.barrier.take(held, self.back.nodes[held].bytes, rank)
+        if self.flow.opcode(number) in ("dynamic-slice", "slice") and not layer.behind(number):
+            weights = self.weights(number)
+            if weights is not None:
+                return weights
+        if layer.of_loop(number):
+            return self._of_loop(number)
+        name = f"again{self.mark}.{number}"
+        self.made[number] = name  # for what leads back to it
+        operands: list[str] = []
+        for source in self.flow.values[number].operands:
+            made = layer.made(source)
+            if not made:
+                weights = self.weights(source)
+                operands += [] if weights is None else [weights]
+            for one in sorted(made):
+                operands += [self.value(one)] if layer.is_product(number) else self.bases(one)
+        unique = tuple(dict.fromkeys(operands))
+        reuses = self._written_onto(number, unique)
+        return self.back.add(Node(name=name, opcode=KERNEL, operands=unique, sizes=(size,), reuses=reuses))
+
+    def bases(self, number: int) -> list[str]:
+        """The buffers that a value is computed from element by element."""
+        return [self.value(one) for one in sorted(self.layer.bases(number, self.keeps, self.memory))]
+
+    def _written_onto(self, number: int, operands: Sequence[str]) -> Slots:
+        layer = self.layer
+        if layer.has_buffer(number):
+            return ()
+        waiting, seen = [number], set[int]()
+        while waiting:
+            one = waiting.pop()
+            if one in seen or (one != number and (layer.has_buffer(one) or self.keeps(one))):
+                continue
+            seen.add(one)
+            value = self.flow.values[one]
+            plain = value.instruction.opcode in ELEMENTWISE | {"bitcast", "broadcast", "constant", "parameter"}
+            if (not plain and not value.names) or len(seen) > _MOST_STEPS:
+                return ()
+            waiting += value.names or value.operands
+        size = layer.bytes(number)
+        return tuple((0, slot) for slot, name in enumerate(operands) if self.back.nodes[name].bytes == size)
+
+    def _of_loop(self, number: int) -> str:
+        """A loop in the layer runs again as a whole."""
+        value = self.flow.values[number]
+        key = value.computation.name, value.instruction.operands[0]
+        if key not in self._loops:
+            self._loops[key] = self._loop(*key)
+        loop = self._loops[key]
+        at = int(value.instruction.attributes["index"])
+        size = self.back.nodes[loop].sizes[at]
+        name = f"part{self.mark}.{number}"
+        return self.back.add(Node(name=name, opcode="get-tuple-element", operands=(loop,), sizes=(size,), index=at))
+
+    def _loop(self, computation: str, name: str) -> str:
+        source = self.graph.bodies[computation].nodes[name]
+        inside = self.module.computations[computation]
+        begin = inside.by_name[inside.by_name[name].operands[0]]
+        invariants = self.graph.bodies[source.body].invariants()
+        operands: list[str] = []
+        gone = []
+        for at, (operand, size) in enumerate(zip(begin.operands, source.sizes, strict=True)):
+            number = self.flow.numbers[computation, operand]
+            if invariants[at] and not self.layer.made(number) and self.weights(number) is None:
+                gone.append(at)  # masks and the like: computed where they are read
+            first = self.initial(number, size)
+            if not invariants[at] and (first in operands or inside.by_name[operand].opcode == "copy"):
+                copy = Node(name=f"copy{self.mark}.{name}.{at}", opcode="copy", operands=(first,), sizes=(size,))
+                first = self.back.add(copy)
+            operands.append(first)
+        state = self.back.add(
+            Node(name=f"state{self.mark}.{name}", opcode="tuple", operands=tuple(operands), sizes=source.sizes,
+                 is_tuple=True)
+        )  # fmt: skip
+        body = self.graph.clone(source.body, f".again{self.mark}")
+        loop = self.back.add(
+            replace(source, name=f"{name}.again{self.mark}", operands=(state,), body=body, after=(), updates=())
+        )
+        for at in gone:
+            drop_element(self.graph, self.back, loop, at)
+        return loop
+
+    def initial(self, number: int, size: int) -> str:
+        """What goes into a loop: a value, or a kernel of its own."""
+        made = sorted(self.layer.made(number))
+        if len(made) == 1 and self.layer.bytes(self.layer.first_of_its_kind(made[0])) == size:
+            return self.value(made[0])
+        operands = [name for one in made for name in self.bases(one)]
+        name = f"initial{self.mark}.{number}"
+        return self.back.add(Node(name=name, opcode=KERNEL, operands=tuple(dict.fromkeys(operands)), sizes=(size,)))
+
+    # who reads them
+
+    def find_sole(self, dropped: Iterable[Kept]) -> None:
+        """Kernels of the backward that compute element by element from a single buffer."""
+        for kept in dropped:
+            for made in self.layer.made(kept.number):
+                bases = self.layer.bases(made, self.keeps, self.memory)
+                if len(bases) == 1 and made not in bases:
+                    (base,) = bases
+                    for name, product in self.readers(kept):
+                        if not product:
+                            first = min(self.sole.get(base, name), name, key=self.schedule.positions.__getitem__)
+                            self.sole[base] = first
+
+    def rewire(self, kept: Kept) -> None:
+        """The readers of what was kept read what is there again."""
+        views = self.views(kept)
+        made = sorted(self.layer.made(kept.number))
+        for name, product in list(self.readers(kept)):
+            node = self.kernel_of(name)
+            if node.opcode == "tuple":
+                first = self.initial(kept.number, kept.bytes // self.layer.layers.count)
+                self.back.change(name, operands=tuple(first if one in views else one for one in node.operands))
+                continue
+            instead = [
+                one for number in made for one in ([self._for_product(number)] if product else self.bases(number))
+            ]
+            node = spliced(self.kernel_of(name), views, instead)
+            bases = {one for number in made for one in self.layer.bases(number, self.keeps, self.memory)}
+            if not product and len(bases) > 1 and any(self.flow.opcode(one) == "reduce" for one in bases):
+                node = replace(node, reuses=())  # it goes over rows twice (softmax): not onto its input
+            self.back.nodes[node.name] = node
+
+    def kernel_of(self, name: str) -> Node:
+        """The kernel of that name, also where it was given a further result."""
+        node = self.back.nodes[name]
+        return self.back.nodes.get(f"{name}.more", node)
+
+    def _for_product(self, number: int) -> str:
+        number = self.layer.first_of_its_kind(number)
+        bases = self.layer.bases(number, self.keeps, self.memory)
+        if number in self.made or len(bases) != 1 or number in bases or min(bases) not in self.sole:
+            return self.value(number)
+        host, size = self.sole[min(bases)], self.layer.bytes(number)
+        kernel = self.kernel_of(host)
+        if not kernel.is_tuple:
+            kernel = replace(kernel, name=f"{host}.more", sizes=(*kernel.sizes, size), is_tuple=True)
+            self.back.add(kernel)
+            self.back.add(
+                Node(name=host, opcode="get-tuple-element", operands=(kernel.name,), sizes=kernel.sizes[:1], index=0)
+            )
+        else:
+            self.back.change(kernel.name, sizes=(*kernel.sizes, size))
+        at = len(self.back.nodes[kernel.name].sizes) - 1
+        name = f"again{self.mark}.{number}"
+        self.made[number] = name
+        return self.back.add(
+            Node(name=name, opcode="get-tuple-element", operands=(kernel.name,), sizes=(size,), index=at)
+        )
+
+    def join_siblings(self) -> None:
+        """Values computed element by element from the same buffers are one kernel with several results."""
+        groups: dict[tuple[frozenset[str], tuple[int, ...]], list[Node]] = {}
+        for number, name in self.made.items():
+            node = self.back.nodes[name]
+            if node.opcode == KERNEL and node.operands and not self.layer.has_buffer(number):
+                groups.setdefault((frozenset(node.operands), node.sizes), []).append(node)
+        for members in groups.values():
+            if len(members) < 2:
+                continue
+            sizes = tuple(one.bytes for one in members)
+            kernel = replace(members[0], name=f"{members[0].name}.all", sizes=sizes, is_tuple=True, reuses=())
+            self.back.add(kernel)
+            for at, one in enumerate(members):
+                self.back.add(
+                    Node(name=one.name, opcode="get-tuple-element", operands=(kernel.name,), sizes=one.sizes, index=at)
+                )
+
+    def origin(self, number: int) -> int:
+        """Where a value comes from: an argument of the program, a loop's result, or what has no operand."""
+        seen: set[int] = set()
+        while number not in seen:
+            seen.add(number)
+            value = self.flow.values[number]
+            if self.is_argument(number) or (
+                value.computation.name == self.module.entry and value.instruction.opcode == "while"
+            ):
+                break
+            sources = value.names or value.operands[:1]
+            if not sources:
+                break
+            number = sources[0]
+        return number
+
+    def is_argument(self, number: int) -> bool:
+        """Whether it is an argument of the program."""
+        value = self.flow.values[number]
+        return value.instruction.opcode == "parameter" and value.computation.name == self.module.entry

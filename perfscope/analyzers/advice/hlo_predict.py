@@ -1,0 +1,91 @@
+"""What a compiled program would need with another checkpoint policy for its layers.
+
+The program with the policy is worked out as a graph of kernels (``hlo_plan_loop.py``, ``hlo_plan_single.py``), ordered
+as XLA's memory schedulers order it (``hlo_orders.py``), and its peak is that of XLA's heap simulation in the order that
+XLA would choose (``hlo_heap.py``). How near this comes to programs compiled with the policy is in docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
+from perfscope.analyzers.advice.hlo_graph_values import Values
+from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_peak
+from perfscope.analyzers.advice.hlo_layers import Layers
+from perfscope.analyzers.advice.hlo_plan_loop import loop_plan
+from perfscope.analyzers.advice.hlo_plan_single import single_plan
+from perfscope.analyzers.advice.hlo_policies import Keeps
+from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.schedule import Schedule
+
+MOST_INSTRUCTIONS = 40_000
+"""Of a program that is predicted: ordering takes time with the square of an instruction's readers at worst."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How far predictions of a class were off on programs that the rules were not made on."""
+
+    low: float
+    high: float
+    """Of the compiled peak as a share of the predicted one."""
+    programs: int
+
+
+class Predictor:
+    """Predicts for one program."""
+
+    def __init__(self, module: HloModule, flow: Flow, schedule: Schedule, layers: Sequence[Layers]) -> None:
+        self._module = module
+        self._flow = flow
+        self._schedule = schedule
+        self._layers = tuple(layers)
+
+    @property
+    def can(self) -> bool:
+        """Whether the program is not too large to order."""
+        return len(self._schedule) <= MOST_INSTRUCTIONS
+
+    def peak(self, keeps: Keeps, today: int) -> int:
+        """Bytes at the peak with a policy for all layers, which keep everything now; ``today``: at the peak now.
+
+        ``ValueError`` where the program with the policy cannot be ordered.
+        """
+        predicted, _ = planned_peak(Values(self.graph(keeps)))
+        if self._shares_results():
+            predicted += today - needed_peak(Values(graph_of(self._module)), self._order_today())
+        return predicted
+
+    def graph(self, keeps: Keeps) -> Graph:
+        """The program with a policy for all layers."""
+        if self._layers[0].scope:
+            return single_plan(self._module, self._flow, self._schedule, self._layers, keeps)
+        graph: Graph | None = None
+        for layers in self._layers:
+            graph = loop_plan(self._module, self._flow, self._schedule, layers, keeps, graph)
+        assert graph is not None
+        return graph
+
+    def _order_today(self) -> dict[str, list[str]]:
+        return {
+            name: [one.name for one in self._module.computations[name].instructions]
+            for name in graph_of(self._module).bodies
+        }
+
+    def _shares_results(self) -> bool:
+        """Results lie in no argument's memory: XLA puts temporaries there as well, which is not modelled.
+
+        What the model is off for today's program is taken off then.
+        """
+        donated = {one.output[0] if one.output else 0 for one in self._module.aliases}
+        shape = self._module.entry_computation().root.shape
+        parts = shape.parts or (shape,)
+        free = sum(part.bytes for at, part in enumerate(parts) if at not in donated)
+        return free > SHARED * sum(part.bytes for part in parts)
+
+
+SHARED = 0.01
+"""Share of a program's results outside of its arguments' memory from which on that matters."""
