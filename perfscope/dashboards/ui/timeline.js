@@ -158,7 +158,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       const span = this.view.t1 - this.view.t0;
       if (span < LEAST_NS) { const middle = (this.view.t0 + this.view.t1) / 2; this.view = { t0: middle - LEAST_NS / 2, t1: middle + LEAST_NS / 2 }; }
       this.scroll = Math.max(0, Math.min(this.scroll, this.height + draw.RULER + 4 - this.shown));
+      this.since = performance.now();
       this.paint();
+      this.moved = performance.now();
       clearTimeout(this.asking);
       this.asking = setTimeout(() => this.ask(), 16);
       clearTimeout(this.naming);
@@ -182,15 +184,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       const low = Math.max(this.view.t0 - span * OVERSCAN, this.whole.t0), high = Math.min(this.view.t1 + span * OVERSCAN, this.whole.t1);
       if (high <= low) return;
       const columns = Math.max(16, Math.min(8192, Math.round(((this.width - draw.GUTTER) * (high - low)) / span)));
-      const asked = performance.now();
+      const moved = this.moved;
       for (const [trace, lanes] of this.visible()) {
         const kept = (tile) => {
           if (this.dead) return;
           this.tiles.set(trace, tile);
           if (!this.coarse.has(trace) || high - low >= (this.whole.t1 - this.whole.t0) * 0.9) this.coarse.set(trace, tile);
+          this.sharpening = moved;
           this.paint();
-          const took = performance.now() - asked;
-          this.root.dataset.sharpMs = took.toFixed(1);
           this.root.dataset.tileBytes = tile.bytes;
           this.root.dataset.tiles = Number(this.root.dataset.tiles || 0) + 1;
         };
@@ -252,6 +253,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.names(context, look);
       draw.ruler(context, look, width, this.view, format_mark);
       this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
+      if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
+      if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
+      this.since = this.sharpening = null;
       this.root.dataset.ready = "1";
     }
 
