@@ -24,13 +24,21 @@ from perfscope.analyzers.memory.timeline import MemoryTimeline
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes
 
+DESCRIBED: Mapping[str, int] = {
+    "B200": 191_514_411_008, "GB200": 197_897_748_480, "H200": 151_397_597_184, "H100 SXM": 84_942_979_072,
+    "H100 PCIe": 84_942_979_072, "A100 SXM 80GB": 85_100_068_864, "A100 PCIe 80GB": 79_050_250_240,
+    "A100 40GB": 42_331_013_120,
+}  # fmt: skip
+"""Bytes of memory as XLA describes the devices it compiles for: ``device_memory_size`` in
+``xla/backends/gpu/target_config/specs`` of its sources. Its MI300X is left out: it has the size of a later product."""
+
 GIGABYTES: Mapping[str, int] = {
     "B200": 180, "GB200": 186, "H200": 141, "H200 NVL": 141, "H100 SXM": 80, "H100 PCIe": 80, "H100 NVL": 94,
     "A100 SXM 80GB": 80, "A100 PCIe 80GB": 80, "A100 40GB": 40, "L40S": 48, "A30": 24, "A40": 48, "A10": 24, "L4": 24,
     "T4": 16, "MI355X": 288, "MI350X": 288, "MI325X": 256, "MI300X": 192, "MI300A": 128, "MI250X (one GCD)": 64,
     "MI210": 64, "TPU v6e": 32, "TPU v5p": 95, "TPU v5e": 16, "TPU v4": 32,
 }  # fmt: skip
-"""Memory of products as their vendors state it, where a name has one size; a recording's own number goes first."""
+"""Memory of products as their vendors state it, where a name has one size; what is described or recorded goes first."""
 
 USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
 """Of the device's memory: what JAX takes on a GPU unless told otherwise (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU
@@ -54,6 +62,8 @@ class Bought:
     """What a program may have of the device; ``None`` where no device or no size of it is known."""
     device: str
     """As shown: ``'H100 SXM (assumed)'``; empty without one."""
+    limit_known: bool = False
+    """``usable`` is what the program's own allocator said that it may take."""
 
     @property
     def lowers_the_peak(self) -> bool:
@@ -84,7 +94,12 @@ class Bought:
         with_all = f"{start}, and {format_bytes(self.without)} with the results kept"
         if self.usable is None:
             return f"{with_all}; the memory of the device is not known."
-        room = f"{format_bytes(self.usable)} that a JAX program gets of {self.device} unless told otherwise"
+        of_device = f" of {self.device}" if self.device else ""
+        room = f"{format_bytes(self.usable)} that " + (
+            f"the run's allocator may take{of_device}"
+            if self.limit_known
+            else f"a JAX program gets{of_device} unless told otherwise"
+        )
         fits = "more than" if self.is_needed else "within"
         return f"{with_all}: {fits} the {room}."
 
@@ -151,21 +166,36 @@ def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]
         assigned=cost.module.buffer_assignment is not None,
         usable=usable_bytes(trace, cost.module),
         device="" if known is None else known.label(),
+        limit_known=_limit(trace) is not None,
     )
 
 
 def usable_bytes(trace: Trace, module: HloModule) -> int | None:
-    """What a program may have of the memory of the device it is judged for."""
+    """What a program may have of the memory of the device it is judged for.
+
+    What the allocator of the run says that it may take; else a share of the device's memory as recorded, as XLA
+    describes the device, or as its vendor states it.
+    """
     share = USABLE_SHARE.get(module.platform or "")
     if share is None:
         return None
+    limit = _limit(trace)
+    if limit is not None:
+        return limit
     sizes = trace.rows["devices"]["memory_bytes"]
     recorded = sizes[sizes > 0]
     if len(recorded):
         return int(share * int(recorded.min()))
     known: ProgramDevice | None = trace.fact(program_device)
-    size = None if known is None else GIGABYTES.get(known.device.name)
-    return None if size is None else int(share * size * 1_000_000_000)
+    if known is None:
+        return None
+    size = DESCRIBED.get(known.device.name) or GIGABYTES.get(known.device.name, 0) * 1_000_000_000
+    return int(share * size) if size else None
+
+
+def _limit(trace: Trace) -> int | None:
+    """What the allocator of a run of ours said that it may take of its device (`bytes_limit`)."""
+    return None if trace.allocator_counters is None else trace.allocator_counters.limit_bytes or None
 
 
 def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:

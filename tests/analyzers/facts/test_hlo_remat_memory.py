@@ -11,6 +11,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.facts.hlo_program import costs
 from perfscope.analyzers.facts.hlo_remat import cloned_instructions, recomputed_products
 from perfscope.analyzers.facts.hlo_remat_memory import (
+    DESCRIBED,
     GIGABYTES,
     USABLE_SHARE,
     bought_by_checkpoint,
@@ -21,6 +22,7 @@ from perfscope.analyzers.facts.hlo_remat_memory import (
 from perfscope.analyzers.facts.program_device import judge_for
 from perfscope.analyzers.hardware import DEVICES, named_device
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.memory.counters import AllocatorCounters
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
 from tests.hlo_build import corpus_module, hlo_module, hlo_trace
@@ -78,7 +80,8 @@ def test_with_room_on_the_device_it_is_flagged_with_both_peaks() -> None:
     (finding,) = judge(RULE, trace).findings
     row = finding.evidence[0]
     assert (row["reason"], row["peak_bytes"], row["peak_without_bytes"]) == ("room", found.peak, found.without)
-    assert row["usable_bytes"] == 60_000_000_000
+    assert row["usable_bytes"] == int(0.75 * 84_942_979_072), "of the memory that XLA describes"
+    assert "a JAX program gets of H100 SXM (assumed) unless told otherwise" in finding.advice
     assert "within the" in finding.advice
 
 
@@ -93,7 +96,7 @@ def test_where_the_peak_is_elsewhere_keeping_costs_nothing() -> None:
 
 def test_what_the_device_could_not_hold_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(RULE, hlo_trace(step(middle=N * N))).status == "flagged"
-    monkeypatch.setitem(GIGABYTES, "H100 SXM", 0.6)  # type: ignore[attr-defined]
+    monkeypatch.setitem(DESCRIBED, "H100 SXM", 600_000_000)  # type: ignore[attr-defined]
     trace = hlo_trace(step(middle=N * N))
     found = bought(trace)
     assert found.usable == pytest.approx(450_000_000)
@@ -101,6 +104,22 @@ def test_what_the_device_could_not_hold_is_no_finding(monkeypatch: pytest.Monkey
     assert (found.is_needed, found.reason) == (True, None)
     assert "more than" in found.text()
     assert judge(RULE, trace).status == "clean"
+
+
+def test_what_the_allocator_of_the_run_may_take_goes_first() -> None:
+    trace = hlo_trace(step(middle=N * N))
+    trace.allocator_counters = AllocatorCounters(before={"bytes_limit": 450_000_000}, after={}, steps=None)
+    found = bought(trace)
+    assert (found.usable, found.is_needed) == (450_000_000, True)
+    assert "429 MiB that the run's allocator may take of H100 SXM (assumed)" in found.text()
+
+
+def test_a_size_that_the_vendor_states_counts_where_none_is_described() -> None:
+    trace = hlo_trace(step(middle=N * N))
+    device = named_device("L40S")
+    assert device is not None
+    judge_for(trace, device)
+    assert bought(trace).usable == 36_000_000_000
 
 
 def test_a_device_of_unknown_size_says_so() -> None:
@@ -115,7 +134,9 @@ def test_a_device_of_unknown_size_says_so() -> None:
 
 
 def test_sizes_are_of_devices_that_are_known() -> None:
-    assert set(GIGABYTES) <= {one.name for one in DEVICES}
+    assert set(DESCRIBED) <= set(GIGABYTES) <= {one.name for one in DEVICES}
+    for name, size in DESCRIBED.items():  # vendors count in powers of ten or of two, and some of it is not to be had
+        assert 0.98 * GIGABYTES[name] * 10**9 < size < 1.01 * GIGABYTES[name] * 2**30
     assert set(USABLE_SHARE) == {"gpu", "tpu"}
 
 
