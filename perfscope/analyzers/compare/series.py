@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.compare.exact import LEAST
+from perfscope.analyzers.compare.exact import LEAST, Least
 from perfscope.analyzers.compare.history import FenceResult, change_points, fence
 from perfscope.analyzers.compare.verdict import STEP_LEAST
 from perfscope.profiler.run_store.record import StoredMetric, StoredRun
+
+ANY = Least(relative=0.0, absolute=0.0)
 
 UNSTEADY = 0.5
 """Share of neighbours that differ, above which a count is no property of the commit: threads, or a cache."""
@@ -173,11 +175,11 @@ def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Ch
 
 def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tuple[tuple[Change, ...], tuple[str, ...]]:
     """Where neighbours differ by what counts; nowhere if it differs from run to run all the time."""
-    least = LEAST[unit]
+    least = LEAST.get(unit, ANY)  # a later perfscope may have more units
     values = [point.value for point in points]
     cuts = []
     for index, (old, new) in enumerate(itertools.pairwise(values), start=1):
-        if abs(new - old) >= max(least.absolute, least.relative * abs(old)):
+        if new != old and abs(new - old) >= max(least.absolute, least.relative * abs(old)):
             cuts.append(index)
     if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):
         return (), (f"it differs between {len(cuts)} of {len(values) - 1} neighbours: no property of a commit here",)

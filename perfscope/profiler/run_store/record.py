@@ -19,6 +19,9 @@ RECORD_SCHEMA = "perfscope.stored-run/1"
 MOST_BYTES = 8 << 20
 """Of one record: a job of a thousand ranks with every finding stays below a tenth of it."""
 
+MOST_VALUE = 1e30
+"""Of a metric: beyond any FLOPs, bytes or ns, and quotients of two of them are numbers still."""
+
 KEY_LENGTH = 16
 """Hexadecimal digits of a machine's key: there are a few machines, and it is read by people."""
 
@@ -145,6 +148,12 @@ def decode(text: str | bytes, origin: str) -> StoredRun:
         found = raw.get("schema") if isinstance(raw, dict) else None
         raise DataError(f"{origin}: its schema is {found!r}; this perfscope reads {RECORD_SCHEMA!r}")
     try:
-        return msgspec.convert(raw, StoredRun)
-    except msgspec.ValidationError as error:
+        record = msgspec.convert(raw, StoredRun)
+    except (msgspec.ValidationError, OverflowError) as error:
         raise DataError(f"{origin}: {error}") from error
+    names = [one.name for one in record.metrics]
+    if len(set(names)) < len(names):
+        raise DataError(f"{origin}: a metric is in it twice")
+    if any(one.value and not 1 / MOST_VALUE < abs(one.value) < MOST_VALUE for one in record.metrics):
+        raise DataError(f"{origin}: a metric is no number that can be measured")
+    return record

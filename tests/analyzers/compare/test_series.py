@@ -91,6 +91,14 @@ def test_bytes_change_by_what_a_comparison_lets_count(values: list[float], cuts:
     assert [change.index for change in one(history(runs), "peak memory").changes] == cuts
 
 
+def test_units_of_a_later_perfscope_change_where_they_differ() -> None:
+    runs = [
+        stored(number, metrics=(StoredMetric(name="energy", unit="J", known="exact", value=value),))
+        for number, value in enumerate((1.0, 1.0, 1.5, 1.5))
+    ]
+    assert [change.index for change in one(history(runs), "energy").changes] == [2]
+
+
 def test_a_count_that_never_holds_still_is_no_property_of_commits() -> None:
     runs = [stored(number, syncs=float(number % 2)) for number in range(10)]
     found = one(history(runs), "host syncs a step")
