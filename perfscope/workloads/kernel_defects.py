@@ -1,6 +1,6 @@
 """A kernel that takes longer than it must, called as often: each beside code that computes the same in less time.
 
-Shapes: B batch, L sequence, D model features, R features of an adapter.
+Shapes: B batch, L sequence, D model features, R features of an adapter, S scales of positions.
 
     python -m perfscope.workloads.attention --kernel-defect order
     python -m perfscope.workloads.attention --kernel-twin order
@@ -13,6 +13,9 @@ from torch import nn
 
 RANK = 4
 """R: few enough that the order of the products matters at every size."""
+
+TABLES = 8
+"""S: of positions, one for each scale."""
 
 SCALE = 0.1
 """Of what both add: small beside the activations, which are near 1."""
@@ -35,17 +38,19 @@ class Adapter(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a table of positions: x_BLD -> x_BLD. The sums are the same however the table lies in memory."""
+    """Adds tables of positions: x_BLD -> x_BLD. The sums are the same however the tables lie in memory."""
 
     def __init__(self, length: int, dim: int, defective: bool) -> None:
         super().__init__()
-        table_DL = SCALE * torch.randn(dim, length)  # as another framework has stored it
-        table_LD = table_DL.T if defective else table_DL.T.contiguous()
-        self.table_LD = nn.Parameter(table_LD, requires_grad=False)
+        tables_SDL = SCALE * torch.randn(TABLES, dim, length)  # as another framework has stored them
+        tables_SLD = tables_SDL.mT if defective else tables_SDL.mT.contiguous()
+        self.tables_SLD = nn.Parameter(tables_SLD, requires_grad=False)
 
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
-        return x_BLD + self.table_LD[: x_BLD.shape[1]]  # defect: --kernel-defect layout jumps L numbers at every step
+        for table_LD in self.tables_SLD:
+            x_BLD = x_BLD + table_LD[: x_BLD.shape[1]]  # defect: --kernel-defect layout jumps L numbers at every step
+        return x_BLD
 
 
 def detour_of(defect: str | None, twin: str | None, length: int, dim: int) -> nn.Module | None:

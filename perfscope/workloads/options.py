@@ -32,7 +32,7 @@ BACKENDS = ("inductor", "aot_eager", "eager")
 
 KERNEL_DEFECTS = {
     "order": "multiply the two matrices of an adapter with each other, before the activations",
-    "layout": "add a table that lies in memory with its features first",
+    "layout": "add tables that lie in memory with their features first",
 }
 """Slower kernels, as many of them; the code is in ``kernel_defects.py``."""
 

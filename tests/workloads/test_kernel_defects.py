@@ -56,19 +56,19 @@ def test_both_compute_the_same(name: str) -> None:
     assert plain[0] != twin[0]
 
 
-def test_a_table_is_added_by_the_same_ops_however_it_lies() -> None:
+def test_tables_are_added_by_the_same_ops_however_they_lie() -> None:
     defect, twin = step(options("--kernel-defect", "layout")), step(options("--kernel-twin", "layout"))
     assert defect[2] == twin[2]
 
 
-def test_only_the_layout_of_the_table_differs() -> None:
+def test_only_the_layout_of_the_tables_differs() -> None:
     kernels = importlib.import_module("perfscope.workloads.kernel_defects")
     torch.manual_seed(0)
     slow = kernels.Positions(16, 8, True)
     torch.manual_seed(0)
     fast = kernels.Positions(16, 8, False)
-    assert torch.equal(slow.table_LD, fast.table_LD)
-    assert (slow.table_LD.stride(), fast.table_LD.stride()) == ((1, 16), (8, 1))
+    assert torch.equal(slow.tables_SLD, fast.tables_SLD)
+    assert (slow.tables_SLD.stride(), fast.tables_SLD.stride()) == ((128, 1, 16), (128, 8, 1))
 
 
 def test_the_flags() -> None:

@@ -67,12 +67,14 @@ class Comparison:
     def headline(self) -> Headline:
         """Of the metrics that may fail a build: a regression of any, else an improvement of any, else no change.
 
-        Inconclusive where there is none of them.
+        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled.
         """
         said = [one.verdict for one in self.metrics if one.gates and one.unit != "text"]
         for verdict in ("regression", "improvement"):
             if verdict in said:
                 return verdict
+        if self.step_time is not None and self.step_time.gates and self.step_time.verdict == "inconclusive":
+            return "inconclusive"
         return "no change" if "no change" in said else "inconclusive"
 
     def gates(self, fail_on: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ a run lie inside of it. So ranks and launches cannot be taken for each other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -57,8 +57,9 @@ class Launch:
     unsteady: str | None
     """Why its times say nothing, or ``None``."""
     total_ns: float | None
-    """The step as profiled, which ``parts`` sum to; ``None`` where it has no times."""
+    """The step as profiled; ``None`` where it has no times."""
     parts: Mapping[Key, float]
+    """The median time of a call, times the calls a step: one that was interrupted does not count for the others."""
     calls: Mapping[Key, Fraction]
 
 
@@ -102,22 +103,23 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
     A run that captured nothing, or still runs, is left out and named. ``DataError``: none is left;
     ``AskedWronglyError``: they are not of one program, or not of one kind.
     """
-    launches, lost = [], []
+    manifests: dict[Path, Run] = {}
+    launches: list[Launch] = []
+    lost = []
     for run in runs:
         try:
-            launches.append(_launch(run))
+            manifests[run] = _manifest(run)
+        except DataError as error:
+            lost.append(f"{run.name} was left out: {_reason(error, run)}")
+    _check_one_program(path, manifests.values())
+    for run, manifest in manifests.items():
+        try:
+            launches.append(launch_of(run, manifest, load_path(run).traces))
         except DataError as error:
             lost.append(f"{run.name} was left out: {_reason(error, run)}")
     if not launches:
         raise DataError(f"{path}: none of its {len(runs)} runs can be read: {lost[0]}")
     launches.sort(key=lambda one: (one.created_utc, one.run.name))
-    commands = list(dict.fromkeys(one.command for one in launches))
-    if len(commands) > 1:
-        shown = ", ".join(f"`{' '.join(command)}`" for command in commands[:2])
-        raise AskedWronglyError(
-            f"{path}: holds runs of {len(commands)} programs ({shown}{' ...' if len(commands) > 2 else ''}): a set is "
-            "launches of one"
-        )
     kinds = list(dict.fromkeys((one.summary.kind, one.summary.ranks) for one in launches))
     if len(kinds) > 1:
         said = ", ".join(f"{kind} of {ranks} rank{'s' * (ranks > 1)}" for kind, ranks in kinds)
@@ -128,6 +130,8 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
 def read_one(path: str) -> RunSet:
     """A single run as a set of one. ``AskedWronglyError`` where it is no run: without a manifest nobody knows when."""
     place = Path(path).resolve() if Path(path).exists() else store.find(path)
+    if place.is_dir() and not store.is_run(place):
+        place = next(iter(store.directories(place)), place)
     if not place.is_dir() or not store.is_run(place):
         raise AskedWronglyError(f"{path}: is no run; a set of runs is compared with a run or another set")
     return read_set(path, (place,))
@@ -137,11 +141,25 @@ def _reason(error: DataError, run: Path) -> str:
     return str(error).removeprefix(f"{run}: ").removeprefix(f"{run}/")
 
 
-def _launch(run: Path) -> Launch:
+def _manifest(run: Path) -> Run:
     manifest = store.read(run)
     if manifest.state == "running":
         raise DataError(f"{run}: it is still running")
-    traces = load_path(run).traces
+    return manifest
+
+
+def _check_one_program(path: str, manifests: Iterable[Run]) -> None:
+    commands = list(dict.fromkeys(one.command for one in manifests))
+    if len(commands) > 1:
+        shown = ", ".join(f"`{' '.join(command)}`" for command in commands[:2])
+        raise AskedWronglyError(
+            f"{path}: holds runs of {len(commands)} programs ({shown}{' ...' if len(commands) > 2 else ''}): a set is "
+            "launches of one"
+        )
+
+
+def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
+    """A run in numbers, from what it recorded."""
     analysis = analyze(traces)
     times, unsteady = _times(analysis)
     account = _account(traces)
@@ -160,7 +178,7 @@ def _launch(run: Path) -> Launch:
         times=times,
         unsteady=unsteady,
         total_ns=None if account is None else account.total_ns / steps,
-        parts={} if account is None else {part.key: part.own_ns / steps for part in account.parts},
+        parts={} if account is None else {part.key: part.typical_ns / steps for part in account.parts},
         calls={} if account is None else {part.key: Fraction(part.calls, steps) for part in account.parts},
     )
 

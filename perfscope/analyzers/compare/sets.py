@@ -7,8 +7,9 @@ their sides. A number of calls that differs between launches of one side is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from perfscope.analyzers.compare.causes import Cause, causes, corroborated
 from perfscope.analyzers.compare.change import PartChange, StepChange
@@ -22,7 +23,8 @@ from perfscope.analyzers.compare.sets_findings import of_most
 from perfscope.analyzers.compare.sets_time import Turns, judge_time, turns_of
 from perfscope.analyzers.compare.structure import SIDES, structure_of
 from perfscope.analyzers.compare.verdict import MetricResult
-from perfscope.analyzers.load import load_path
+from perfscope.analyzers.load import load
+from perfscope.analyzers.trace import Trace
 
 TIMED = (("untraced", STEP_TIME), ("window", f"{STEP_TIME} (mean of a window)"), ("traced", f"{STEP_TIME} (profiled)"))
 """How steps were timed, the one that says most first; the first that all launches have is taken."""
@@ -58,13 +60,13 @@ class SetsComparison:
     remarks: tuple[str, ...]
 
 
-def compare_sets(base: RunSet, head: RunSet) -> SetsComparison:
-    """Compare the launches of two sides. ``AskedWronglyError``: they are of different kinds."""
+def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
+    """Compare the launches of two sides; ``read`` gives the traces of a run. ``AskedWronglyError``: of two kinds."""
     sides = base.launches, head.launches
     middle = middle_of(sides[0]), middle_of(sides[1])
     chosen = sides[0][middle[0]], sides[1][middle[1]]
     check_alike(chosen[0].summary, chosen[1].summary)
-    traces = load_path(chosen[0].run).traces, load_path(chosen[1].run).traces
+    traces = read(chosen[0].run), read(chosen[1].run)
     time = time_change(*traces)
     if time is not None:
         varying = [_varying(side) for side in sides]
@@ -174,7 +176,7 @@ def _kernels(
         for row, arm, keys in zip(held, arms, (part.base.keys, part.head.keys), strict=True):
             for place, launch in enumerate(arm):
                 row[place] += sum(launch.parts.get(key, 0.0) for key in keys)
-    totals = [[one.total_ns or 0.0 for one in arm] for arm in arms]
+    totals = [[sum(one.parts.values()) for one in arm] for arm in arms]
     return tuple(sorted(judge_many(times, (totals[0], totals[1])), key=lambda one: not _changed(one)))
 
 

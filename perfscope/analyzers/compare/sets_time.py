@@ -96,6 +96,9 @@ def judge_time(
         estimator=ESTIMATOR,
     )
     said = [no_gate] if no_gate is not None else []
+    if found.verdict in ("regression", "improvement") and (found.p_sign_flip is None or found.p_sign_flip >= ALPHA):
+        found = replace(found, verdict="inconclusive")
+        said.append("the pairs do not agree well enough on a direction, and no second batch can confirm it")
     if len(turns.pairs) < LEAST_GATING:
         said.append(f"{len(turns.pairs)} pairs of launches: it fails no build below {LEAST_GATING}")
     elif not turns.either_first:

@@ -26,6 +26,8 @@ TORCH: dict[str, Sequence[str]] = {
     "nested": ("--defect", NESTED),
     "order": ("--kernel-defect", "order"),
     "order-twin": ("--kernel-twin", "order"),
+    "layout": ("--kernel-defect", "layout", "--seq", "128"),
+    "layout-twin": ("--kernel-twin", "layout", "--seq", "128"),
     "opaque": ("--compile-defect", "opaque", "--layers", "1"),
     "opaque-twin": ("--compile-twin", "opaque", "--layers", "1"),
     "float-arg": ("--compile-defect", "float-arg", "--compile-backend", "eager"),
@@ -76,12 +78,28 @@ def recorded(root: Path, name: str) -> Path:
 
 def _record(folder: Path, name: str) -> None:
     module, variant = ("attention", "sdpa") if name in TORCH else ("jax.attention", "naive")
-    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "-o", str(folder), "-m"]
-    program = [f"perfscope.workloads.{module}", "--variant", variant, *STEPS, *(TORCH | JAX)[name]]
+    _run(folder, folder.parent, name, (module, "--variant", variant, *STEPS, *(TORCH | JAX)[name]))
+
+
+def _run(folder: Path, root: Path, name: str, program: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "-o", str(folder), "--name", name, "-m"]
     # A graph from inductor's cache keeps the lines of when it was compiled: a cache of this session's own.
-    cache = str(folder.parent / "inductor")
+    cache = str(root / "inductor")
     place = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-    subprocess.run([*command, *program], check=True, cwd=folder.parent, env=place, capture_output=True, timeout=500)
+    words = [*command, f"perfscope.workloads.{program[0]}", *program[1:]]
+    subprocess.run(words, check=True, cwd=root, env=place, capture_output=True, timeout=500)
+
+
+TURNS = "base head head base " * 3
+LAYOUT = {"base": "--kernel-twin", "head": "--kernel-defect"}
+WIDE = ("--variant", "parallel", "--dim", "64", "--heads", "1", "--batch", "8", "--seq", "512")
+
+
+def recorded_in_turns(root: Path) -> tuple[Path, Path]:
+    """Two sets of six launches: a kernel that reads its table in long strides, and one that does not."""
+    for at, arm in enumerate(TURNS.split()):
+        _run(root / arm, root, f"launch-{at}", ("ssm", *WIDE, *STEPS, LAYOUT[arm], "layout"))
+    return root / "base", root / "head"
 
 
 def source_line(place: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.compare.comparison import compare
+from perfscope.analyzers.compare.run_sets import read_set, runs_in
+from perfscope.analyzers.compare.sets import compare_sets
 from perfscope.analyzers.load import load
 from tests.analyzers.compare.assertions import assert_silent, assert_sums
 from tests.analyzers.compare.conftest import Recorded
-from tests.analyzers.compare.planted import Planted, source_line
+from tests.analyzers.compare.planted import Planted, recorded_in_turns, source_line
+from tests.conftest import REPOSITORY
 
 IN_TORCH = [
     Planted(base="sdpa", head="item", metric="reads by the host a step", line=".item()"),
@@ -73,3 +77,49 @@ def test_launches_of_one_program_are_quiet(names: tuple[str, ...], run_of: Recor
         found = compare(one, other)
         assert_silent(found)
         assert_sums(found)
+
+
+@slow
+@pytest.mark.torch
+def test_a_slower_kernel_is_told_by_several_launches(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    sides = [read_set(str(folder), runs_in(folder) or ()) for folder in recorded_in_turns(tmp_path)]
+    found = compare_sets(*sides)
+    assert found.turns.interleaved
+    assert len(found.turns.pairs) == 6
+    assert "Positions" in enclosing(found.comparison.causes[0].place)
+    assert found.kernels[0].name.startswith("aten::add at ")
+    assert (found.kernels[0].name.partition(" at ")[2], found.kernels[0].verdict) == (
+        found.comparison.causes[0].place,
+        "regression",
+    )
+    assert not any(cause.exact for cause in found.comparison.causes)
+    assert {one.result.verdict for one in found.comparison.exact} == {"no change"}
+    assert_sums(found.comparison)
+    back = compare_sets(sides[1], sides[0])
+    assert (back.kernels[0].name, back.kernels[0].verdict) == (found.kernels[0].name, "improvement")
+    assert back.comparison.causes[0].place == found.comparison.causes[0].place
+
+
+@slow
+def test_a_slower_kernel_of_one_launch_each_is_shown_and_never_judged(run_of: Recorded) -> None:
+    """``layout`` is one op on one line on both sides; its time differs, and no count does."""
+    found = compare(load(run_of("layout-twin")), load(run_of("layout")))
+    assert found.headline == "no change"
+    assert not any(cause.exact for cause in found.causes)
+    assert found.gates(["regression", "finding:low"]) == ()
+    assert found.time is not None
+    (added,) = [
+        part
+        for part in found.time.median.parts
+        if part.key().op == "aten::add" and part.key().file.endswith("kernel_defects.py") and not part.key().phase
+    ]
+    assert (added.status, added.base.calls) == ("slower", added.head.calls)
+    assert added.head.ns > 1.5 * added.base.ns
+
+
+def enclosing(place: str) -> str:
+    """The last class of the file that begins above a line."""
+    file, _, line = place.rpartition(":")
+    lines = (REPOSITORY / file).read_text().splitlines()[: int(line)]
+    return [text for text in lines if text.startswith("class ")][-1]
