@@ -15,8 +15,8 @@ from perfscope.profiler.errors import DataError
 
 Data = bytes | mmap.mmap
 
-PIECE = 16 << 20
-"""Bytes of packets that are read at once: some 300 MB of columns at worst."""
+PIECE = 4 << 20
+"""Bytes of packets that are read at once: some 100 MB of columns while it lasts."""
 LARGEST_PACKET = 256 << 20
 """A packet holds an event, strings, or a compressed buffer of at most 512 kB; nothing that is a trace comes near."""
 LARGEST_UNPACKED = 8 << 30
@@ -54,31 +54,21 @@ def pieces(data: Data, shown: str, left: Left, *, nested: bool = False) -> Itera
     while place < size:
         if data[place] != _PACKET:
             raise DataError(f"{shown}: cut off or corrupt: byte {place:,} begins no packet")
-        place += 1
-        length = shift = 0
-        for position in range(place, min(size, place + _LONGEST_VARINT)):
-            byte = data[position]
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        else:
-            raise DataError(f"{shown}: cut off or corrupt at byte {place:,}")
-        place = position + 1
+        length, place = _length(data, place + 1, shown)
         if place + length > size:
             raise DataError(
                 f"{shown}: cut off: byte {place:,} claims a packet of {length:,} bytes where {size - place:,} are left"
             )
         if length > LARGEST_PACKET:
             raise DataError(f"{shown}: a packet of {length:,} bytes: refused")
-        mark = data[place : place + 2]
-        if mark == _COMPRESSED and length > 2:
+        mark = data[place] if length > 2 else 0
+        if mark == _COMPRESSED[0] and data[place + 1] == _COMPRESSED[1]:
             yield from _piece(data, begin, starts, ends)
             if nested:
                 raise DataError(f"{shown}: corrupt: compressed packets within compressed packets")
             yield from pieces(_unpacked(bytes(data[place : place + length]), shown, left), shown, left, nested=True)
             begin, starts, ends = place + length, array("q"), array("q")
-        elif mark == _ZSTD:
+        elif mark == _ZSTD[0] and data[place + 1] == _ZSTD[1]:
             left.zstd += 1
         else:
             starts.append(place - begin)
@@ -88,6 +78,18 @@ def pieces(data: Data, shown: str, left: Left, *, nested: bool = False) -> Itera
             yield from _piece(data, begin, starts, ends)
             begin, starts, ends = place, array("q"), array("q")
     yield from _piece(data, begin, starts, ends)
+
+
+def _length(data: Data, place: int, shown: str) -> tuple[int, int]:
+    """The varint at ``place``, and where it ends."""
+    length = shift = 0
+    for position in range(place, min(len(data), place + _LONGEST_VARINT)):
+        byte = data[position]
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return length, position + 1
+        shift += 7
+    raise DataError(f"{shown}: cut off or corrupt at byte {place:,}")
 
 
 def _piece(data: Data, begin: int, starts: array[int], ends: array[int]) -> Iterator[Piece]:
@@ -101,13 +103,8 @@ def _piece(data: Data, begin: int, starts: array[int], ends: array[int]) -> Iter
 
 def _unpacked(packet: bytes, shown: str, left: Left) -> bytes:
     """The packets within one (field 50, zlib), no more than the file may come to."""
-    length = shift = 0
-    for place in range(2, min(len(packet), 2 + _LONGEST_VARINT)):
-        length |= (packet[place] & 0x7F) << shift
-        shift += 7
-        if packet[place] < 0x80:
-            break
-    packed = packet[place + 1 : place + 1 + length]
+    length, place = _length(packet, 2, shown)
+    packed = packet[place : place + length]
     room = min(LARGEST_PACKET, LARGEST_UNPACKED - left.unpacked)
     decoder = zlib.decompressobj()
     try:
