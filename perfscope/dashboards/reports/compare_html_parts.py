@@ -150,9 +150,12 @@ def step_cards(document: Document) -> Iterator[str]:
     whose = "" if step.rank is None or document.worst_rank is None else f", rank {step.rank} (the one in the middle)"
     said = f"{of}: {format_ns(step.base_ns)} → {format_ns(step.head_ns)} ({signed_ns(step.delta_ns)}){whose}"
     chance = "" if document.method.profiled > 1 else " One launch each: part of the differences is chance."
-    body = f'<p class="note">{escape("Parts sum to the whole exactly." + chance)}</p>{_waterfall(step, _by_kind(step))}'
-    places = _by_place(step)
-    body += f"<details><summary>the same by place in the code</summary>{_waterfall(step, places)}</details>"
+    body = f'<p class="note">{escape("Parts sum to the whole exactly." + chance)}</p>'
+    kinds, places = _waterfall(step, _by_kind(step)), _waterfall(step, _by_place(step))
+    if len(step.by_kind) > 1:
+        body += f"{kinds}<details><summary>the same by place in the code</summary>{places}</details>"
+    else:  # the host alone: its kind says nothing
+        body += places
     parts = _parts(step)
     if parts:
         body += f"<details><summary>the largest parts</summary>{parts}</details>"

@@ -327,7 +327,7 @@ def _unknown(document: Document, shrink: int) -> Iterator[str]:
 
 
 def _method(document: Document, shrink: int) -> Iterator[str]:
-    lines = [f"{title(document)}", *method_lines(document)]
+    lines = [*([] if document.method.base_commit else [title(document)]), *method_lines(document)]
     for metric in document.metrics:
         if metric.known != "exact":
             lines += [f"{shown(metric.name)}: {shown(remark, TEXT_LIMIT)}" for remark in metric.remarks]
