@@ -116,26 +116,25 @@ def _partners(trace: Trace, index: Index) -> np.ndarray:
 
 def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """The place in the code of device work and of ops, as far as it is known and there are not too many."""
-    found = np.full(len(index), MISSING, np.int32)
-    ops: dict[int, list[int]] = {}
+    op = np.full(len(index), MISSING, np.int64)
     for table in ("kernels", "copies"):
-        op = trace.rows[table]["op"]
-        for event in np.flatnonzero(index.table == TABLES.index(table)).tolist():
-            row = int(op[index.row[event]])
-            if row != MISSING:
-                ops.setdefault(row, []).append(event)
-    for event in np.flatnonzero((index.table == TABLES.index("slices")) & (index.category == Category.OP)).tolist():
-        if len(ops) > MOST_SITES:
-            break
-        ops.setdefault(int(index.row[event]), []).append(event)
-    sites: dict[tuple[str, int | None], int] = {}
-    for row, events in list(ops.items())[:MOST_SITES]:
+        mine = np.flatnonzero(index.table == TABLES.index(table))
+        op[mine] = trace.rows[table]["op"][index.row[mine]]
+    asked = np.unique(op[op != MISSING])[:MOST_SITES]
+    own = np.flatnonzero((index.table == TABLES.index("slices")) & (index.category == Category.OP))
+    op[own] = index.row[own]
+    asked = np.union1d(asked, index.row[own[: max(0, MOST_SITES - len(asked))]]).astype(np.int64)
+    if not len(asked):
+        return np.full(len(index), MISSING, np.int32), []
+    labels: dict[str, int] = {}
+    known = np.full(len(asked), MISSING, np.int32)
+    for at, row in enumerate(asked.tolist()):
         site = call_site(trace, row)
-        if site.file is None:
-            continue
-        at = sites.setdefault((shown(site.where().label(), NAME_CHARS), site.line), len(sites))
-        found[events] = at
-    return found, [{"label": label} for label, _ in sites]
+        if site.file is not None:
+            known[at] = labels.setdefault(shown(site.where().label(), NAME_CHARS), len(labels))
+    place = np.minimum(np.searchsorted(asked, op), len(asked) - 1)
+    found = np.where(asked[place] == op, known[place], MISSING).astype(np.int32)
+    return found, [{"label": label} for label in labels]
 
 
 def _numbers(trace: Trace, index: Index) -> np.ndarray:
