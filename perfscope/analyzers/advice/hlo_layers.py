@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from perfscope.analyzers.advice.hlo_reads import only_moves, takes_buffers, takes_part
 from perfscope.analyzers.facts.hlo_flow import Flow
@@ -79,8 +80,6 @@ class Layers:
     """Of a single layer, the path that its instructions begin with; empty of a loop."""
     path: tuple[str, ...] = ()
     """Of a loop, the scope that it is in."""
-    line: str = ""
-    """Where the program has them, as ``file:line``; empty where it is not told."""
 
 
 def layer_loops(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
@@ -133,14 +132,16 @@ def _layers(
         nested=reached(module, forward.called[1], loops_only=True),
         takers=frozenset(name for one in kept for name in one.makers),
         path=scope_of(forward.op_name).path if forward.op_name else (),
-        line="" if forward.file is None or forward.line is None else f"{forward.file}:{forward.line}",
     )
 
 
 def _label(loop: Instruction) -> str:
-    """``layers of mlp`` for a loop in a scope of the user's."""
+    """``layers of mlp at model.py:73`` for a loop in a scope of the user's."""
     path = scope_of(loop.op_name).path if loop.op_name else ()
-    return f"layers of {'/'.join(path)}" if path else f"layers of {loop.name}"
+    line = "" if loop.file is None or loop.line is None else f"{PurePosixPath(loop.file).name}:{loop.line}"
+    if path:
+        return f"layers of {'/'.join(path)}" + (f" at {line}" if line else "")
+    return f"layers of the scan at {line}" if line else f"layers of {loop.name}"
 
 
 def _stacks(module: HloModule, flow: Flow, loop: Instruction) -> Iterator[tuple[int, tuple[int, frozenset[str]]]]:

@@ -14,11 +14,11 @@ from perfscope.analyzers.advice.hlo_outputs import Outputs
 from perfscope.analyzers.advice.hlo_plan import KERNEL, Plan
 from perfscope.analyzers.advice.hlo_policies import Keeps, with_merged_parts
 from perfscope.analyzers.advice.hlo_reads import takes_buffers
-from perfscope.analyzers.advice.hlo_unrolled import readers_of
+from perfscope.analyzers.advice.hlo_unrolled import entry_scopes, readers_of
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.hlo.scope import Scope, scope_of
+from perfscope.analyzers.hlo.scope import scope_of
 
 _VIEWS = frozenset({"bitcast", "get-tuple-element"})
 _NOT_READERS = _VIEWS | {"tuple"}
@@ -38,12 +38,7 @@ class _SinglePlan(Plan):
         self.back = self.entry
         self._layers = layers
         self._code = module.entry_computation()
-        self._scopes: dict[str, Scope] = {}
-        for one in self._code.instructions:
-            if one.op_name:
-                self._scopes[one.name] = scope_of(one.op_name)
-            elif one.operands and one.operands[0] in self._scopes and one.opcode in (*_VIEWS, "copy"):
-                self._scopes[one.name] = self._scopes[one.operands[0]]
+        self._scopes = entry_scopes(self._code)
         self._readers = dict(readers_of(self._code))
         self._outputs = Outputs(module, flow, self.entry)
         self._scope = cache(scope_of)
@@ -238,7 +233,7 @@ class _SinglePlan(Plan):
         """Instructions of the layer's backward."""
         for one in self._readers.get(kept.part, ()):
             if one.name in self._backward:
-                yield one.name, takes_buffers(self.module, one)
+                yield one.name, one.opcode == "tuple" or takes_buffers(self.module, one)
 
     def views(self, kept: Kept) -> frozenset[str]:
         """The kernel or the part of its tuple, and other layouts of it."""

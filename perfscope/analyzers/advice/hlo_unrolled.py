@@ -34,12 +34,7 @@ Part = tuple[str, int | None]
 def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
     """Layers of the entry with a scope each, in the order they run. Linear in the entry's instructions."""
     entry = module.entry_computation()
-    scopes: dict[str, Scope] = {}
-    for one in entry.instructions:
-        if one.op_name:
-            scopes[one.name] = scope_of(one.op_name)
-        elif one.operands and one.operands[0] in scopes and one.opcode in ("copy", "bitcast", "get-tuple-element"):
-            scopes[one.name] = scopes[one.operands[0]]  # XLA's own copies carry no path
+    scopes = entry_scopes(entry)
     kinds: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for scope in scopes.values():
         path = _numbered(scope.path)
@@ -80,6 +75,19 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
     return tuple(sorted(found, key=lambda one: one.forward))
 
 
+def entry_scopes(entry: Computation) -> dict[str, Scope]:
+    """Where in the user's program instructions come from, as far as they or what they belong to tell it."""
+    found: dict[str, Scope] = {}
+    for one in entry.instructions:
+        if one.op_name:
+            found[one.name] = scope_of(one.op_name)
+        elif one.operands and one.operands[0] in found and one.opcode in ("copy", "bitcast", "get-tuple-element"):
+            found[one.name] = found[one.operands[0]]  # XLA's own copies carry no path
+        if one.opcode == "while" and one.name in found:
+            found.setdefault(one.operands[0], found[one.name])  # what a loop begins with
+    return found
+
+
 def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
     """Who reads each value of a computation, behind views and parts of tuples; the root reads what it returns."""
     views: dict[str, Part] = {}
@@ -97,11 +105,22 @@ def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
 
 
 def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) -> int | None:
-    """The number in ``Flow`` of a value of a computation; ``None`` of a part of what is no fusion."""
+    """The number in ``Flow`` of a value of a computation; ``None`` of a part of what is neither a fusion nor a loop."""
     name, index = part
     if index is None:
         return flow.numbers[body.name, name]
     one = body.by_name[name]
+    if one.opcode == "while":
+        return next(
+            (
+                flow.numbers[body.name, element.name]
+                for element in body.instructions
+                if element.opcode == "get-tuple-element"
+                and element.operands == (name,)
+                and element.attributes.get("index") == str(index)
+            ),
+            None,
+        )
     if one.opcode != "fusion":
         return None
     root = module.computations[one.called[0]].root
