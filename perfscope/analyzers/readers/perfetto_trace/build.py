@@ -16,20 +16,20 @@ from perfscope.analyzers.readers.perfetto_trace.events import Events
 from perfscope.analyzers.readers.perfetto_trace.framing import Data, Left, pieces
 from perfscope.analyzers.readers.perfetto_trace.pairing import pair
 from perfscope.analyzers.readers.perfetto_trace.tables import Tables
-from perfscope.analyzers.trace import RECORDED, Rows, SliceKind, Source, Trace
+from perfscope.analyzers.trace import Rows, SliceKind, Source, Trace
 from perfscope.analyzers.trace.columns import MISSING, Array
 from perfscope.profiler.errors import DataError
 
 FORMAT = "perfetto"
 
 _LARGEST_NS = 1 << 62
-_CARRIED = frozenset(
+CARRIED = frozenset(
     {
         "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
         "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
     }
 )  # fmt: skip
-"""What an export of ours carries whole: where its source recorded one of these and there is none, there was none."""
+"""Keys of ``Trace.recorded`` that an export of ours carries whole: where there is none of it, there was none."""
 
 
 def build(data: Data, shown: str) -> list[Trace]:
@@ -178,6 +178,10 @@ def _text(said: Mapping[str, Any] | None, key: str) -> str | None:
 
 
 def _recorded(rows: Mapping[str, Rows], said: Mapping[str, Any] | None) -> frozenset[str]:
+    """What was recorded: in an export of ours what the reader of its source said, otherwise what is there."""
+    declared = said.get("recorded") if said is not None else None
+    if isinstance(declared, list):
+        return frozenset(key for key in declared if isinstance(key, str)) & CARRIED
     kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
     checks = {
         "device_work": bool(len(kernels) or len(copies)),
@@ -193,11 +197,7 @@ def _recorded(rows: Mapping[str, Rows], said: Mapping[str, Any] | None) -> froze
         "sync_records": len(rows["sync_records"]) > 0,
         "steps": len(rows["steps"]) > 0,
     }
-    found = {key for key, present in checks.items() if present}
-    declared = said.get("recorded") if said is not None else None
-    if isinstance(declared, list):
-        found |= {key for key in declared if isinstance(key, str)} & _CARRIED & set(RECORDED)
-    return frozenset(found)
+    return frozenset(key for key, present in checks.items() if present)
 
 
 def _notes(tables: Tables, said: Mapping[str, Any] | None) -> tuple[str, ...]:
