@@ -21,7 +21,17 @@ NOT_SHIPPED = (".gitkeep",)
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel, built from a copy: no build leftovers can slip in or stay behind."""
     checkout = tmp_path_factory.mktemp("checkout")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "perfscope", "tests", "docs", "ci", "action.yml"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "perfscope",
+        "tests",
+        "docs",
+        "ci",
+        "action.yml",
+    ):
         subprocess.run(["cp", "-R", str(REPOSITORY / name), str(checkout / name)], check=True)
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt"):
         subprocess.run(["cp", str(REPOSITORY / name), str(checkout / name)], check=True)
