@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 
-from perfscope.dashboards.reports import compare_github, compare_html, compare_junit
+from perfscope.dashboards.reports import compare_github, compare_html, compare_junit, compare_text
 from perfscope.dashboards.reports.compare_document import of, parse
 from perfscope.dashboards.reports.compare_embedded import MOST_CHARACTERS, embedded
 from perfscope.dashboards.reports.compare_svg import axis_of, fall_bar, falls, interval_bar, launches_chart
@@ -224,7 +224,7 @@ class TestGitHub:
         lines = compare_github.annotated(of(held), checkout).splitlines()
         warnings = [line for line in lines if line.startswith("::warning")]
         assert len(warnings) == 10
-        assert warnings[-1] == "::warning title=perfscope::and 6 more: see the summary"
+        assert warnings[-1] == "::warning title=perfscope::and more: see the summary"
 
     @pytest.mark.parametrize(
         ("file", "found"),
@@ -305,3 +305,16 @@ def test_names_are_cut_in_every_face() -> None:
     for text in (compare_junit.render(document), compare_github.annotated(document, Path("/nowhere"))):
         assert "n" * 5_000 not in text
         assert shown(name) in text
+
+
+def test_a_document_of_many_rows_is_drawn_in_part() -> None:
+    held = compared.in_turns()
+    held["metrics"] = [{**held["metrics"][0], "name": f"metric {number}"} for number in range(1_000)]
+    held["notes"] = [f"note {number}" for number in range(1_000)]
+    document = of(held)
+    text = compare_text.render(document, verbose=True)
+    assert "metric 199" in text
+    assert "metric 200" not in text
+    assert text.count("    and 800 more") == 2
+    assert compare_html.render(document).count("<tr>") < 200
+    assert len(ET.fromstring(compare_junit.render(document))[0]) <= compare_junit.MOST_CASES + 4

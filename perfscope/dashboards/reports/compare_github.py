@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -41,16 +42,17 @@ def annotated(document: Document, repository: Path) -> str:
     Places are shown where they name a file of ``repository``.
     """
     kinds = {
-        "error": list(_errors(document, repository)),
-        "warning": list(_warnings(document, repository)),
-        "notice": list(_notices(document)),
+        "error": _errors(document, repository),
+        "warning": _warnings(document, repository),
+        "notice": _notices(document),
     }
     lines = []
     for kind, found in kinds.items():
-        kept = found if len(found) <= MOST_OF_A_KIND else found[: MOST_OF_A_KIND - 1]
+        first = list(islice(found, MOST_OF_A_KIND + 1))
+        kept = first if len(first) <= MOST_OF_A_KIND else first[: MOST_OF_A_KIND - 1]
         lines += [command(kind, properties, message) for properties, message in kept]
-        if len(kept) < len(found):
-            lines.append(command(kind, {"title": "perfscope"}, f"and {len(found) - len(kept)} more: see the summary"))
+        if len(kept) < len(first):
+            lines.append(command(kind, {"title": "perfscope"}, "and more: see the summary"))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -126,11 +126,15 @@ def changed_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
 def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:
     """(metrics that say something, those without a change): time first, then worse, better, open, other."""
     order = {"regression": 0, "improvement": 1, "inconclusive": 2}
-    timed = [one for one in document.metrics if one.unit == "ns" and one.known != "exact"]
-    rest = [one for one in document.metrics if one not in timed]
+    timed = [one for one in document.metrics if _is_timed(one)]
+    rest = [one for one in document.metrics if not _is_timed(one)]
     same = [one for one in rest if one.verdict == "no change"]
     rows = sorted((one for one in rest if one.verdict != "no change"), key=lambda one: order[one.verdict])
     return [*timed, *rows], same
+
+
+def _is_timed(metric: Metric) -> bool:
+    return metric.unit == "ns" and metric.known != "exact"
 
 
 def cause_row(cause: Cause, per: str = "step", *, limit: int = NAME_LIMIT) -> CauseRow:

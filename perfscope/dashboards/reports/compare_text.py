@@ -45,6 +45,8 @@ MOST_PARTS = 8
 MOST_FINDINGS = 12
 MOST_RANKS = 16
 MOST_KERNELS = 8
+MOST_ROWS = 200
+"""Of everything else, also with ``-v``: nobody scrolls through more, and a document may come from a stranger."""
 EXACT = "exact"
 
 PLACE_SHARE = 36
@@ -72,30 +74,34 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
     blind = not_looked(document)
     if blind:
         yield "  could not look:"
-        yield from (_line("    ", f"{names} ({reason})") for names, reason in blind)
-    yield from (_line("  note: ", shown(note, TEXT_LIMIT)) for note in document.notes)
+        yield from (_line("    ", f"{names} ({reason})") for names, reason in blind[:MOST_ROWS])
+        yield from _left(blind)
+    yield from (_line("  note: ", shown(note, TEXT_LIMIT)) for note in document.notes[:MOST_ROWS])
+    yield from _left(document.notes)
     if document.method.launches or verbose:
         yield from (_line("  method: ", line) for line in method_lines(document))
 
 
 def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
-    shown_ones = [one for one in document.metrics if verbose or not one.gates or _says(one)]
-    same = [shown(one.name) for one in document.metrics if one not in shown_ones]
+    shown_ones = [one for one in document.metrics if verbose or _says(one)]
+    same = [shown(one.name) for one in document.metrics if not (verbose or _says(one))]
+    beside = document.beside[:MOST_ROWS]
     if shown_ones or document.beside:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("metric", overflow="fold", ratio=1)
         for name in ("base", "head", "change"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("verdict", overflow="fold")
-        for one in shown_ones:
+        for one in shown_ones[:MOST_ROWS]:
             style = _STYLES.get(one.verdict, "") if one.gates else "dim"
             table.add_row(*_cells(one), Text(verdict(one), style=style))
-        for one in document.beside:
+        for one in beside:
             table.add_row(*_cells(one), Text(f"beside: {verdict(one)}", style="dim"))
         yield Padding(table, (0, 0, 0, 2))
+        yield from _left(shown_ones)
     if same:
-        yield _line("  no change: ", f"{', '.join(same)} ({len(same)})")
-    for one in document.metrics:
+        yield _line("  no change: ", f"{shown(', '.join(same), TEXT_LIMIT)} ({len(same)})")
+    for one in document.metrics[:MOST_ROWS]:
         if verbose or one.known not in (EXACT, SINGLE):
             yield from (_line(f"  {shown(one.name)}: ", shown(remark, TEXT_LIMIT)) for remark in one.remarks)
         if one.needed_pairs is not None:
@@ -103,9 +109,15 @@ def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
     yield ""
 
 
+def _left(rows: Sequence[object]) -> Iterator[RenderableType]:
+    """That there are more."""
+    if len(rows) > MOST_ROWS:
+        yield f"    and {len(rows) - MOST_ROWS:,} more"
+
+
 def _says(one: Metric) -> bool:
     """Whether it has a line of its own: the time of launches has one also where it did not change."""
-    return one.verdict != "no change" or one.known != EXACT
+    return one.verdict != "no change" or one.known != EXACT or not one.gates
 
 
 def _cells(one: Metric) -> tuple[Text, ...]:
