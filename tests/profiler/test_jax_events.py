@@ -205,3 +205,18 @@ def test_of_a_warning_only_shapes_are_kept_and_not_too_many() -> None:
     assert module_name
     assert (len(found.shapes), found.count, found.shapes[1]) == (MOST_SHAPES, 200, "int8[1,2]")
     assert found.module == "jit_a_b_script"
+
+
+@pytest.mark.jax
+def test_where_jax_does_not_warn_in_the_place_we_know_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    monkeypatch.delattr(importlib.import_module("jax._src.interpreters.mlir"), "warnings")
+    log = EventLog(Sites(Path(__file__).parent), lambda: None)
+    log.start()
+    log.stop()
+    (tmp_path / "rank00000").mkdir()
+    capture = log.save(tmp_path / "rank00000", tmp_path)
+    assert capture.reason == "no donated buffers that are not usable: this jax does not say it where we know"

@@ -62,6 +62,7 @@ class EventLog:
         self._lines = Lines(SCHEMA, MOST_EVENTS)
         self._undo: list[Undo] = []
         self._explains = False
+        self._hears = False
         self.compilations = 0
         """Programs that were compiled since the start, cached ones included."""
 
@@ -73,6 +74,7 @@ class EventLog:
         if explained is not None:
             self._undo.append(explained)
         donation = on_unusable_donation(self._unusable)
+        self._hears = donation is not None
         if donation is not None:
             self._undo.append(donation)
 
@@ -89,6 +91,8 @@ class EventLog:
         reasons = []
         if not self._explains:
             reasons.append("no reasons of retraces: jax_explain_cache_misses is on already, or this jax has none")
+        if not self._hears:
+            reasons.append("no donated buffers that are not usable: this jax does not say it where we know")
         if self._lines.dropped:
             reasons.append(f"{self._lines.dropped} events beyond the first {MOST_EVENTS} were dropped")
         return Capture(
