@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from perfscope.dashboards.exports import Subject
 
 FORMATS = ("perfetto", "chrome", "speedscope", "parquet", "tensorboard")
-TIMELINES = ("perfetto", "chrome", "tensorboard")
-"""Formats that findings are drawn in."""
+TIMELINES = ("perfetto", "chrome")
+"""Formats with all ranks on one timeline, and findings on it."""
 
 
 @click.command()
@@ -29,9 +30,12 @@ TIMELINES = ("perfetto", "chrome", "tensorboard")
     "-o", "--output", metavar="FILE", help="Write here (a folder for parquet and tensorboard). [named after PATH]"
 )
 @click.option("--findings/--no-findings", default=True, help="Judge the traces and draw what was found.")
+@click.option("--align-clocks", "align", is_flag=True, help="Put the ranks on one clock, by the ends of collectives.")
 @quiet_option
 @verbose_option
-def export(paths: tuple[str, ...], form: str, output: str | None, findings: bool, quiet: bool, verbose: bool) -> int:
+def export(
+    paths: tuple[str, ...], form: str, output: str | None, findings: bool, align: bool, quiet: bool, verbose: bool
+) -> int:
     """Write a run, a trace file, or a folder of traces in the format of another tool.
 
     `perfetto` (ui.perfetto.dev, trace_processor) and `chrome` (chrome://tracing, other readers of Kineto's JSON) hold
@@ -41,8 +45,11 @@ def export(paths: tuple[str, ...], form: str, output: str | None, findings: bool
     from perfscope.analyzers.load import load_path, note_missing
     from perfscope.dashboards.exports import Subject, module_of
     from perfscope.dashboards.exports import export as write
+    from perfscope.dashboards.exports.clocks import apart
     from perfscope.dashboards.shown import shown
 
+    if align and form not in TIMELINES:
+        raise AskedWronglyError(f"--align-clocks: --to {form} has no common timeline ({', '.join(TIMELINES)} have)")
     traces: list[Trace] = []
     for path in paths:
         traces += load_path(path, alone=False).traces
@@ -50,7 +57,8 @@ def export(paths: tuple[str, ...], form: str, output: str | None, findings: bool
     target = Path(output) if output is not None else _named_after(paths[0], module_of(form).SUFFIX)
     _spare_inputs(paths, traces, target)
     subject = _judged(traces) if findings and form in TIMELINES else Subject(traces=tuple(traces))
-    remarks = write(subject, form, target)
+    subject, remarks = _on_one_clock(subject) if align else (subject, apart(traces) if form in TIMELINES else [])
+    remarks = [*remarks, *write(subject, form, target)]
     if not quiet:
         for remark in remarks:
             click.echo(f"perfscope: {shown(remark, 1_000)}", err=True)
@@ -63,6 +71,13 @@ def _judged(traces: Sequence[Trace]) -> Subject:
     from perfscope.dashboards.exports import Subject
 
     return Subject(traces=tuple(traces), findings=analyze(traces).findings())
+
+
+def _on_one_clock(subject: Subject) -> tuple[Subject, list[str]]:
+    from perfscope.dashboards.exports.clocks import aligned
+
+    traces, remarks = aligned(subject.traces)
+    return replace(subject, traces=traces), remarks
 
 
 def _named_after(path: str, suffix: str) -> Path:

@@ -100,4 +100,5 @@ def test_bad_input_is_one_line(
 def test_asked_wrongly(trace: Path) -> None:
     assert run(["export", str(trace)]) == 2
     assert run(["export", str(trace), "--to", "svg"]) == 2
+    assert run(["export", str(trace), "--to", "parquet", "--align-clocks"]) == 2
     assert run(["export", str(trace.parent / "absent"), "--to", "chrome"]) == 4

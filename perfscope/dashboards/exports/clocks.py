@@ -1,0 +1,65 @@
+"""The ranks of a job on one clock, where the user asks for it: by the ends of their collectives.
+
+Times are otherwise those that each rank recorded. How the offsets are found, and how far they may be off:
+``analyzers/ranks/clocks.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfscope.analyzers.ranks.sets import TOLD_NS, RankSet, rank_sets
+from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.trace.columns import MISSING, Rows
+from perfscope.analyzers.units import format_ns
+
+_TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns", "freed_ns")
+"""Columns that hold moments on the trace's clock."""
+
+
+def apart(traces: Sequence[Trace]) -> list[str]:
+    """What to tell of several ranks whose clocks stay as they are: a sentence where they differ noticeably."""
+    return [
+        f"the clocks of the ranks are up to {format_ns(ranks.clocks.largest_offset_ns)} apart, and stay so: "
+        f"--align-clocks brings them to within {format_ns(ranks.clocks.worst_ns)}"
+        for ranks in _judged(traces)
+        if ranks.clocks.largest_offset_ns >= TOLD_NS
+    ]
+
+
+def aligned(traces: Sequence[Trace]) -> tuple[tuple[Trace, ...], list[str]]:
+    """The traces with the times of each rank moved to the clock of its job's lowest rank, and what was done."""
+    offsets: dict[int, int] = {}
+    remarks = []
+    for ranks in _judged(traces):
+        for member in ranks.job.members:
+            offsets[id(member.trace)] = ranks.clocks.offset_ns.get(member.rank, 0)
+        told = f"clocks moved by up to {format_ns(ranks.clocks.largest_offset_ns)}; they agree to within "
+        remarks.append(told + format_ns(ranks.clocks.worst_ns))
+        if ranks.clocks.unreached:
+            remarks.append(f"{len(ranks.clocks.unreached):,} ranks share no collective with the others: not moved")
+    if not remarks:
+        remarks.append("no collectives of several ranks to align clocks by: no clock was moved")
+    return tuple(moved(trace, -offsets.get(id(trace), 0)) for trace in traces), remarks
+
+
+def _judged(traces: Sequence[Trace]) -> list[RankSet]:
+    return [ranks for ranks in rank_sets(traces) if len(ranks.job.members) > 1 and ranks.matching.matched]
+
+
+def moved(trace: Trace, by_ns: int) -> Trace:
+    """The trace with every moment ``by_ns`` later; itself for 0."""
+    if not by_ns:
+        return trace
+    rows = {name: _moved(held, by_ns) for name, held in trace.rows.items()}
+    return Trace(source=trace.source, strings=trace.strings, rows=rows, recorded=trace.recorded, hlo=trace.hlo)
+
+
+def _moved(rows: Rows, by_ns: int) -> Rows:
+    columns = dict(rows)
+    for column in rows.table.columns:
+        if column.name in _TIMES:
+            values = columns[column.name].copy()
+            values[slice(None) if not column.nullable else values != MISSING] += by_ns
+            columns[column.name] = values
+    return Rows(rows.table, columns)
