@@ -56,6 +56,8 @@ MOST_ADVISED = 5
 MOST_KERNELS = 20
 MOST_PARTS = 10
 MOST_NOTES = 20
+MOST_REASONS = 2
+"""Why a time is open: the first remarks say it."""
 MOST_ENVIRONMENT = 12
 FEW_FACTS = 3
 """Facts of the machine in the line below the verdict; the others are folded."""
@@ -192,6 +194,10 @@ def _metrics(document: Document, shrink: int) -> Iterator[str]:
     if len(kept) < len(rows):
         yield f"and {len(rows) - len(kept):,} more metrics that changed"
     for one in kept:
+        if one.gates and one.known != "exact" and one.verdict == "inconclusive":  # why not, where it is asked
+            said = "; ".join(shown(remark, 320) for remark in one.remarks[:MOST_REASONS])
+            if said:
+                yield f"The {inline(shown(one.name))} is open: {inline(said)}."
         if one.needed_pairs is not None:
             name = inline(shown(one.name))
             yield f"About {one.needed_pairs:,} pairs in all would settle the {name}, by the spread so far."
