@@ -86,7 +86,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         step_time=step,
         exact=built.metrics,
         time=time,
-        causes=_judged_first(causes(median, built, findings), {one.name for one in kernels if _changed(one)}),
+        causes=_judged_first(causes(median, built, findings), kernels),
         findings=findings,
         not_looked=built.not_looked,
         notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *_notes(time, built.notes)))),
@@ -192,11 +192,14 @@ def name_of(part: PartChange) -> str:
     return f"{key.name()}{phase} at {place}" if place else f"{key.name()}{phase}"
 
 
-def _judged_first(found: Sequence[Cause], judged: set[str]) -> tuple[Cause, ...]:
-    """Of the causes that only times tell of, those with a part that changed in all launches before the others."""
+def _judged_first(found: Sequence[Cause], kernels: Sequence[KernelChange]) -> tuple[Cause, ...]:
+    """Of the causes that only times tell of, those with work that changed in all launches first, by how much it did."""
+    changed = {one.name: abs(one.change) for one in kernels if _changed(one)}
 
-    def order(cause: Cause) -> tuple[bool, bool]:
-        return not cause.exact, not any(name_of(part) in judged for part in cause.parts)
+    def order(cause: Cause) -> tuple[bool, float]:
+        if cause.exact:
+            return False, 0.0
+        return True, -max((changed.get(name_of(part), 0.0) for part in cause.parts), default=0.0)
 
     return tuple(sorted(found, key=order))
 
