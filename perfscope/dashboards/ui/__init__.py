@@ -7,7 +7,16 @@ from typing import Any
 
 from dash.development.base_component import Component
 
-SCRIPTS = ("fragment.js", "timeline_wire.js", "timeline_draw.js", "timeline.js", "flame.js")
+SCRIPTS = (
+    "fragment.js",
+    "timeline_wire.js",
+    "timeline_draw.js",
+    "timeline_picture.js",
+    "timeline_input.js",
+    "timeline_panel.js",
+    "timeline.js",
+    "flame.js",
+)
 """In the order they are loaded."""
 
 # Dash looks for the scripts of a component in the top package of its module.

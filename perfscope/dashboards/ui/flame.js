@@ -4,16 +4,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const ROW = 20, MOST_ROWS = 300, LEAST_PX = 0.6;
 
-  function element(kind, properties, ...children) {
-    const made = document.createElement(kind);
-    for (const [key, value] of Object.entries(properties || {})) {
-      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-      else if (key === "class") made.className = value;
-      else made.setAttribute(key, value);
-    }
-    for (const child of children) made.append(child);
-    return made;
-  }
+  const element = ui.wire.element;
 
   // The same name has the same colour in every tree; hues are kept off red, which means trouble elsewhere.
   function color(name, dark) {

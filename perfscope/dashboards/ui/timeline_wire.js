@@ -115,5 +115,17 @@ window.perfscope_ui = window.perfscope_ui || {};
     return "0";
   }
 
-  ui.wire = { Wire, ranges, parse, format_ns, format_mark };
+  // An element with its properties and children; what begins with "on" is a listener. Texts stay texts.
+  function element(kind, properties, ...children) {
+    const made = document.createElement(kind);
+    for (const [key, value] of Object.entries(properties || {})) {
+      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+      else if (key === "class") made.className = value;
+      else made.setAttribute(key, value);
+    }
+    for (const child of children) made.append(child);
+    return made;
+  }
+
+  ui.wire = { Wire, element, ranges, parse, format_ns, format_mark };
 })(window.perfscope_ui);

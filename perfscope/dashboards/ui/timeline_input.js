@@ -1,0 +1,146 @@
+// What the pointer and the keys do to a timeline.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+  const draw = ui.draw;
+  const { format_ns } = ui.wire;
+  const element = ui.wire.element;
+  const DRAG_PX = 4;
+
+  const KEYS = [
+    ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
+    ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name"], ["click", "select an event"],
+    ["← / →", "the event before and behind; with Shift: of the same name"], ["f", "fit the selection, or everything"],
+    ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
+    ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
+  ];
+
+  // Parts of the class in timeline.js.
+  ui.timeline_input = {
+    wheel(event) {
+      event.preventDefault();
+      const x = event.offsetX;
+      if (event.shiftKey || x < draw.GUTTER) { this.scroll += event.deltaY || event.deltaX; this.changed(); return; }
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { this.pan(event.deltaX / (this.width - draw.GUTTER)); return; }
+      this.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 240))), x);
+    },
+
+    down(event) {
+      this.canvas.setPointerCapture(event.pointerId);
+      this.grip = { x: event.offsetX, y: event.offsetY, view: { ...this.view }, scroll: this.scroll, area: event.shiftKey, moved: false };
+      if (event.shiftKey) event.preventDefault();
+    },
+
+    move(event) {
+      this.pointer = { x: event.offsetX, y: event.offsetY };
+      const grip = this.grip;
+      if (!grip) { this.hover(event); return; }
+      const dx = event.offsetX - grip.x, dy = event.offsetY - grip.y;
+      if (Math.abs(dx) + Math.abs(dy) > DRAG_PX) grip.moved = true;
+      if (!grip.moved) return;
+      this.tip.hidden = true;
+      if (grip.area) {
+        const ends = [this.time(grip.x), this.time(event.offsetX)].sort((a, b) => a - b);
+        this.area = { t0: ends[0], t1: ends[1] };
+        this.paint();
+      } else {
+        const by = (-dx / (this.width - draw.GUTTER)) * (grip.view.t1 - grip.view.t0);
+        this.view = { t0: grip.view.t0 + by, t1: grip.view.t1 + by };
+        this.scroll = grip.scroll - dy;
+        this.changed();
+      }
+    },
+
+    up(event) {
+      const grip = this.grip;
+      this.grip = null;
+      if (!grip) return;
+      if (grip.area && grip.moved) { this.table(this.area); return; }
+      if (grip.moved) return;
+      this.canvas.focus({ preventScroll: true });
+      const row = this.rows.find((one) => { const y = one.y - this.scroll + draw.RULER; return grip.y >= y && grip.y < y + one.height; });
+      if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || ["trace", "group"].includes(row.kind))) { this.fold(row); return; }
+      const hit = this.hit(grip.x, grip.y);
+      if (hit) this.select(hit.trace, hit.tile.box_event[hit.box]);
+      else this.release();
+    },
+
+    fold(row) {
+      if (!row.key) return;
+      const many = row.kind === "trace" && this.traces.length <= 8;
+      const held = many || (row.kind === "trace" && row.trace === this.traces[0]) ? this.closed : this.open;
+      if (held.has(row.key)) held.delete(row.key); else held.add(row.key);
+      this.lay();
+      this.resize();
+    },
+
+    hit(x, y) {
+      if (x < draw.GUTTER || y < draw.RULER || !this.placed) return null;
+      for (const [trace, rows] of this.placed) {
+        const tile = this.tiles.get(trace);
+        if (!tile) continue;
+        const box = draw.box_at(tile, this.view, this.width, (lane) => (rows.has(lane) ? rows.get(lane) : null), x, y);
+        if (box !== null) return { trace, tile, box };
+      }
+      return null;
+    },
+
+    hover(event) {
+      const hit = this.hit(event.offsetX, event.offsetY);
+      const sample = hit ? null : this.sample(event.offsetX, event.offsetY);
+      this.tip.hidden = !hit && !sample;
+      if (sample) { this.tip.textContent = sample; this.tell(event); }
+      if (!hit) return;
+      const { trace, tile, box } = hit;
+      const cut = tile.box_low[box] <= -3 || tile.box_high[box] >= tile.columns + 3;
+      const scale = (tile.high - tile.low) / tile.columns;
+      const long = (cut ? "at least " : "") + format_ns((tile.box_high[box] - tile.box_low[box]) * scale);
+      this.tip.textContent = `${this.wire.name(trace, tile.box_name[box])}\n${long} · ${this.about.categories[tile.box_category[box]]}`;
+      this.tell(event);
+    },
+
+    // The value of the counter under the pointer, in words.
+    sample(x, y) {
+      const row = this.rows.find((one) => { const top = one.y - this.scroll + draw.RULER; return one.kind === "counter" && y >= top && y < top + one.height; });
+      const held = row && x > draw.GUTTER && this.counters.get(row.counter);
+      if (!held) return null;
+      const at = Math.floor(((this.time(x) - held.t0) / (held.t1 - held.t0)) * held.high.length), high = held.high[at], low = held.low[at];
+      if (high === null || high === undefined) return null;
+      const range = low === high ? draw.amount(high, row.counter.unit) : `${draw.amount(low, row.counter.unit)} to ${draw.amount(high, row.counter.unit)}`;
+      return `${row.label}\n${range}`;
+    },
+
+    tell(event) {
+      this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - 330)}px`;
+      this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
+    },
+
+    key(event) {
+      const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+      if (event.key === "Escape") { if (typing) event.target.blur(); this.release(); return; }
+      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      const x = this.pointer ? this.pointer.x : undefined;
+      const does = {
+        w: () => this.zoom(0.7, x), s: () => this.zoom(1 / 0.7, x), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
+        m: () => { if (this.selected) { this.area = this.range_of(this.selected); this.table(this.area); this.paint(); } },
+        t: () => this.table(), "/": () => this.find.focus(), "?": () => this.help(), n: () => this.jump(1), N: () => this.jump(-1),
+      };
+      const on_canvas = document.activeElement === this.canvas;
+      if (on_canvas) {
+        does.ArrowLeft = () => this.step(-1, event.shiftKey);
+        does.ArrowRight = () => this.step(1, event.shiftKey);
+        does.ArrowUp = () => { this.scroll -= 3 * draw.ROW; this.changed(); };
+        does.ArrowDown = () => { this.scroll += 3 * draw.ROW; this.changed(); };
+      }
+      const act = does[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+    },
+
+    help() {
+      const rows = KEYS.flatMap(([keys, what]) => [element("dt", {}, element("kbd", {}, keys)), element("dd", {}, what)]);
+      this.panel.replaceChildren(element("h2", {}, "Keys"), element("dl", { class: "ps-tl-facts" }, ...rows));
+    },
+  };
+})(window.perfscope_ui);

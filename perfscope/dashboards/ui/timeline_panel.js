@@ -1,0 +1,148 @@
+// What a timeline says of what is selected, marked or searched for, and the address that brings it back.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+  const draw = ui.draw;
+  const { format_ns } = ui.wire;
+  const element = ui.wire.element;
+  const MOST_ROWS = 200;
+
+  // Parts of the class in timeline.js.
+  ui.timeline_panel = {
+    async select(trace, event) {
+      try {
+        const found = await this.wire.json("event", { trace: trace.trace, event });
+        this.selected = { ...found, trace };
+      } catch (error) {
+        this.status.textContent = error.message;
+        return;
+      }
+      this.told();
+      this.changed();
+    },
+
+    release() {
+      this.selected = null;
+      this.area = null;
+      this.matches = null;
+      this.find.value = "";
+      this.panel.replaceChildren();
+      this.changed();
+    },
+
+    told() {
+      const one = this.selected, trace = one.trace, start = this.wire.relative(trace, one.start);
+      const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
+      const link = (other, word) => element("button", { class: "ps-link", onclick: () => this.go(trace, other) }, word);
+      const list = element("dl", { class: "ps-tl-facts" }, ...line("lasts", `${format_ns(one.ns)} (${one.ns.toLocaleString("en")} ns)`),
+        ...line("begins", `${format_ns(start)} behind the start`), ...line("what", this.about.categories[one.category]),
+        ...line("where", [one.group, one.lane_label].filter(Boolean).join(" · ")));
+      if (one.site) list.append(...line("line", element("code", {}, one.site.label)));
+      const numbers = { copies: "bytes", kernels: "thread blocks", steps: "number" };
+      if (one.number !== null && numbers[one.table]) list.append(...line(numbers[one.table], one.number.toLocaleString("en")));
+      if (one.partner) {
+        const gap = this.wire.relative(trace, one.partner.start) - start;
+        const word = ["calls", "slices"].includes(one.table) ? "launched" : "launched by";
+        list.append(...line(word, link(one.partner, `${one.partner.text} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
+      }
+      one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));
+      this.panel.replaceChildren(element("h2", {}, one.text), list);
+      this.status.textContent = `${one.text}: ${format_ns(one.ns)}`;
+    },
+
+    // To an event: bring it into the picture where it is not, and select it.
+    go(trace, other) {
+      const range = this.range_of({ ...other, trace });
+      if (range.t1 < this.view.t0 || range.t0 > this.view.t1) {
+        const span = Math.max(this.view.t1 - this.view.t0, (range.t1 - range.t0) * 4), middle = (range.t0 + range.t1) / 2;
+        this.view = { t0: middle - span / 2, t1: middle + span / 2 };
+      }
+      const row = this.rows.find((one) => one.kind === "lane" && one.trace === trace && one.lane === other.lane);
+      if (!row) {
+        const lane = trace.lanes[other.lane];
+        this.open.add(`t${trace.trace}/${lane.group}/${lane.label}`);
+        this.lay();
+      }
+      const shown = this.rows.find((one) => one.kind === "lane" && one.trace === trace && one.lane === other.lane);
+      if (shown && (shown.y < this.scroll || shown.y + shown.height > this.scroll + this.shown - draw.RULER)) this.scroll = shown.y - this.shown / 2;
+      this.select(trace, other.event);
+    },
+
+    async step(by, alike) {
+      if (!this.selected) return;
+      const trace = this.selected.trace;
+      const found = await this.wire.json("next", { trace: trace.trace, event: this.selected.event, by, ...(alike ? { name: "1" } : {}) });
+      this.go(trace, found);
+    },
+
+    async search() {
+      const word = this.find.value;
+      if (!word) { this.matches = null; this.status.textContent = ""; this.paint(); return; }
+      let pattern;
+      try {
+        pattern = new RegExp(word, word === word.toLowerCase() ? "i" : "");
+      } catch (error) {
+        this.status.textContent = "not a regular expression";
+        return;
+      }
+      this.matches = new Map();
+      let events = 0, ns = 0;
+      for (const trace of this.traces) {
+        const names = await this.wire.load_names(trace), codes = new Set();
+        for (const [code, text, count, time] of names.rows) if (pattern.test(text)) { codes.add(code); events += count; ns += time; }
+        this.matches.set(trace, codes);
+      }
+      this.status.textContent = `${events.toLocaleString("en")} events, ${format_ns(ns)} in all`;
+      this.paint();
+      this.remember();
+    },
+
+    async jump(by) {
+      if (!this.matches) return;
+      const trace = (this.selected && this.selected.trace) || this.traces.find((one) => (this.matches.get(one) || new Set()).size);
+      const codes = trace && this.matches.get(trace);
+      if (!codes || !codes.size) return;
+      if (this.selected && codes.has(this.selected.name) && codes.size === 1) { this.step(by, true); return; }
+      const from = this.selected ? this.range_of(this.selected).t0 + 1 : this.view.t0;
+      const found = await this.wire.json("matches", { trace: trace.trace, names: [...codes].slice(0, 2000).join(","), t0: this.wire.absolute(trace, from) });
+      if (found.first) this.go(trace, found.first);
+    },
+
+    // What lies in a piece (or in what is visible), by name: the picture as a table.
+    async table(area) {
+      const range = area || this.view, rows = [];
+      let events = 0;
+      for (const [trace, lanes] of this.visible()) {
+        const query = { trace: trace.trace, t0: this.wire.absolute(trace, range.t0), t1: this.wire.absolute(trace, range.t1), lanes: ui.wire.ranges(lanes) };
+        const found = await this.wire.json("selection", query);
+        await this.wire.load_names(trace);
+        events += found.events;
+        for (const row of found.rows) rows.push({ ...row, trace });
+      }
+      rows.sort((a, b) => b.ns - a.ns);
+      const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word) => element("th", { scope: "col" }, word)));
+      const span = range.t1 - range.t0;
+      const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", {}, element("td", { class: "ps-n" }, format_ns(row.ns)),
+        element("td", { class: "ps-n" }, `${((100 * row.ns) / span).toFixed(1)}%`), element("td", { class: "ps-n" }, row.count.toLocaleString("en")),
+        element("td", { class: "ps-n" }, format_ns(row.ns / row.count)), element("td", {}, this.about.categories[row.category]),
+        element("td", {}, element("code", {}, this.wire.name(row.trace, row.name) || `name ${row.name}`))));
+      const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${area ? "" : " (visible)"}`;
+      const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
+      this.panel.replaceChildren(element("h2", {}, title),
+        element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
+    },
+
+    // The address holds the whole view, so that it can be sent.
+    remember() {
+      if (this.dead || !this.view) return;
+      const url = new URL(window.location.href);
+      url.searchParams.set("t0", Math.round(this.view.t0));
+      url.searchParams.set("t1", Math.round(this.view.t1));
+      for (const [key, value] of [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value]]) {
+        if (value === null || value === undefined || value === "") url.searchParams.delete(key);
+        else url.searchParams.set(key, value);
+      }
+      window.history.replaceState(window.history.state, "", url);
+    },
+  };
+})(window.perfscope_ui);

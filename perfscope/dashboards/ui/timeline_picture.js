@@ -1,0 +1,127 @@
+// Puts the tiles, counters, marks and names of a timeline on its canvas.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+  const draw = ui.draw;
+  const { format_mark } = ui.wire;
+
+  // Parts of the class in timeline.js.
+  ui.timeline_picture = {
+    paint() {
+      if (this.dead || this.waiting || !this.view) return;
+      this.waiting = true;
+      requestAnimationFrame(() => { this.waiting = false; this.picture(); });
+    },
+
+    picture() {
+      const began = performance.now(), context = this.canvas.getContext("2d"), look = draw.theme(), width = this.width;
+      context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+      context.font = "11px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      context.fillStyle = look.ground;
+      context.fillRect(0, 0, width, this.shown);
+      const at = new Map();
+      this.rows.forEach((row, number) => {
+        const y = row.y - this.scroll + draw.RULER;
+        if (y + row.height < draw.RULER || y > this.shown) return;
+        if (row.kind === "counter" && this.counters.has(row.counter)) {
+          draw.counter(context, look, this.counters.get(row.counter), row.counter, this.view, width, y);
+        }
+        if (row.kind === "lane") {
+          if (!at.has(row.trace)) at.set(row.trace, new Map());
+          at.get(row.trace).set(row.lane, y);
+          if (number % 2) { context.fillStyle = look.band; context.fillRect(draw.GUTTER, y, width - draw.GUTTER, row.height); }
+        }
+      });
+      this.placed = at;
+      for (const [trace, rows] of at) {
+        const place = (lane) => (rows.has(lane) ? rows.get(lane) : null);
+        const options = { name: (code) => this.wire.name(trace, code), matches: this.matches && this.matches.get(trace), dim: Boolean(this.matches) };
+        const fine = this.tiles.get(trace), coarse = this.coarse.get(trace);
+        const covers = fine && fine.low <= this.view.t0 + 1 && fine.high >= this.view.t1 - 1;
+        if (coarse && coarse !== fine && !covers) draw.tile(context, look, coarse, this.view, width, place, options);
+        if (fine) {
+          if (!covers && coarse && coarse !== fine) this.clear(context, look, fine, rows);
+          draw.tile(context, look, fine, this.view, width, place, options);
+        }
+      }
+      this.overlays(context, look);
+      this.names(context, look);
+      draw.ruler(context, look, width, this.view, format_mark);
+      this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
+      if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
+      if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
+      this.since = this.sharpening = null;
+      this.root.dataset.ready = "1";
+    },
+
+    clear(context, look, tile, rows) {
+      const x0 = Math.max(draw.GUTTER, this.x(tile.low)), x1 = Math.min(this.width, this.x(tile.high));
+      context.fillStyle = look.ground;
+      for (const y of rows.values()) if (x1 > x0) context.fillRect(x0, y, x1 - x0, draw.ROW);
+    },
+
+    overlays(context, look) {
+      if (this.area) {
+        context.fillStyle = look.mark;
+        context.globalAlpha = 0.16;
+        context.fillRect(this.x(this.area.t0), draw.RULER, this.x(this.area.t1) - this.x(this.area.t0), this.shown);
+        context.globalAlpha = 1;
+      }
+      if (!this.selected) return;
+      const corner = (one) => {
+        const rows = this.placed.get(this.selected.trace);
+        const y = rows && rows.get(one.lane);
+        const start = this.wire.relative(this.selected.trace, one.start);
+        return y === undefined || y === null ? null : { x0: this.x(start), x1: this.x(start + one.ns), y };
+      };
+      const own = corner(this.selected), other = this.selected.partner && corner(this.selected.partner);
+      context.strokeStyle = look.ink;
+      context.lineWidth = 2;
+      if (own) context.strokeRect(Math.max(own.x0, draw.GUTTER) - 1, own.y, Math.max(own.x1 - Math.max(own.x0, draw.GUTTER), 2) + 2, draw.ROW - 1);
+      if (own && other) {
+        const [from, to] = own.x0 <= other.x0 ? [own, other] : [other, own];
+        context.strokeStyle = look.mark;
+        context.lineWidth = 1.5;
+        context.beginPath();
+        context.moveTo(from.x1, from.y + draw.ROW / 2);
+        context.bezierCurveTo(from.x1 + 40, from.y + draw.ROW / 2, to.x0 - 40, to.y + draw.ROW / 2, to.x0, to.y + draw.ROW / 2);
+        context.lineTo(to.x0 - 6, to.y + draw.ROW / 2 - 4);
+        context.moveTo(to.x0, to.y + draw.ROW / 2);
+        context.lineTo(to.x0 - 6, to.y + draw.ROW / 2 + 4);
+        context.stroke();
+      }
+      context.lineWidth = 1;
+    },
+
+    names(context, look) {
+      context.fillStyle = look.ground;
+      context.fillRect(0, 0, draw.GUTTER, this.shown);
+      context.strokeStyle = look.line;
+      context.beginPath();
+      context.moveTo(draw.GUTTER - 0.5, 0);
+      context.lineTo(draw.GUTTER - 0.5, this.shown);
+      context.stroke();
+      const cut = (text) => { let word = text; while (word.length > 4 && context.measureText(word).width > draw.GUTTER - 28) word = `${word.slice(0, -2)}…`; return word; };
+      for (const row of this.rows) {
+        const y = row.y - this.scroll + draw.RULER;
+        if (y + row.height < draw.RULER || y > this.shown) continue;
+        if (row.kind === "counter") {
+          context.fillStyle = look.soft;
+          context.fillText(cut(row.label), 22, y + row.height / 2 - 6);
+          context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, y + row.height / 2 + 8);
+        } else if (row.kind !== "lane") {
+          context.fillStyle = look.head;
+          context.fillRect(0, y, this.width, row.height);
+          context.fillStyle = look.ink;
+          context.font = "600 11px system-ui, sans-serif";
+          context.fillText(row.label, row.kind === "trace" ? 8 : 14, y + row.height / 2);
+          context.font = "11px system-ui, sans-serif";
+        } else if (row.label) {
+          context.fillStyle = look.soft;
+          context.fillText(cut(row.label), 22, y + row.height / 2);
+        }
+      }
+    },
+  };
+})(window.perfscope_ui);
