@@ -188,3 +188,11 @@ def test_a_quiet_line_stays_one(name: str) -> None:
     page = github(text)
     assert page.linked() == []
     assert set(page.tags) <= {"p", "strong", "code"}
+
+
+def test_why_a_time_is_open_stands_below_the_table() -> None:
+    held = compared.in_turns()
+    held["metrics"][0] |= {"verdict": "inconclusive", "needed_pairs": 34, "remarks": ["the second batch: +1%"]}
+    text = render(of(held))
+    assert "The step time is open: the second batch: +1%." in text
+    assert "About 34 pairs in all would settle the step time" in text
