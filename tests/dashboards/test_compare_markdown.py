@@ -158,6 +158,7 @@ def test_a_key_cannot_end_the_marker(key: str) -> None:
 @given(NAMES)
 @example("</summary></details><!-- x")
 @example("a|b|c")
+@example("0000000000a")
 @example("`a` @user #1 https://x.y")
 @example("0\n\n# heading\n\n| a |\n|-|\n| b |\n")
 @settings(max_examples=100, deadline=None)

@@ -103,6 +103,7 @@ note: 3 kernels were launched before the capture began; they are kept.
         ("see #12", "see #\u200b12"),
         ("!1 %2 &3 100% a&b", "!\u200b1 %\u200b2 &amp;\u200b3 100% a&amp;b"),
         ("see GH-12, gh-3", "see GH-\u200b12, gh-\u200b3"),
+        ("0000000000a", "0000\u200b0000\u200b00a"),
         ("at 1a2b3c4, not 1234567 or deadbeef", "at 1a2b\u200b3c4, not 1234567 or deadbeef"),
         ("http://x", "http:\u200b//x"),
         ("www.x.org", "www\u200b.x.org"),

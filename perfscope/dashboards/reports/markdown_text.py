@@ -18,7 +18,7 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
 """GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and links of bare text even
 after HTML entities are resolved."""
-_COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{4}(?=[0-9a-f]{3,36}\b)")
+_COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
 """And references to commits, but not inside code."""
 _APART = "\u200b"
 """A space of no width: what stands on both sides of it is no mention and no link."""
@@ -36,7 +36,7 @@ def inline(text: str) -> str:
 
 def in_html(text: str) -> str:
     """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
-    return _COMMIT.sub(lambda found: found[0] + _APART, _unlinked(text))
+    return _COMMIT.sub(lambda found: _APART.join(re.findall(".{1,4}", found[0])), _unlinked(text))
 
 
 def _unlinked(text: str) -> str:
