@@ -20,8 +20,9 @@ from perfscope.analyzers.facts.recompute import autograd_nodes, recomputed_ops
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.trace import MISSING, CopyKind, SliceKind, Trace
 
-MOST_SITES = 30_000
-"""Spans whose line is looked up, about 20 us each: beyond it only the rows that are shown have one."""
+MOST_SITES = 500_000
+"""Ops whose line is looked up, 30 to 80 us each and some 200 bytes: about as long as reading the trace took, up to half
+a minute. Beyond it only the rows that are shown have one."""
 
 _COUNTER = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
 
@@ -44,6 +45,7 @@ class Naming:
         self._slices = trace.rows["slices"]
         self._sites: dict[int, CallSite] = {}
         self._texts: dict[int, str] = {}
+        self._told = _tells_sites(trace)
         self.with_lines = self._few_spans(window)
         self.notes = () if self.with_lines else (_TOO_MANY,)
         self._phase = _phases(trace)
@@ -52,6 +54,8 @@ class Naming:
 
     def site(self, row: int) -> CallSite:
         """The call site of a row of ``slices``."""
+        if not self._told:
+            return UNKNOWN_SITE
         if row not in self._sites:
             self._sites[row] = call_site(self.trace, row)
         return self._sites[row]
@@ -118,6 +122,13 @@ class Naming:
             else np.flatnonzero(window.began_inside(self._slices["start_ns"]))
         )
         return len(ops) <= MOST_SITES
+
+
+def _tells_sites(trace: Trace) -> bool:
+    """Whether anything of the trace could say from where an op was called: without it nothing is looked up."""
+    if trace.detail is not None or trace.op_graph is not None or trace.compile_log is not None:
+        return True
+    return bool((trace.rows["slices"]["kind"] == SliceKind.PYTHON).any())
 
 
 _TOO_MANY = f"more than {MOST_SITES:,} ops asked for work: they are matched and shown without their lines"
