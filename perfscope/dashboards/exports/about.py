@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,7 +24,11 @@ def about(trace: Trace, texts: Texts, home: Track, devices: Sequence[int]) -> Ev
     size = 1 + len(rows)
     start = first_ns(trace)
     source = texts.code(json.dumps(_source(trace), sort_keys=True))
-    arguments = [spread(Argument(name="source", value="text", values=_one(source)), _one(0), size)]
+    unplaced = texts.code(", ".join(f"{reason}: {count}" for reason, count in trace.source.unplaced.items()))
+    arguments = [
+        spread(Argument(name=name, value="text", values=_one(code)), _one(0), size)
+        for name, code in (("source", source), ("unplaced", unplaced))
+    ]
     places = np.arange(1, size)
     for column, name in words.ARGUMENTS["devices"].items():
         arguments.append(spread(of_column(name, rows.table.column(column), rows[column]), places, size))
@@ -47,15 +52,18 @@ def _one(value: int) -> Array:
     return np.array([value], np.int64)
 
 
+_WORD = re.compile(r"[\w:,.+-]{1,40}$")
+
+
 def _source(trace: Trace) -> dict[str, object]:
+    """What the reader of an export needs: nothing in it may be so long, or so secret, that it is cut or masked."""
     source = trace.source
     return {
         "format": source.format,
         "rank": source.rank,
         "world_size": source.world_size,
-        "backend": source.backend,
+        "backend": source.backend if source.backend and _WORD.match(source.backend) else None,
         "events_read": source.events_read,
-        "unplaced": dict(source.unplaced),
         "events_only": source.events_only,
         "recorded": sorted(trace.recorded),
     }

@@ -19,6 +19,7 @@ from perfscope.analyzers.trace import TABLES, Trace
 from perfscope.analyzers.trace.columns import MISSING, Column, Table
 from perfscope.dashboards.exports import Subject
 from perfscope.dashboards.exports.files import whole_folder
+from perfscope.dashboards.exports.perfetto import recorded_beside
 from perfscope.dashboards.shown import clean
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -47,17 +48,8 @@ def write(subject: Subject, target: Path) -> list[str]:
                     for low in range(0, len(trace.rows[name]), _ROW_GROUP):
                         writer.write_table(_rows(pa, schema, table, trace, index, low))
         pq.write_table(_sources(pa, subject), folder / "sources.parquet")
-    left = [
-        what
-        for what, count in (
-            ("detail recordings", sum(trace.detail is not None for trace in subject.traces)),
-            ("op graphs", sum(trace.op_graph is not None for trace in subject.traces)),
-            ("compiled programs", sum(len(trace.hlo) for trace in subject.traces)),
-            ("logs of the compiler", sum(trace.compile_log is not None for trace in subject.traces)),
-        )
-        if count
-    ]
-    return [f"no tables, and not in it: {', '.join(left)}"] if left else []
+    beside = recorded_beside(subject)
+    return [f"no tables, and not in it: {', '.join(beside)}"] if beside else []
 
 
 def _schema(pa: Any, table: Table) -> Any:

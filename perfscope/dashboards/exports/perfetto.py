@@ -62,10 +62,24 @@ def left_out(subject: Subject) -> list[str]:
         remarks.append(f"{silent} of {len(subject.traces)} traces have no times and are not in it")
     kept = ("held", "segments", "tensors", "frames")
     rows = {name: sum(len(trace.rows[name]) for trace in subject.traces) for name in kept}
-    programs = sum(len(trace.hlo) for trace in subject.traces)
     left = [f"{count:,} rows of {name}" for name, count in rows.items() if count]
-    if programs:
-        left.append(f"{programs:,} compiled programs")
     if left:
         remarks.append(f"without a time, and not in it: {', '.join(left)}")
+    beside = recorded_beside(subject)
+    if beside:
+        remarks.append(f"recorded beside the timeline, and not in it: {', '.join(beside)}")
     return remarks
+
+
+def recorded_beside(subject: Subject) -> list[str]:
+    """What the traces hold besides their tables, by what it is."""
+    kinds = {
+        "detail recordings": sum(trace.detail is not None for trace in subject.traces),
+        "op graphs": sum(trace.op_graph is not None for trace in subject.traces),
+        "compiled programs": sum(len(trace.hlo) for trace in subject.traces),
+        "logs of torch.compile": sum(trace.compile_log is not None for trace in subject.traces),
+        "compilations of jax": sum(len(trace.compile_events) for trace in subject.traces),
+        "reads by the host": sum(len(trace.host_reads) for trace in subject.traces),
+        "flight records": sum(trace.flight_record is not None for trace in subject.traces),
+    }
+    return [f"{count:,} {what}" for what, count in kinds.items() if count]

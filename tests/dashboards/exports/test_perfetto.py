@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,24 @@ def test_what_has_no_time_is_refused_or_named(tmp_path: Path) -> None:
         "1 of 2 traces have no times and are not in it",
         "without a time, and not in it: 1 rows of frames",
     ]
+
+
+def test_what_was_recorded_beside_the_timeline_is_named(tmp_path: Path) -> None:
+    builder = TraceBuilder(detail=TraceBuilder().build())
+    builder.op("op", 0, 1)
+    for form in ("perfetto", "parquet"):
+        remarks = export(Subject(traces=(builder.build(),)), form, tmp_path / form)
+        assert [remark.endswith("and not in it: 1 detail recordings") for remark in remarks] == [True]
+
+
+def test_a_source_that_says_too_much_is_still_known(tmp_path: Path) -> None:
+    trace = everything()
+    unplaced = {f"category token {one}": 10**9 for one in range(2_000)}
+    trace.source = replace(trace.source, unplaced=unplaced, backend=f"token={SECRET}" * 500)
+    export(Subject(traces=(trace,)), "perfetto", tmp_path / "t.pftrace")
+    (back,) = reader.read(tmp_path / "t.pftrace")
+    assert back.source.rank == 0
+    assert totals(back) == totals(trace)
 
 
 def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
