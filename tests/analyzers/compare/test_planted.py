@@ -83,7 +83,11 @@ def test_launches_of_one_program_are_quiet(names: tuple[str, ...], run_of: Recor
 @pytest.mark.torch
 def test_a_slower_kernel_is_told_by_several_launches(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    sides = [read_set(str(folder), runs_in(folder) or ()) for folder in recorded_in_turns(tmp_path)]
+    folders = recorded_in_turns(tmp_path)
+    for folder in folders:
+        for one, other in itertools.permutations([load(run) for run in (runs_in(folder) or ())[:3]], 2):
+            assert_silent(compare(one, other))
+    sides = [read_set(str(folder), runs_in(folder) or ()) for folder in folders]
     found = compare_sets(*sides)
     assert found.turns.interleaved
     assert len(found.turns.pairs) == 6
