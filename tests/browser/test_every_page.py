@@ -1,0 +1,68 @@
+"""Every page on every kind of thing: something to read, no word from the console, no request to anywhere else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perfscope.dashboards.pages import PAGES
+from perfscope.dashboards.server.shelf import Shelf
+from tests.browser.conftest import Server, Tab, serving
+from tests.conftest import CORPUS, REPOSITORY, corpus_files
+
+pytestmark = pytest.mark.corpus
+
+SHOWN = """document.querySelector('#page h1, #page .ps-report')
+    && !document.querySelector('#page h1')?.innerText.startsWith('Reading')"""
+
+KINDS = ("pytorch", "jax", "ranks", "program", "snapshot")
+
+
+def _things(home: Path) -> dict[str, Path]:
+    """A recording of PyTorch and of JAX, a job of four ranks, a compiled program, a memory snapshot."""
+    ranks = home / "ranks"
+    ranks.mkdir()
+    for file in corpus_files("kineto", "torchrec__sst_sleep*"):
+        (ranks / file.name).symlink_to(file)
+    programs = sorted((REPOSITORY / "fixtures" / "h100-programs").glob("*.pb*"))
+    snapshots = sorted(corpus_files("torch_mem"), key=lambda file: file.stat().st_size)
+    planes = sorted(
+        (one for one in corpus_files("xplane") if "CORRUPT" not in one.name), key=lambda file: file.stat().st_size
+    )
+    return {
+        "pytorch": CORPUS / "kineto" / "TraceLens__h100_bert-small.json.gz",
+        "jax": planes[len(planes) // 2],
+        "ranks": ranks,
+        "program": programs[0],
+        "snapshot": snapshots[len(snapshots) // 2],
+    }
+
+
+@pytest.fixture(scope="module")
+def things(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+    home = tmp_path_factory.mktemp("pages")
+    found = _things(home)
+    with serving(home, *found.values()) as server:
+        keys = {kind: item.key for kind, item in zip(found, Shelf(list(found.values())).items(), strict=True)}
+        yield server, keys
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages(tab: Tab, things: tuple[Server, dict[str, str]], kind: str) -> None:
+    server, keys = things
+    tab.page.goto(f"{server.base}overview?token={server.token}&run={keys[kind]}")
+    for name in PAGES:
+        tab.page.goto(f"{server.base}{name}?run={keys[kind]}")
+        tab.until(SHOWN)
+        tab.page.wait_for_timeout(400)
+        words = tab.page.inner_text("#page")
+        assert len(words) > 20, (kind, name)
+        assert "cannot be shown" not in words, (kind, name, words)
+        wide = tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, (kind, name, wide)
+    assert tab.wrong == []
+    assert tab.went_away() == []
