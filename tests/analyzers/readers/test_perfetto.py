@@ -311,3 +311,35 @@ def message_class(name: str) -> Any:
     from google.protobuf.message_factory import GetMessageClass
 
     return GetMessageClass(proto.Trace.DESCRIPTOR.file.pool.FindMessageTypeByName(f"perfetto.protos.{name}"))
+
+
+def test_events_without_a_track_are_of_the_thread_of_their_sequence(tmp_path: Path) -> None:
+    made = Made()
+    for sequence in (1, 2):
+        thread = made.packet(sequence=sequence, sequence_flags=1).thread_descriptor
+        thread.pid, thread.tid, thread.thread_name = 7, 70 + sequence, f"worker {sequence}"
+    for sequence, kind, time, name in (
+        (1, BEGIN, 10, "one"), (2, BEGIN, 15, "two"), (1, END, 20, ""), (2, END, 30, ""),
+    ):  # fmt: skip
+        event = made.packet(sequence=sequence, timestamp=time).track_event
+        event.type = kind
+        if name:
+            event.name = name
+    trace = made.read(tmp_path)
+    assert spans(trace) == [("one", 10, 20), ("two", 15, 30)]
+    assert sorted(trace.frame("threads")[["process", "thread"]].to_numpy().tolist()) == [
+        ["7", "worker 1"],
+        ["7", "worker 2"],
+    ]
+    agrees_with_the_engine(trace, tmp_path / "t.pftrace")
+
+
+def test_legacy_events_of_other_threads(tmp_path: Path) -> None:
+    made = Made()
+    made.packet(sequence_flags=1).thread_descriptor.tid = 1
+    for tid, phase, time in ((5, "B", 10), (6, "B", 12), (5, "E", 20), (6, "E", 30)):
+        legacy = made.packet(timestamp=time).track_event.legacy_event
+        legacy.phase, legacy.pid_override, legacy.tid_override = ord(phase), 9, tid
+    trace = made.read(tmp_path)
+    assert spans(trace) == [("", 10, 20), ("", 12, 30)]
+    assert sorted(trace.frame("threads")[["process", "thread"]].to_numpy().tolist()) == [["9", "5"], ["9", "6"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from perfscope.analyzers.readers.perfetto_trace.clocks import Clocks, is_own
 from perfscope.analyzers.readers.perfetto_trace.framing import Piece
 from perfscope.analyzers.readers.perfetto_trace.gpu import GpuEvents
 from perfscope.analyzers.readers.perfetto_trace.sequences import CATEGORIES, NAMES, Sequences, Strings
-from perfscope.analyzers.readers.perfetto_trace.tracks import Track, track_of
+from perfscope.analyzers.readers.perfetto_trace.tracks import Track, signed, track_of
 from perfscope.analyzers.readers.perfetto_trace.walk import Buffer, Fields, Int, varint, walk
 from perfscope.analyzers.trace.columns import MISSING, Array
 
@@ -21,13 +22,15 @@ BEGIN, END, INSTANT, COUNTER, COMPLETE = 1, 2, 3, 4, 100
 """Types of events: TrackEvent's own, and a legacy event with a duration."""
 
 _TRACK_EVENT, _INTERNED, _SNAPSHOT, _DESCRIPTOR, _DEFAULTS = 11, 12, 6, 60, 59
-_GPU_STAGE, _GPU_COUNTER = 53, 52
+_GPU_STAGE, _GPU_COUNTER, _THREAD = 53, 52, 44
 _DETAILS = {
     1: "ftrace events", 2: "process trees", 7: "system statistics", 9: "process statistics", 37: "heap profiles",
     39: "android logs", 54: "sampled stacks", 57: "graphics frames", 62: "vulkan memory events", 63: "gpu logs",
     65: "vulkan calls", 66: "perf samples", 71: "gpu memory totals", 73: "memory snapshots", 95: "etw events",
 }  # fmt: skip
 """Packets with events that have no place in the model, by field. What is in no list describes the recording."""
+_ID = (1 << 30) - 1
+"""Bits of a process or thread id that make the number of its track."""
 _PHASES = {ord("X"): COMPLETE, ord("B"): BEGIN, ord("E"): END, ord("I"): INSTANT, ord("i"): INSTANT}
 
 
@@ -66,6 +69,10 @@ class Collector:
         for _, start, end in _spans(fields.of(_DESCRIPTOR)):
             track = track_of(decode("perfetto.TrackDescriptor", buffer.data[start:end], self.shown))
             self.tracks[track.uuid] = track.with_older(self.tracks.get(track.uuid))
+        for row, start, end in _spans(fields.of(_THREAD)):
+            thread = decode("perfetto.ThreadDescriptor", buffer.data[start:end], self.shown)
+            uuid = unnamed_track(int(sequence[row]))
+            self.tracks[uuid] = Track(uuid=uuid, pid=thread.pid, tid=thread.tid, thread_name=thread.thread_name)
         time, clock = self._times(buffer, fields, sequence, generation, count)
         for number, what in _DETAILS.items():
             seen = int((fields.number == number).sum())
@@ -125,8 +132,9 @@ class Collector:
         first = len(self.events)
         fields = walk(buffer, messages.a, messages.b, self.shown)
         kinds, places = np.unique(generation, return_inverse=True)
-        default = np.array([_signed(self.sequences.defaults.get(one, (0, 0))[1]) for one in kinds.tolist()], np.int64)
+        default = np.array([signed(self.sequences.defaults.get(one, (0, 0))[1]) for one in kinds.tolist()], np.int64)
         track = default[places]
+        track = np.where(track == 0, unnamed_track(sequence), track)
         told = fields.of(11).numbers()
         track[told.row] = told.a
         double = fields.of(44).numbers()
@@ -197,9 +205,20 @@ class Collector:
         named = fields.of(1).numbers().column(size, 0)
         names = self.sequences.codes(NAMES, generation[at], named)
         columns["name"][at] = np.where(columns["name"][at] == MISSING, names, columns["name"][at])
+        self._overridden(fields, columns["track"], at)
         unknown = int((kinds == 0).sum())
         if unknown:
             self.unplaced["legacy events of other phases"] += unknown
+
+    def _overridden(self, fields: Fields, track: Array, at: Int) -> None:
+        """Legacy events of another thread than the one that wrote them: they name it by its ids."""
+        told = fields.of(19).numbers()
+        pid = fields.of(18).numbers().column(len(at), 0)[told.row] & _ID
+        tid = told.a & _ID
+        uuid = -(1 << 61) - (pid << 30) - tid
+        track[at[told.row]] = uuid
+        for one, process, thread in set(zip(uuid.tolist(), pid.tolist(), tid.tolist(), strict=True)):
+            self.tracks[one] = Track(uuid=one, pid=process, tid=thread)
 
 
 def _spans(fields: Fields) -> list[tuple[int, int, int]]:
@@ -208,6 +227,6 @@ def _spans(fields: Fields) -> list[tuple[int, int, int]]:
     return list(zip(held.row.tolist(), held.a.tolist(), held.b.tolist(), strict=True))
 
 
-def _signed(number: int) -> int:
-    """An unsigned 64-bit number as its two's complement."""
-    return number - (1 << 64) if number >= 1 << 63 else number
+def unnamed_track(sequence: Any) -> Any:
+    """A number for the track of events that name none: the thread that their sequence was written by."""
+    return -(1 << 62) - sequence
