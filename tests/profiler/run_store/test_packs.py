@@ -147,7 +147,9 @@ def test_a_header_that_claims_to_be_huge(tmp_path: Path) -> None:
         unpack(tmp_path / "pack", tmp_path / "out", "it")
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip at all", gzip.compress(b"no tar " * 200)])
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip at all", gzip.compress(b"no tar " * 200)], ids=["empty", "text", "gzip"]
+)
 def test_what_is_no_pack(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pack").write_bytes(content)
     with pytest.raises(DataError, match=r"^it: "):
