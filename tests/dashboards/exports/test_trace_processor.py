@@ -116,6 +116,15 @@ def test_real_traces_open_whole(tmp_path: Path, corpus: Path, name: str) -> None
 
 
 @pytest.mark.corpus
+@pytest.mark.parametrize("name", ["aot/md.xplane.pb.gz", "kineto/TraceLens__resnet_act_checkpoint.json.gz"])
+def test_real_traces_open_whole_as_json(tmp_path: Path, corpus: Path, name: str) -> None:
+    traces = load(corpus / name)
+    target = tmp_path / "t.json.gz"
+    export(Subject(traces=tuple(traces)), "chrome", target)
+    check(traces, target)
+
+
+@pytest.mark.corpus
 def test_the_ranks_of_a_job_open_as_one(tmp_path: Path, corpus: Path) -> None:
     files = corpus_files("kineto", "torchrec__sst_long*rank[0-3].json.gz")
     traces = [trace for file in files for trace in load(file)]
