@@ -23,6 +23,8 @@ from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.readers import hlo_proto
 from perfscope.analyzers.trace import Trace
@@ -30,6 +32,9 @@ from perfscope.analyzers.trace import Trace
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 KEEPS = {"full": lambda flow: nothing, "dots": unbatched_products}
 ENDING = ".hlo.pb.xz"
+KINDS = {"loop": ("scan",), "layers with a scope each": ("unrolled", "listed")}
+HELD_OUT = ("last",)
+"""Labels of programs that nobody had looked at when the rules were finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +64,36 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
             groups.setdefault(stem, {})[policy] = path
     for stem, members in groups.items():
         traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
-        models = {policy: hlo_step_models(trace)[0] for policy, trace in traces.items()}
+        models = {policy: found for policy, trace in traces.items() for found in _models(trace)}
+        peaks = {policy: _peak(trace) for policy, trace in traces.items()}
         again = {policy: _recomputed(trace) for policy, trace in traces.items()}
         for source, model in models.items():
-            for policy in models:
+            for policy in traces:
                 if policy == source or not _has(model, POLICIES[policy]):
                     continue
-                compiled = models[policy].measured_peak_bytes
-                assert compiled is not None
                 yield Row(
                     program=stem,
                     source=source,
                     policy=policy,
                     predicted=Simulator(model).run([POLICIES[policy]] * len(model.regions)).peak_bytes,
-                    compiled=compiled,
+                    compiled=peaks[policy],
                     predicted_flops=again[source] + _flops(traces[source], policy) if source == "none" else None,
                     compiled_flops=again[policy],
                 )
+
+
+def _models(trace: Trace) -> tuple[StepModel, ...]:
+    """That of the program; none where no layers are found in it."""
+    try:
+        return hlo_step_models(trace)
+    except AbstainError:
+        return ()
+
+
+def _peak(trace: Trace) -> int:
+    timeline = memory_timeline(trace.hlo[0])
+    assert timeline is not None
+    return timeline.peak_bytes
 
 
 def _has(model: StepModel, policy: Policy) -> bool:
@@ -124,22 +142,31 @@ def _again_error(row: Row) -> str:
 
 
 def summary(found: Sequence[Row]) -> str:
-    """How many are how close: loops and unrolled layers, less kept and everything kept, each apart."""
+    """How many are how close: loops and single layers, less kept and everything kept, each apart; held-out programs."""
     lines = []
-    for layers in ("scan", "unrolled"):
-        for label, keeps_all in (("less kept", False), ("everything kept", True)):
-            errors = sorted(
-                abs(row.error)
-                for row in found
-                if row.program.split("-")[-2] == layers and (row.policy == "none") is keeps_all
-            )
-            if errors:
-                close, near = (sum(error <= limit for error in errors) for limit in (0.05, 0.1))
-                lines.append(
-                    f"{layers}, {label}: {close} of {len(errors)} within 5%, {near} within 10%, "
-                    f"median {100 * errors[len(errors) // 2]:.1f}%, worst {100 * errors[-1]:.1f}%"
-                )
+    for label, chosen in (
+        ("all", list(found)),
+        *((f"`{name}` alone", [row for row in found if row.program.endswith(f"-{name}")]) for name in HELD_OUT),
+    ):
+        for kind, layers in KINDS.items():
+            for kept, keeps_all in (("less kept", False), ("everything kept", True)):
+                errors = [
+                    row.error
+                    for row in chosen
+                    if row.program.split("-")[-2] in layers and (row.policy == "none") is keeps_all
+                ]
+                if errors:
+                    lines.append(f"{label}, {kind}, {kept}: {_told(errors)}")
     return "\n".join(lines)
+
+
+def _told(errors: Sequence[float]) -> str:
+    sizes = sorted(map(abs, errors))
+    close, near = (sum(size <= limit for size in sizes) for limit in (0.05, 0.1))
+    return (
+        f"{close} of {len(errors)} within 5%, {near} within 10%, median {100 * sizes[len(sizes) // 2]:.1f}%, "
+        f"from {100 * min(errors):+.1f}% to {100 * max(errors):+.1f}%"
+    )
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ XLA would choose (``hlo_heap.py``). How near this comes to programs compiled wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
 from perfscope.analyzers.advice.hlo_graph_values import Values
@@ -23,16 +22,8 @@ from perfscope.analyzers.hlo.schedule import Schedule
 
 MOST_INSTRUCTIONS = 40_000
 """Of a program that is predicted: ordering takes time with the square of an instruction's readers at worst."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """How far predictions of a class were off on programs that the rules were not made on."""
-
-    low: float
-    high: float
-    """Of the compiled peak as a share of the predicted one."""
-    programs: int
+SHARED = 0.01
+"""Share of a program's results outside of its arguments' memory from which on that matters."""
 
 
 class Predictor:
@@ -85,7 +76,3 @@ class Predictor:
         parts = shape.parts or (shape,)
         free = sum(part.bytes for at, part in enumerate(parts) if at not in donated)
         return free > SHARED * sum(part.bytes for part in parts)
-
-
-SHARED = 0.01
-"""Share of a program's results outside of its arguments' memory from which on that matters."""

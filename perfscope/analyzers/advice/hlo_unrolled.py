@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, Reader, reached
 from perfscope.analyzers.advice.hlo_reads import takes_buffers
 from perfscope.analyzers.facts.hlo_flow import Flow
@@ -52,8 +53,9 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
             continue
         end = _handed_down(schedule, members, scopes, readers)
         kept, takers, late = _kept(module, flow, schedule, members, scopes, readers, end)
-        if kept:
-            first = min(reader.first for one in kept for reader in one.readers)
+        again = any(runs_again(entry.by_name[name].op_name, loops=False) for name in members)
+        if kept or again:  # a checkpointed layer may keep its input alone, which others read as well
+            first = min((reader.first for one in kept for reader in one.readers), default=min(backward))
             handed_in = [at for at in backward if first - at <= _BEFORE and at <= first]
             begin = min(handed_in, default=first)
             found.append(

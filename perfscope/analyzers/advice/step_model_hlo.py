@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from perfscope.analyzers.advice.hlo_again import again_of
+from perfscope.analyzers.advice.hlo_bounds import notes_on
 from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
@@ -39,16 +40,6 @@ from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
-
-MODELLED = (
-    "the peak of another policy is predicted from this program: of programs that XLA compiled with the policy most "
-    "were within 5% where a loop runs the layers, nearly all within 10%, and all within 40% where each has a scope; "
-    "docs/memory.md has more"
-)
-FROM_KEPT = (
-    "layers are checkpointed today: what keeping everything takes is what their backward reads of the values it makes "
-    "again, and XLA may keep others; other policies than keeping everything are not predicted from such a program"
-)
 
 
 def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
@@ -103,9 +94,7 @@ class _Program:
         held = held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
-        notes = [MODELLED]
-        if any(region.checkpointed for region in regions):
-            notes.append(FROM_KEPT)
+        notes = notes_on(regions, timeline.peak()[1], single=bool(self.layers[0].scope))
         measured = self._index in self._trace.fact(executions)
         return StepModel(
             label=program_label(self._module, self._trace),
@@ -121,7 +110,7 @@ class _Program:
             basis="measured" if measured else "modelled",
             capacity_bytes=capacity_bytes(self._trace),
             trainable_parameters_dtype_bytes=parameter_width(self._module),
-            notes=tuple(notes),
+            notes=notes,
             framework="jax",
             device_name=None if device is None else device.device.name,
             on_host=self._module.platform == "cpu",

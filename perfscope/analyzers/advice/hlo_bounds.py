@@ -1,0 +1,89 @@
+"""How near predicted peaks of checkpoint policies came to programs that XLA compiled with the policy, by kind.
+
+The numbers are those of the tables in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints: programs that
+the rules were made on, and programs that nobody had looked at before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.advice.step_model import Policy, Region
+from perfscope.analyzers.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Errors of the predictions of one kind: predicted over compiled, less 1."""
+
+    kind: str
+    """In words."""
+    programs: int
+    close: int
+    """Those within 5%."""
+    low: float
+    high: float
+
+    def between(self, predicted: int) -> tuple[int, int]:
+        """What the compiled program would need, going by the worst of these errors. Bytes."""
+        return round(predicted / (1 + self.high)), round(predicted / (1 + self.low))
+
+    def sentence(self, predicted: Mapping[str, int]) -> str:
+        """What to expect; ``predicted``: peaks in bytes, by policy in words."""
+        told = ", ".join(
+            f"{policy} {format_bytes(low)} to {format_bytes(high)}"
+            for policy, size in predicted.items()
+            for low, high in (self.between(size),)
+        )
+        return (
+            f"the peak of another policy is predicted from this program: of {self.programs} such predictions "
+            f"({self.kind}) {self.close} were within 5% of what XLA compiled with the policy, the worst {self.low:+.0%} "
+            f"and {self.high:+.0%} off; going by the worst, {told} (docs/memory.md)"
+        )
+
+
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=62, close=53, low=-0.113, high=0.086)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=62, close=36, low=-0.144, high=1.192)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=32, close=22, low=-0.111, high=0.129)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=32, close=7, low=-0.242, high=0.167)
+
+_WORDS: dict[Policy, str] = {
+    "keep": "keeping everything",
+    "selective": "checkpointing selectively",
+    "full": "checkpointing",
+}
+NOT_PREDICTED = "the program is too large for its checkpoint policies to be predicted, or cannot be ordered"
+NO_NAMES = (
+    "policies that go by name (save_only_these_names) are not predicted: checkpoint_name leaves nothing in a compiled "
+    "program"
+)
+SEVERAL = "plans that checkpoint some of the layers are taken to lie between none and all of them"
+FROM_KEPT = (
+    "layers are checkpointed today: what keeping everything takes is what their backward reads of the values it makes "
+    "again, and XLA may keep others; other policies than keeping everything are not predicted from such a program"
+)
+
+
+def bound_of(*, single: bool, checkpointed: bool) -> Bound:
+    """That of a program: whether each layer has a scope, and whether it is checkpointed today."""
+    if single:
+        return SINGLE_ALL if checkpointed else SINGLE_LESS
+    return LOOP_ALL if checkpointed else LOOP_LESS
+
+
+def notes_on(regions: Sequence[Region], today: int, *, single: bool) -> tuple[str, ...]:
+    """How far to trust what is predicted for these layers; ``today``: the peak in bytes."""
+    checkpointed = any(region.checkpointed for region in regions)
+    peaks: dict[str, int] = {}
+    for policy, words in _WORDS.items():
+        changes = [dict(region.changes).get(policy) for region in regions]
+        if all(region.today != policy for region in regions) and None not in changes:
+            peaks[words] = today + sum(size for one in changes if one is not None for _, _, size in one.spans)
+    bound = bound_of(single=single, checkpointed=checkpointed)
+    notes = [bound.sentence(peaks) if peaks else NOT_PREDICTED, NO_NAMES]
+    if checkpointed:
+        notes.append(FROM_KEPT)
+    if len(regions) > 1 and peaks:
+        notes.append(SEVERAL)
+    return tuple(notes)
