@@ -32,7 +32,7 @@ from perfscope.analyzers.trace import Trace
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 KEEPS = {"full": lambda flow: nothing, "dots": unbatched_products}
 ENDING = ".hlo.pb.xz"
-KINDS = {"loop": ("scan",), "layers with a scope each": ("unrolled", "listed")}
+KINDS = {"loop": ("scan", "halves"), "layers with a scope each": ("unrolled", "listed")}
 HELD_OUT = ("last",)
 """Labels of programs that nobody had looked at when the rules were finished."""
 

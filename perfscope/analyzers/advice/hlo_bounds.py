@@ -38,8 +38,8 @@ class Bound:
         )
         return (
             f"the peak of another policy is predicted from this program: of {self.programs} such predictions "
-            f"({self.kind}) {self.close} were within 5% of what XLA compiled with the policy, the worst {self.low:+.0%} "
-            f"and {self.high:+.0%} off; going by the worst, {told} (docs/memory.md)"
+            f"({self.kind}) {self.close} were within 5% of what XLA compiled with the policy, the worst "
+            f"{self.low:+.0%} and {self.high:+.0%} off; going by the worst, {told} (docs/memory.md)"
         )
 
 

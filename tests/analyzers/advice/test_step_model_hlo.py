@@ -51,6 +51,8 @@ OF_LESS = {
     ("ssm-scan-scan-other", "dots"): 0.006,
     ("attention-naive-unrolled-small", "full"): 0.07,
     ("attention-naive-unrolled-small", "dots"): 0.035,
+    ("mlp-swiglu-halves-two", "full"): 0.001,
+    ("mlp-swiglu-halves-two", "dots"): 0.015,
     ("mlp-swiglu-listed-other", "full"): 0.03,
     ("mlp-swiglu-listed-other", "dots"): 0.02,
 }
@@ -147,7 +149,7 @@ def test_a_program_says_how_near_its_predictions_may_come() -> None:
 
 @pytest.mark.parametrize(("step", "policy"), OF_LESS)
 def test_the_committed_programs_lie_within_the_bounds_that_are_said(step: str, policy: str) -> None:
-    bound = bound_of(single="scan" not in step, checkpointed=False)
+    bound = bound_of(single="unrolled" in step or "listed" in step, checkpointed=False)
     low, high = bound.between(peak(f"{step}-none", policy))
     assert low <= compiled(f"{step}-{policy}") <= high
 
