@@ -12,10 +12,12 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.pages import PAGES, Asked, address, page_module
+from perfscope.dashboards.pages._progress import mark_of, progress, said
 from perfscope.dashboards.server.api import install_api
 from perfscope.dashboards.server.guard import Guard
 from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.shelf import Item, Shelf
+from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import State as Readiness
 from perfscope.dashboards.server.workshop import Workshop
 from perfscope.dashboards.shown import shown
@@ -175,7 +177,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
     def act(clicks: list[int | None]) -> Any:
         """Buttons about the reading of an item: cancel, again."""
         asked = dash.ctx.triggered_id
-        item = None if not any(clicks) or not isinstance(asked, dict) else shelf.find(str(asked["key"]))
+        item = None if not any(clicks) or not isinstance(asked, dict) else find_work(shelf, str(asked["key"]))
         if item is None or not isinstance(asked, dict):
             return no_update
         if asked["act"] == "cancel":
@@ -207,41 +209,26 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
 def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
     """What makes the page, and what it depends on: where that is unchanged nothing is drawn again."""
     if not asked.page:
-        return lambda: _said("There is no such page."), "none"
+        return lambda: said("There is no such page."), "none"
     module = page_module(asked.page)
     if module.VIEW is None:
-        return lambda: module.layout(asked, None), "static"
+        mark = getattr(module, "mark", None)
+        return lambda: module.layout(asked, None), "static" if mark is None else mark(asked)
     if asked.item is None or state is None:
-        return lambda: _said(
+        return lambda: said(
             "No such run or trace is open here (any more).", dcc.Link("what is", href=asked.link("runs"))
         ), "no item"
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
-        return lambda: _progress(asked, state), f"{state.stage} {state.told} {int(state.seconds)}"
+        item = asked.item
+        return lambda: progress(f"Reading {shown(item.title)}", item.key, state), mark_of(state)
     if "problem" in view:
-        return lambda: _said(str(view["problem"])), "problem"
+        return lambda: said(str(view["problem"])), "problem"
     import dataclasses
 
     complete = dataclasses.replace(asked, folder=state.folder)
     named = state.folder.name if state.folder is not None else ""
     return lambda: module.layout(complete, view["view"]), f"{named} {state.stage if state.stale else ''}"
-
-
-def _progress(asked: Asked, state: Readiness) -> Any:
-    item = asked.item
-    assert item is not None
-    if state.stage in ("working", "waiting"):
-        return html.Div(
-            [
-                html.H1(f"Reading {shown(item.title)}"),
-                dmc.Progress(value=100, animated=True, striped=True, **{"aria-label": "reading"}),
-                html.P(f"{state.told}, {state.seconds:.0f} s"),
-                html.Button("cancel", id={"act": "cancel", "key": item.key}, className="ps-button"),
-            ],
-            className="ps-card",
-        )
-    again = html.Button("read it again", id={"act": "again", "key": item.key}, className="ps-button")
-    return _said(state.told, *([] if state.stage == "gone" else [again]))
 
 
 def _live(state: Readiness, asked: Asked) -> Any:
@@ -268,7 +255,3 @@ def _menu(asked: Asked) -> list[Any]:
         )
         for name in PAGES
     ]
-
-
-def _said(line: str, *more: Any) -> Any:
-    return html.Div([html.P(shown(line, 1_000)), *more], className="ps-card", role="alert")

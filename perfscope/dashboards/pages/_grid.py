@@ -17,18 +17,26 @@ ROW_PX, HEAD_PX = 34, 50
 
 
 def grid(
-    name: str, held: dict[str, Any], asked: Asked, *, table: str, links: dict[str, tuple[str, str, str]] | None = None
+    name: str,
+    held: dict[str, Any],
+    asked: Asked,
+    *,
+    table: str,
+    links: dict[str, tuple[str, str, str]] | None = None,
+    key: str | None = None,
+    view: str | None = None,
 ) -> Any:
     """The grid of a table (`views._tables.table`) with its search and its CSV.
 
     ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
-    parameter, what the parameter is with ``{}`` for the value as a regular expression).
+    parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
+    ``key`` and ``view``: whose table it is, where that is not the item and the page.
     """
     columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
     keys = [column["key"] for column in held["columns"]]
     rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
-    key = "" if asked.item is None else asked.item.key
-    csv = f"{asked.base_path}api/table/{key}/{name}/{table}.csv"
+    whose = key if key is not None else "" if asked.item is None else asked.item.key
+    csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
     label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
     search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
     file = html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")
@@ -86,8 +94,13 @@ def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | N
         made |= {"cellClass": "ps-code"}
     if link is not None:
         page, parameter, pattern = link
+        base = page if page.startswith("/") else asked.link(page)
         made |= {
             "cellRenderer": "PsLink",
-            "cellRendererParams": {"base": asked.link(page), "parameter": parameter, "pattern": pattern},
+            "cellRendererParams": {
+                "base": base,
+                "parameter": parameter,
+                "pattern": pattern,
+            },
         }
     return made

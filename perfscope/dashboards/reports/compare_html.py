@@ -78,8 +78,7 @@ def render(document: Document) -> str:
 def _page(document: Document) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(' → '.join(short_titles(document)))}</span></h1>"
     yield f'<p class="sub">{escape(_about(document))}</p></header>'
-    yield _verdict(document)
-    yield f'<section class="tiles">{"".join(_tiles(document))}</section>'
+    yield from top_cards(document)
     per = "step" if document.step is None else document.step.per
     yield card("What changed", "".join(_causes(document.causes, per)))
     yield metric_card(document)
@@ -87,6 +86,18 @@ def _page(document: Document) -> Iterator[str]:
     yield from step_cards(document)
     if document.kernels:
         yield card("Kernels", "".join(_kernels(document.kernels)))
+    yield from after_cards(document)
+    yield f"<footer>{escape(_origin())}</footer>"
+
+
+def top_cards(document: Document) -> Iterator[str]:
+    """The verdict with the gates that were not met, and the numbers at the top."""
+    yield _verdict(document)
+    yield f'<section class="tiles">{"".join(_tiles(document))}</section>'
+
+
+def after_cards(document: Document) -> Iterator[str]:
+    """Ranks, what could not be compared, and how it was compared."""
     if document.ranks[1:]:
         yield card("Ranks", "".join(_ranks(document)))
     blind = not_looked(document)
@@ -94,7 +105,6 @@ def _page(document: Document) -> Iterator[str]:
         items = "".join(f"<li><b>{escape(names)}</b>: {prose(reason)}</li>" for names, reason in blind[:MOST_LINES])
         yield card("Could not look", f"<p>These are not compared.</p><ul>{items}</ul>", kind="unseen")
     yield card("Method", "".join(_method(document)))
-    yield f"<footer>{escape(_origin())}</footer>"
 
 
 def _about(document: Document) -> str:
@@ -146,7 +156,7 @@ def _causes(causes: Sequence[Cause], per: str) -> Iterator[str]:
     if not exact:
         yield "<p>Nothing changed in what can be counted.</p>"
         return
-    drawn = [_cause(one, per) for one in exact[:MOST_CAUSES]]
+    drawn = [cause_card(one, per) for one in exact[:MOST_CAUSES]]
     yield "".join(drawn[:FIRST_CAUSES])
     left = f'<p class="note">and {len(exact) - len(drawn):,} more</p>' if len(drawn) < len(exact) else ""
     if drawn[FIRST_CAUSES:]:
@@ -154,7 +164,8 @@ def _causes(causes: Sequence[Cause], per: str) -> Iterator[str]:
         yield f"<details><summary>{len(drawn) - FIRST_CAUSES} more places</summary>{rest}{left}</details>"
 
 
-def _cause(one: Cause, per: str) -> str:
+def cause_card(one: Cause, per: str) -> str:
+    """A place with what changed there; ``per``: what its time is of."""
     row = cause_row(one, per)
     items = "".join(f"<li>{escape(line)}</li>" for line in row.lines)
     left = f'<li class="note">and {row.left} more</li>' if row.left else ""

@@ -7,7 +7,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.server.downloads import downloads
 from perfscope.dashboards.server.shelf import Shelf
+from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import Workshop
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
@@ -21,8 +23,8 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
     from flask import Response, jsonify, request
 
     def folder_of(key: str) -> Path | None:
-        item = shelf.find(key)
-        return None if item is None else workshop.state(item, start=False).folder
+        work = find_work(shelf, key)
+        return None if work is None else workshop.state(work, start=False).folder
 
     def answered(key: str, make: Callable[[Path], tuple[bytes, str]]) -> ResponseReturnValue:
         folder = folder_of(key)
@@ -70,11 +72,16 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
     }
     for rule, view in routes.items():
         server.add_url_rule(f"{base_path}api/{rule}", endpoint=f"perfscope-{rule}", view_func=view, methods=["GET"])
+    for method, view in zip(("GET", "DELETE"), downloads(shelf, workshop), strict=True):
+        rule = f"{base_path}api/export/<key>/<form>"
+        server.add_url_rule(rule, endpoint=f"perfscope-export-{method}", view_func=view, methods=[method])
 
 
 def report_style() -> str:
     """The rules of our reports, for elements of class ``ps-report``; their colours for the whole page."""
+    from perfscope.dashboards.reports.compare_html import OWN_STYLE
+    from perfscope.dashboards.reports.history_html import STYLE
     from perfscope.dashboards.reports.html_style import DARK, LIGHT, RULES
 
     root = f":root{{color-scheme:light;{LIGHT}}}:root[data-ps-scheme=dark]{{color-scheme:dark;{DARK}}}"
-    return f"{root}\n.ps-report{{{RULES}}}\n"
+    return f"{root}\n.ps-report{{{RULES}{OWN_STYLE}}}\n.ps-report:has(.ps-history){{{STYLE}}}\n"

@@ -6,58 +6,44 @@ what they hold beside that to ``FOLDER/<view>/``, and how far it is to ``FOLDER/
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from perfscope.analyzers.load import Task, read_task
 from perfscope.analyzers.scale.digest import Digest, digest_of
 from perfscope.analyzers.scale.judge import judge_paths
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import json_report
+from perfscope.dashboards.server.child import Child, run_alone
 from perfscope.dashboards.views import VIEWS, Gathered, Job, Place, view_module
-from perfscope.profiler.errors import PerfscopeError
-from perfscope.profiler.store import write_atomically
-
-STATE_FILE = "state.json"
-LOCK_FILE = "lock"
-"""Held by the child for as long as it lives: how the server tells one that works from one that died."""
 
 _log = logging.getLogger(__name__)
 
 
-class Work:
+class Work(Child):
     """One preparation: gathers of each trace while it is read, then writes the views."""
 
     def __init__(self, path: str, folder: Path) -> None:
         """``folder`` is there; nothing is written yet."""
-        self._path = path
-        self._folder = folder
-        self._began = time.time()
+        super().__init__(path, folder)
         self._gathered: dict[str, list[Gathered]] = {name: [] for name in VIEWS}
         self._broken: dict[str, str] = {}
-        self._traces = 0
 
     def run(self) -> None:
         """Read, judge, write. ``PerfscopeError`` as of `judge_paths`."""
         self.tell("working", "reading")
-        judged = judge_paths([self._path], mapper=self._mapper)
-        if not self._traces:  # one task alone is read whole
+        judged = judge_paths([self.path], mapper=self._mapper)
+        if not self.traces:  # one task alone is read whole
             for trace in judged.loaded.traces:
                 self._gather(trace)
         self.tell("working", "writing")
         report = json_report.document(judged.analysis)
         for name in VIEWS:
             if name in self._broken:
-                self._write(name, {"problem": self._broken[name]})
+                self.write(name, {"problem": self._broken[name]})
                 continue
             try:
                 job = Job(
@@ -67,16 +53,11 @@ class Work:
                     gathered=self._gathered[name],
                     folder=self._own(name),
                 )
-                self._write(name, {"view": view_module(name).view(job)})
+                self.write(name, {"view": view_module(name).view(job)})
             except Exception as error:  # a page that fails must not cost the user the others
                 _log.warning("view %s failed", name, exc_info=True)
-                self._write(name, {"problem": f"this page cannot be shown: {type(error).__name__}: {error}"})
+                self.write(name, {"problem": f"this page cannot be shown: {type(error).__name__}: {error}"})
         self.tell("ready", "")
-
-    def tell(self, state: str, stage: str) -> None:
-        """How far it is, for the server."""
-        held = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self._traces, "pid": os.getpid()}
-        write_atomically(self._folder / STATE_FILE, json.dumps(held).encode(), durable=False)
 
     def _mapper(self, work: Any, tasks: Sequence[Task]) -> Iterator[tuple[int, Digest]]:
         """As `work_through` with one process; between reading and judging the views take what they need."""
@@ -89,8 +70,8 @@ class Work:
             yield at, digest_of(traces, skipped, rules, device)
 
     def _gather(self, trace: Trace) -> None:
-        number = self._traces
-        self._traces += 1
+        number = self.traces
+        self.traces += 1
         for name in VIEWS:
             gather = getattr(view_module(name), "gather", None)
             if gather is None or name in self._broken:
@@ -105,32 +86,14 @@ class Work:
             self._gathered[name].append(Gathered(source=trace.source, place=place, held=held))
 
     def _own(self, name: str, *more: str) -> Path:
-        folder = self._folder.joinpath(name, *more)
+        folder = self.folder.joinpath(name, *more)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-    def _write(self, name: str, held: dict[str, Any]) -> None:
-        write_atomically(self._folder / f"{name}.json", msgspec.json.encode(held), durable=False)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prepare ``PATH`` into ``FOLDER``; 0 if it is done, or another child is at it."""
-    path, folder = arguments[0], Path(arguments[1])
-    with (folder / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return 0
-        work = Work(path, folder)
-        try:
-            work.run()
-        except PerfscopeError as error:
-            work.tell("failed", str(error))
-            return error.exit_code
-        except MemoryError:
-            work.tell("failed", f"{path}: does not fit into the memory of this machine")
-            return 1
-    return 0
+    return run_alone(Work(arguments[0], Path(arguments[1])))
 
 
 if __name__ == "__main__":

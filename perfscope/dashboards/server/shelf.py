@@ -20,6 +20,10 @@ KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MOST_FILES = 20_000
 """Files of a folder whose change is noticed; a folder of more is no job's traces."""
 
+LOOKED_AT = 4096
+"""Bytes of a file, in which a comparison names its schema: it is the first key of ours."""
+_COMPARISON = re.compile(rb'"schema"\s*:\s*"perfscope\.compare/')
+
 Kind = Literal["run", "file", "folder"]
 
 
@@ -48,6 +52,10 @@ class Item:
             return False
         return any(store.is_alive(self.path, store.task_of_file(file)) for file in store.manifests(self.path))
 
+    def command(self) -> tuple[str, ...]:
+        """The child that reads it: its module and arguments; the folder to write to comes behind them."""
+        return "perfscope.dashboards.server.prepare", str(self.path)
+
 
 class Shelf:
     """The items below the paths that the server was started with; a folder of runs is listed anew each time."""
@@ -60,6 +68,11 @@ class Shelf:
                 raise DataError(f"{given}: no such file or folder")
         self._seen: dict[str, Item] = {}
         """All that ever was open here: of what is gone a page says so."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """What the server was started with."""
+        return self._places
 
     def items(self) -> tuple[Item, ...]:
         """Everything that is open now, runs of a folder the newest first; each key once."""
@@ -77,7 +90,7 @@ class Shelf:
 
     def _found(self) -> Iterator[Item]:
         for place in self._places:
-            if not place.exists():
+            if not place.exists() or is_comparison(place) or is_comparison(place / "result.json"):
                 continue
             if place.is_dir() and store.is_run(place):
                 yield _item(place.resolve(), "run")
@@ -92,6 +105,22 @@ class Shelf:
 
 def _item(path: Path, kind: Kind) -> Item:
     return Item(key=key_of(path), title=path.name, path=path, kind=kind)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a file says that it is the document of a comparison (``perfscope compare --json``): none to be read."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        return _names_comparison(path, path.stat().st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _names_comparison(path: Path, changed_ns: int) -> bool:
+    with path.open("rb") as stream:
+        return _COMPARISON.search(stream.read(LOOKED_AT)) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perfscope.dashboards.server.shelf import Item
+from perfscope.dashboards.server.works import Work
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.store import write_atomically
 
@@ -74,7 +74,7 @@ class Workshop:
         self._last: dict[str, str] = {}
         """Item -> the newest folder that was ready."""
 
-    def state(self, item: Item, *, start: bool = True) -> State:
+    def state(self, item: Work, *, start: bool = True) -> State:
         """How far it is; ``start``: begin to read it where nobody does, or where its files have changed."""
         print_ = item.fingerprint()
         shown = self._shown(item.key)
@@ -107,7 +107,7 @@ class Workshop:
             return State(stage="waiting", told="", seconds=0.0, folder=shown, stale=shown is not None)
         return self._begin(item, folder, shown)
 
-    def again(self, item: Item) -> None:
+    def again(self, item: Work) -> None:
         """Forget a failure or a cancellation, so that the next look reads it again."""
         print_ = item.fingerprint()
         if print_ is None:
@@ -117,7 +117,7 @@ class Workshop:
         if _read_state(folder).get("state") != "ready" and not _is_held(folder / LOCK_FILE):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def cancel(self, item: Item) -> bool:
+    def cancel(self, item: Work) -> bool:
         """End the child that reads the item, also one of another server's; whether there was one."""
         with self._guard:
             mine = {name for name in self._children if name.startswith(f"{item.key}-")}
@@ -141,7 +141,7 @@ class Workshop:
                 _end(child)
             self._children.clear()
 
-    def _begin(self, item: Item, folder: Path, shown: Path | None) -> State:
+    def _begin(self, item: Work, folder: Path, shown: Path | None) -> State:
         stale = shown is not None
         with self._guard:
             self._reap()
@@ -155,7 +155,7 @@ class Workshop:
                 return State(stage="ready", told="", seconds=0.0, folder=shown, stale=True)
             self._make_room()
             folder.mkdir(mode=0o700, exist_ok=True)
-            line = [sys.executable, "-m", "perfscope.dashboards.server.prepare", str(item.path), str(folder)]
+            line = [sys.executable, "-m", *item.command(), str(folder)]
             with (folder / LOG_FILE).open("wb") as log:
                 self._children[folder.name] = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

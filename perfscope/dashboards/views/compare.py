@@ -1,0 +1,120 @@
+"""What the page of a comparison shows: cards of its report, places that changed, all parts and kernels as tables.
+
+It is made of the document of a comparison alone, so it is none of ``VIEWS``, which are made of the traces of one item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from perfscope.dashboards.reports.compare_document import Document
+from perfscope.dashboards.reports.compare_html import after_cards, cause_card, top_cards
+from perfscope.dashboards.reports.compare_html_parts import findings_cards, metric_card, step_cards
+from perfscope.dashboards.reports.compare_rows import KIND_WORDS, headline, kernel_word, short_titles
+from perfscope.dashboards.reports.compare_types import Cause, Kernel, Part, PartSide, Step
+from perfscope.dashboards.shown import shown
+from perfscope.dashboards.views._tables import Head, table
+
+MOST_CAUSES = 40
+MOST_NAMES = 4
+"""Of a place and side, that the timeline is asked for."""
+NAME_CHARS = 400
+
+PART_HEADS = (
+    Head(key="change_ns", title="change", unit="ns", width=100),
+    Head(key="base_ns", title="base", unit="ns", width=96),
+    Head(key="head_ns", title="head", unit="ns", width=96),
+    Head(key="count_ns", title="by calls", unit="ns", width=96),
+    Head(key="each_ns", title="by each call", unit="ns", width=110),
+    Head(key="base_calls", title="calls, base", unit="count", width=96),
+    Head(key="head_calls", title="calls, head", unit="count", width=96),
+    Head(key="status", title="it is", width=100),
+    Head(key="kind", title="kind", width=110),
+    Head(key="line", title="at", unit="code", width=220),
+    Head(key="in_base", title="in base", unit="code", width=240),
+    Head(key="in_head", title="in head", unit="code", width=240),
+    Head(key="matched", title="known again by", width=240),
+)
+KERNEL_HEADS = (
+    Head(key="name", title="kernel", unit="code"),
+    Head(key="change_ns", title="change", unit="ns", width=100),
+    Head(key="base_ns", title="base", unit="ns", width=100),
+    Head(key="head_ns", title="head", unit="ns", width=100),
+    Head(key="effect", title="relative", unit="share", width=96),
+    Head(key="p", title="p", unit="number", width=80),
+    Head(key="q", title="q", unit="number", width=80),
+    Head(key="verdict", title="it is", width=130),
+)
+
+
+def view_of(document: Document) -> dict[str, Any]:
+    """Cards as HTML (their texts escaped), ``causes`` with names to look for on each side, and ``tables``.
+
+    Times in the tables are ns per step (``per``).
+    """
+    per = "step" if document.step is None else document.step.per
+    exact = [one for one in document.causes if one.exact]
+    step = document.step
+    return {
+        "headline": headline(document),
+        "titles": list(short_titles(document)),
+        "per": per,
+        "before": "".join(top_cards(document)),
+        "causes": [_cause(one, step, per) for one in exact[:MOST_CAUSES]],
+        "causes_left": max(0, len(exact) - MOST_CAUSES),
+        "metrics": metric_card(document),
+        "findings": "".join(findings_cards(document)),
+        "step": "".join(step_cards(document)),
+        "after": "".join(after_cards(document)),
+        "tables": {
+            "parts": table(PART_HEADS, [] if step is None else _parts(step)),
+            "kernels": table(KERNEL_HEADS, _kernels(document.kernels)),
+        },
+        "other_parts": 0 if step is None else step.other_parts.count,
+    }
+
+
+def _cause(one: Cause, step: Step | None, per: str) -> dict[str, Any]:
+    parts = [] if step is None else [part for part in step.parts if (part.place or part.name) == one.place]
+    return {
+        "html": cause_card(one, per),
+        "base": _names(part.base for part in parts),
+        "head": _names(part.head for part in parts),
+    }
+
+
+def _names(sides: Iterable[PartSide]) -> list[str]:
+    """Ops and kernels as the timeline names them."""
+    found = (name for side in sides for name in _recorded(side))
+    return list(dict.fromkeys(found))[:MOST_NAMES]
+
+
+def _recorded(side: PartSide) -> Iterator[str]:
+    """The op of a key, else its kernel; why a device is idle is no event."""
+    for key in side.keys:
+        name = key.op or ("" if key.kind == "idle" else key.work)
+        if name:
+            yield shown(name, NAME_CHARS)
+
+
+def _parts(step: Step) -> Iterator[list[Any]]:
+    for part in sorted(step.parts, key=lambda one: -abs(one.delta_ns)):
+        yield [
+            part.delta_ns, part.base.ns, part.head.ns, part.count_ns, part.each_ns, part.base.calls, part.head.calls,
+            shown(part.status), KIND_WORDS.get(part.kind, shown(part.kind)), shown(part.place) or _why(part),
+            next(_recorded(part.base), None), next(_recorded(part.head), None), shown(part.matched or ""),
+        ]  # fmt: skip
+
+
+def _why(part: Part) -> str:
+    """Of idle time its cause stands where others have their line."""
+    return shown(part.name) if part.kind == "idle" else ""
+
+
+def _kernels(kernels: Iterable[Kernel]) -> Iterator[list[Any]]:
+    for one in kernels:
+        yield [
+            shown(one.name, NAME_CHARS), one.change_ns, one.base_ns, one.head_ns, one.effect, one.p, one.q,
+            kernel_word(one),
+        ]  # fmt: skip
