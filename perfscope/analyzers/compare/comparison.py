@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ from perfscope.analyzers.compare.structure import ExactMetric, NotLooked, struct
 from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.facts.step_windows import HOST_AHEAD
 from perfscope.analyzers.finding import SEVERITIES, Severity
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError
@@ -145,14 +147,22 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
 
 
 def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:
-    """Low confidence: from one launch on each side. Steps without a profiler where both have them, else with it."""
+    """Low confidence: from one launch on each side. Steps without a profiler where both have them, else with it.
+
+    Where a step only queues its work (JAX), the windows that waited for it at both ends are the step time.
+    """
+    windows = [[one.duration_ns / one.steps for one in analysis.windows[:1] if one.steps] for analysis in analyses]
+    waited = from_single_captures(f"{STEP_TIME} (mean of a window)", *windows) if all(windows) else None
     for name, traced in ((STEP_TIME, False), (f"{STEP_TIME} (profiled)", True)):
         steps = [_steps(one, time.median.rank, traced=traced) for one in analyses]
-        if all(steps):
+        queued = [
+            bool(held and own) and held[0] > HOST_AHEAD * statistics.median(own)
+            for held, own in zip(windows, steps, strict=True)
+        ]
+        if all(steps) and not (waited is not None and any(queued)):
             return from_single_captures(name, steps[0], steps[1])
-    windows = [[one.duration_ns / one.steps for one in analysis.windows[:1] if one.steps] for analysis in analyses]
-    if all(windows):
-        return from_single_captures(f"{STEP_TIME} (mean of a window)", windows[0], windows[1])
+    if waited is not None:
+        return waited
     name = STEP_TIME if time.median.per == "step" else "time of the trace"
     return from_single_captures(name, [time.median.base_ns], [time.median.head_ns])
 

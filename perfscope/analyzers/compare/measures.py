@@ -217,7 +217,7 @@ def _jax(trace: Trace, window: Window) -> _Yielded:
         if key not in trace.recorded:
             yield name, JAX_NEEDS
     yield from _instructions(trace, window)
-    steps = len(trace.step_times_ns) + trace.fact(compared_window).steps
+    steps = max(len(trace.step_times_ns), trace.window_steps) + trace.fact(compared_window).steps
     if "compile_events" in trace.recorded:
         again = [event for event in trace.compile_events if event.kind == "retrace" and event.step is not None]
         places = Counter(f"{event.file}:{event.line}" for event in again if event.file is not None)

@@ -8,6 +8,9 @@ import numpy as np
 
 from perfscope.analyzers.trace import SliceKind, Trace
 
+HOST_AHEAD = 1.1
+"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindows:

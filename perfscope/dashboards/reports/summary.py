@@ -12,6 +12,7 @@ from pathlib import PurePath
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.facts.step_windows import HOST_AHEAD
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
-
-HOST_AHEAD = 1.1
-"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
 
 WAITED = "without a profiler, waited for at both ends"
 """How steps were timed whose work the devices go on with behind them."""
