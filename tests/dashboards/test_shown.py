@@ -136,3 +136,11 @@ def test_names_of_kernels_are_no_secrets(text: str) -> None:
 def test_values_are_cleaned_at_every_depth() -> None:
     value = {"a\x1b[1m": ["/home/me/x", {"api_key": "abc", "n": 3, "none": None}], "t": ("\x07b",)}
     assert shown_value(value) == {"a": ["~/x", {"api_key": MASK, "n": 3, "none": None}], "t": ["b"]}
+
+
+@pytest.mark.parametrize(
+    "text", ["token=hf_" + "a" * 30, "API_KEY=abcdef123456", "Authorization: Bearer abcdefgh12", "x://u:p@host/"]
+)
+def test_masking_twice_is_masking_once(text: str) -> None:
+    once = shown(text)
+    assert shown(once) == once
