@@ -50,7 +50,7 @@ _TOKENS = re.compile(
 
 _WORD = r"(?:[\w-]*(?:passw(?:or)?d|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|authorization))"
 _NAMED = re.compile(
-    rf"(?i)(?<![\w-])(-{{0,2}}{_WORD}[\"']?\s*[=:]\s*[\"']?(?:bearer\s+|basic\s+)?)(?!\[hidden\])([^\s\"'&,;)\]}}]{{6,}})"
+    rf"(?i)(?<![\w-])(-{{0,2}}{_WORD}[\"']?\s*[=:]\s*[\"']?(?>(?:bearer\s+|basic\s+)?))(?!\[hidden\])([^\s\"'&,;)\]}}]{{6,}})"
 )
 """``API_KEY=...``, ``"password": "..."``, ``Authorization: Bearer ...``: the value of a telling name."""
 _OPTION = re.compile(rf"(?i)(?<![\w-])(--{_WORD}\s+)([^\s-]\S*)")
