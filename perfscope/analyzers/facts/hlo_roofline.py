@@ -172,10 +172,16 @@ def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[Roof, ...], .
 
     ``device`` is named by the caller: a trace of XLA's CPU backend has none that a peak is known for.
     """
-    return tuple(
-        roofline(cost, device, _run_times(trace.fact(hlo_time), index, cost))
-        for index, cost in enumerate(trace.fact(hlo_costs))
-    )
+    times = trace.fact(run_times)
+    return tuple(roofline(cost, device, times[index]) for index, cost in enumerate(trace.fact(hlo_costs)))
+
+
+def run_times(trace: Trace) -> tuple[Mapping[tuple[str, str], float], ...]:
+    """Mean measured ns of one run of each instruction, by computation and name; one mapping for each of ``trace.hlo``.
+
+    No device is asked for: rates need no peaks.
+    """
+    return tuple(_run_times(trace.fact(hlo_time), index, cost) for index, cost in enumerate(trace.fact(hlo_costs)))
 
 
 def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], float]:

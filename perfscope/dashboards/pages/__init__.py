@@ -23,6 +23,7 @@ PAGES: dict[str, str] = {
     "timeline": "perfscope.dashboards.pages.timeline",
     "kernels": "perfscope.dashboards.pages.kernels",
     "flame": "perfscope.dashboards.pages.flame",
+    "roofline": "perfscope.dashboards.pages.roofline",
     "memory": "perfscope.dashboards.pages.memory",
     "ranks": "perfscope.dashboards.pages.ranks",
     "compile": "perfscope.dashboards.pages.compile",

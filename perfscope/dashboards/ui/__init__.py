@@ -16,6 +16,8 @@ SCRIPTS = (
     "timeline_panel.js",
     "timeline.js",
     "flame.js",
+    "svg.js",
+    "roofline.js",
 )
 """In the order they are loaded."""
 
@@ -84,3 +86,25 @@ class Flame(Component):
     def __init__(self, tree: dict[str, Any] | None = None, **others: Any) -> None:
         """Hold the tree."""
         super().__init__(tree=tree, **others)
+
+
+class Roofline(Component):
+    """Points and roofs on logarithmic axes.
+
+    ``table``: ``columns`` and ``rows`` of ``views/roofline.py``; ``devices``: its roofs; ``what``: the points are.
+    ``timeline`` and ``graph``: where a name is looked for. ``most`` (percent of the time), ``find`` and ``sel``: what
+    the address asks for.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Roofline"
+    _prop_names = ["id", "table", "devices", "what", "timeline", "graph", "most", "find", "sel"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "table", "devices", "what", "timeline", "graph", "most", "find", "sel"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, table: dict[str, Any] | None = None, **others: Any) -> None:
+        """Hold the points."""
+        super().__init__(table=table, **others)

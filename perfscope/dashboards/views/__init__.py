@@ -26,6 +26,7 @@ VIEWS: dict[str, str] = {
     "memory": "perfscope.dashboards.views.memory",
     "overview": "perfscope.dashboards.views.overview",
     "ranks": "perfscope.dashboards.views.ranks",
+    "roofline": "perfscope.dashboards.views.roofline",
     "timeline": "perfscope.dashboards.views.timeline",
 }
 
