@@ -9,6 +9,7 @@ from dash.development.base_component import Component
 
 SCRIPTS = (
     "fragment.js",
+    "handoff.js",
     "timeline_wire.js",
     "timeline_draw.js",
     "timeline_picture.js",
@@ -16,6 +17,8 @@ SCRIPTS = (
     "timeline_panel.js",
     "timeline.js",
     "flame.js",
+    "heat.js",
+    "memory.js",
     "svg.js",
     "roofline.js",
 )
@@ -45,6 +48,27 @@ class Fragment(Component):
     def __init__(self, html: str = "", **others: Any) -> None:
         """Hold what is shown."""
         super().__init__(html=html, **others)
+
+
+class Exports(Component):
+    """The menu of downloads.
+
+    ``url``: where they are. ``item``: ``{"key", "title"}`` of what is shown, or ``None``. ``forms``: ``{"form", "word"}``
+    each. ``perfetto``: ``{"word", "url"}`` or ``{"word", "port"}`` of a page that is handed the trace, or ``None``.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Exports"
+    _prop_names = ["id", "url", "item", "forms", "perfetto"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "url", "item", "forms", "perfetto"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, url: str = "", **others: Any) -> None:
+        """Hold where they are."""
+        super().__init__(url=url, **others)
 
 
 class Timeline(Component):
@@ -86,6 +110,48 @@ class Flame(Component):
     def __init__(self, tree: dict[str, Any] | None = None, **others: Any) -> None:
         """Hold the tree."""
         super().__init__(tree=tree, **others)
+
+
+class HeatMap(Component):
+    """A heat map of ranks.
+
+    ``heat``: as of `views._heat`; ``kind``: ``wait`` or ``busy``; ``timeline``: the address of the timeline;
+    ``origins``: what stands at 0 there, by trace; ``label``: what it is, for who cannot see it.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "HeatMap"
+    _prop_names = ["id", "heat", "kind", "timeline", "origins", "label"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "heat", "kind", "timeline", "origins", "label"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, heat: dict[str, Any] | None = None, **others: Any) -> None:
+        """Hold what is drawn."""
+        super().__init__(heat=heat, **others)
+
+
+class MemoryCurve(Component):
+    """What a memory holds over time, by category.
+
+    ``memory``: as of `views._memory_parts`; ``timeline``: the address of the timeline, with its ``origin`` (``None``:
+    the axis is no clock); ``at``: the position to begin with.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "MemoryCurve"
+    _prop_names = ["id", "memory", "timeline", "origin", "at"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "memory", "timeline", "origin", "at"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, memory: dict[str, Any] | None = None, **others: Any) -> None:
+        """Hold what is drawn."""
+        super().__init__(memory=memory, **others)
 
 
 class Roofline(Component):
