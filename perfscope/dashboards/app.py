@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,6 +14,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from perfscope.dashboards.pages import PAGES, Asked, address, page_module
 from perfscope.dashboards.pages._progress import mark_of, progress, said
 from perfscope.dashboards.server.api import install_api
+from perfscope.dashboards.server.exports import FORMS
 from perfscope.dashboards.server.guard import Guard
 from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.shelf import Item, Shelf
@@ -21,11 +22,30 @@ from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import State as Readiness
 from perfscope.dashboards.server.workshop import Workshop
 from perfscope.dashboards.shown import shown
+from perfscope.dashboards.ui import Exports
 
 TICK_MS = 1_000
 """Between two looks at what is being read."""
 ASSETS = Path(__file__).parent / "assets"
 START = "overview"
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+    <head>
+        {%metas%}
+        <title>{%title%}</title>
+        {%favicon%}
+        {%css%}
+    </head>
+    <body>
+        {%app_entry%}
+        <footer>
+            {%config%}
+            {%scripts%}
+            {%renderer%}
+        </footer>
+    </body>
+</html>"""
+"""The page around everything: Dash's own, with the language that screen readers ask for."""
 
 
 def create_app(
@@ -36,14 +56,16 @@ def create_app(
     hosts: Iterable[str],
     base_path: str = "/",
     title: str = "perfscope",
+    perfetto: Mapping[str, Any] | None = None,
 ) -> Dash:
     """The whole dashboard as a Dash app; ``app.server`` is what a WSGI server runs.
 
-    ``base_path`` begins and ends with ``/``: where a proxy has put it.
+    ``base_path`` begins and ends with ``/``: where a proxy has put it. ``perfetto``: as of `ui.Exports`.
     """
     app = Dash(
         __name__,
         title=title,
+        index_string=INDEX,
         assets_folder=str(ASSETS),
         requests_pathname_prefix=base_path,
         routes_pathname_prefix=base_path,
@@ -54,7 +76,7 @@ def create_app(
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.enable_dev_tools(debug=False)
-    app.layout = lambda: _frame(shelf, base_path)
+    app.layout = lambda: _frame(shelf, base_path, perfetto)
     _route(app, shelf, workshop, base_path)
     for name in PAGES:
         register = getattr(page_module(name), "register", None)
@@ -70,7 +92,7 @@ def create_app(
     return app
 
 
-def _frame(shelf: Shelf, base_path: str) -> Any:
+def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> Any:
     """What stays while pages change: header, menu, the place for a page."""
     items = shelf.items()
     picker = dmc.Select(
@@ -91,7 +113,12 @@ def _frame(shelf: Shelf, base_path: str) -> Any:
             picker,
             html.Div(id="live", role="status", className="ps-live", **{"aria-live": "polite"}),
             html.Div(style={"flex": 1}),
-            html.A("Perfetto file", id="perfetto", className="ps-button", href="#"),
+            Exports(
+                id="exports",
+                url=f"{base_path}api/export/",
+                forms=[{"form": name, "word": form.word} for name, form in FORMS.items()],
+                perfetto=perfetto,
+            ),
             dark,
         ],
         h="100%",
@@ -99,7 +126,6 @@ def _frame(shelf: Shelf, base_path: str) -> Any:
         gap="md",
         wrap="nowrap",
     )
-    menu = html.Nav([html.Div(id="menu")], **{"aria-label": "pages"})
     return dmc.MantineProvider(
         [
             dcc.Location(id="at", refresh="callback-nav"),
@@ -108,8 +134,8 @@ def _frame(shelf: Shelf, base_path: str) -> Any:
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(header),
-                    dmc.AppShellNavbar(menu, p="sm"),
-                    dmc.AppShellMain(html.Main(id="page", tabIndex=-1)),
+                    dmc.AppShellNavbar(html.Div(id="menu"), p="sm", **{"aria-label": "pages"}),
+                    dmc.AppShellMain(html.Div(id="page", tabIndex=-1)),
                 ],
                 header={"height": 54},
                 navbar={"width": 168, "breakpoint": "sm", "collapsed": {"mobile": False}},
@@ -131,7 +157,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Output("menu", "children"),
         Output("live", "children"),
         Output("which", "value"),
-        Output("perfetto", "href"),
+        Output("exports", "item"),
         Output("drawn", "data"),
         Input("at", "pathname"),
         Input("at", "search"),
@@ -147,8 +173,8 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
             return (no_update,) * 6
         live = [] if state is None else _live(state, asked)
         key = None if asked.item is None else asked.item.key
-        perfetto = "#" if key is None else f"{base_path}api/export/{key}/perfetto"
-        return children(), _menu(asked), live, key, perfetto, mark
+        item = None if asked.item is None else {"key": asked.item.key, "title": shown(asked.item.title)}
+        return children(), _menu(asked), live, key, item, mark
 
     @app.callback(
         Output("at", "href"),

@@ -163,8 +163,9 @@ class Work(Child):
         if form.folder:
             self.tell("working", "packing")
             pack(target, final)
-        # The last line says where it lies, which is the server's affair; how to open it says the same of our folder.
-        self.write(ABOUT, {"remarks": [line for line in said if str(self.folder) not in line]})
+        # Where it lies is the server's affair, in the line of that and in the one of how to open it.
+        remarks = [line for line in said if not line.startswith("wrote ") and f"/{MADE}" not in line]
+        self.write(ABOUT, {"remarks": remarks})
         self.tell("ready", "")
 
     def _line(self, form: Form, target: Path) -> Sequence[str]:

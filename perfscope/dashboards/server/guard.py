@@ -76,7 +76,7 @@ class Guard:
     def _before(self) -> ResponseReturnValue | None:
         from flask import request
 
-        if _host(request.host) not in self.hosts:
+        if host_name(request.host) not in self.hosts:
             return _refused(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by that name (--allow-host NAME)")
         if len(request.query_string) > MOST_QUERY:
             return _refused(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
@@ -132,7 +132,7 @@ def hosts_of(host: str, more: Iterable[str] = ()) -> frozenset[str]:
     return frozenset({*local, *([host] if host not in ("0.0.0.0", "::") else []), *(name.lower() for name in more)})  # noqa: S104
 
 
-def _host(given: str) -> str:
+def host_name(given: str) -> str:
     """Without its port; an address of IPv6 without its brackets."""
     name = given.lower()
     if name.startswith("["):
