@@ -43,10 +43,10 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=62, close=53, low=-0.113, high=0.086)
-LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=62, close=36, low=-0.144, high=1.192)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=32, close=22, low=-0.111, high=0.129)
-SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=32, close=7, low=-0.242, high=0.167)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=69, close=55, low=-0.113, high=0.24)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=70, close=38, low=-0.279, high=1.192)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=34, close=22, low=-0.111, high=0.334)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=34, close=7, low=-0.242, high=0.187)
 
 _WORDS: dict[Policy, str] = {
     "keep": "keeping everything",
@@ -57,6 +57,10 @@ NOT_PREDICTED = "the program is too large for its checkpoint policies to be pred
 NO_NAMES = (
     "policies that go by name (save_only_these_names) are not predicted: checkpoint_name leaves nothing in a compiled "
     "program"
+)
+NOT_SELECTIVELY = (
+    "checkpointing selectively is not predicted: a loop within the layers has products with weights, which that policy "
+    "keeps a turn at a time"
 )
 SEVERAL = "plans that checkpoint some of the layers are taken to lie between none and all of them"
 FROM_KEPT = (
@@ -84,6 +88,8 @@ def notes_on(regions: Sequence[Region], today: int, *, single: bool) -> tuple[st
     notes = [bound.sentence(peaks) if peaks else NOT_PREDICTED, NO_NAMES]
     if checkpointed:
         notes.append(FROM_KEPT)
+    elif peaks and _WORDS["selective"] not in peaks:
+        notes.append(NOT_SELECTIVELY)
     if len(regions) > 1 and peaks:
         notes.append(SEVERAL)
     return tuple(notes)

@@ -40,6 +40,11 @@ class Predictor:
         """Whether the program is not too large to order."""
         return len(self._schedule) <= MOST_INSTRUCTIONS
 
+    def keeps_in_loops(self, keeps: Keeps) -> bool:
+        """Whether the policy keeps something of loops within the layers: a turn at a time, which is not predicted."""
+        nested = frozenset().union(*(one.nested for one in self._layers))
+        return any(keeps(number) for number, value in enumerate(self._flow.values) if value.computation.name in nested)
+
     def peak(self, keeps: Keeps, today: int) -> int:
         """Bytes at the peak with a policy for all layers, which keep everything now; ``today``: at the peak now.
 

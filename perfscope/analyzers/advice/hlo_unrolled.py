@@ -107,12 +107,12 @@ def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
 
 
 def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) -> int | None:
-    """The number in ``Flow`` of a value of a computation; ``None`` of a part of what is neither a fusion nor a loop."""
+    """The number in ``Flow`` of a value of a computation; ``None`` of a part that nobody takes out of its tuple."""
     name, index = part
     if index is None:
         return flow.numbers[body.name, name]
     one = body.by_name[name]
-    if one.opcode == "while":
+    if one.opcode != "fusion":
         return next(
             (
                 flow.numbers[body.name, element.name]
@@ -123,8 +123,6 @@ def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) ->
             ),
             None,
         )
-    if one.opcode != "fusion":
-        return None
     root = module.computations[one.called[0]].root
     return flow.numbers[one.called[0], root.operands[index]] if root.opcode == "tuple" else None
 

@@ -168,7 +168,7 @@ class _Program:
     def _shift(self, keeps: Keeps) -> int | None:
         """Bytes that the peak changes by where all layers have a policy."""
         today = self._timeline.peak()[1]
-        if not self._predictor.can:
+        if not self._predictor.can or self._predictor.keeps_in_loops(keeps):
             return None
         try:
             return self._predictor.peak(keeps, today) - today

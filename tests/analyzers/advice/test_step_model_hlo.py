@@ -16,6 +16,7 @@ from perfscope.analyzers.advice.hlo_bounds import bound_of
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.advice.hlo_predict import Predictor
 from perfscope.analyzers.advice.models import step_models
 from perfscope.analyzers.advice.simulate import Simulator, keep_all, todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
@@ -157,7 +158,8 @@ def test_the_committed_programs_lie_within_the_bounds_that_are_said(step: str, p
 def test_plans_of_some_layers_lie_between_none_and_all() -> None:
     found = model(f"{UNROLLED}-none")
     simulator = Simulator(found)
-    peaks = [simulator.run(["full"] * some + ["keep"] * (4 - some)).peak_bytes for some in range(5)]
+    policies: list[list[Policy]] = [["full"] * some + ["keep"] * (4 - some) for some in range(5)]
+    peaks = [simulator.run(one).peak_bytes for one in policies]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == compiled(f"{UNROLLED}-none")
 
@@ -236,3 +238,12 @@ def test_the_twin_that_donates_its_state_is_clean_and_the_other_is_not() -> None
     rule = load_rule("donation_missed")
     assert judge(rule, trace("attention-naive-scan-small-none")).status == "clean"
     assert judge(rule, trace("attention-naive-scan-small-none-no-donation")).status == "flagged"
+
+
+def test_products_in_a_loop_within_the_layers_are_not_predicted_to_be_kept() -> None:
+    module = trace("ssm-scan-scan-other-none").hlo[0]
+    flow, schedule = Flow(module), Schedule(module)
+    layers = layers_of(module, flow, schedule)
+    predictor = Predictor(module, flow, schedule, layers)
+    assert not predictor.keeps_in_loops(unbatched_products(flow))  # its loop over time is element by element
+    assert predictor.keeps_in_loops(lambda number: flow.opcode(number) == "multiply")
