@@ -4,7 +4,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const { Wire } = ui.wire;
   const draw = ui.draw;
-  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20;
+  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, HALF = 0.34;
 
   const element = ui.wire.element;
 
@@ -60,6 +60,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (!(at.t0 && at.t1 && this.view.t1 > this.view.t0)) this.view = { ...this.whole };
       this.lay();
       this.listen();
+      this.join();
       this.resize();
       for (const trace of this.traces) this.wire.load_names(trace).then(() => this.paint());
       if (at.sel && at.trace) this.select(this.traces.find((one) => String(one.trace) === at.trace) || this.traces[0], Number(at.sel));
@@ -70,7 +71,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     lay() {
       for (this.depths of DEPTHS) {
         this.rank_rows();
-        if (this.height < window.innerHeight - 230) return;
+        if (this.height < (this.linked() ? window.innerHeight * HALF : window.innerHeight - 230)) return;
       }
     }
 
@@ -127,7 +128,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     resize() {
       const ratio = window.devicePixelRatio || 1;
       this.width = Math.max(this.root.clientWidth, 320);
-      const most = Math.max(window.innerHeight - this.canvas.getBoundingClientRect().top - 190, 260);
+      const most = this.linked() ? Math.max(window.innerHeight * HALF, 200) : Math.max(window.innerHeight - this.canvas.getBoundingClientRect().top - 190, 260);
       this.shown = Math.min(this.height + draw.RULER + 4, most);
       this.canvas.style.height = `${this.shown}px`;
       this.canvas.width = Math.round(this.width * ratio);
@@ -142,6 +143,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (span < LEAST_NS) { const middle = (this.view.t0 + this.view.t1) / 2; this.view = { t0: middle - LEAST_NS / 2, t1: middle + LEAST_NS / 2 }; }
       this.scroll = Math.max(0, Math.min(this.scroll, this.height + draw.RULER + 4 - this.shown));
       this.since = performance.now();
+      this.share();
       this.paint();
       this.moved = performance.now();
       clearTimeout(this.asking);

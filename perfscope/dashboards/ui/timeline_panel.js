@@ -68,8 +68,29 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.select(trace, other.event);
     },
 
+    // The first event in sight, from the top: where the arrow keys begin.
+    first() {
+      for (const [trace, rows] of this.placed || []) {
+        const tile = this.tiles.get(trace);
+        if (!tile) continue;
+        const scale = (tile.high - tile.low) / tile.columns;
+        let best = null;
+        for (let at = 0; at < tile.box_low.length; at++) {
+          const y = rows.get(tile.lanes[tile.box_lane[at]]), start = tile.low + tile.box_low[at] * scale, end = tile.low + tile.box_high[at] * scale;
+          if (y === undefined || y < draw.RULER || end <= this.view.t0 || start >= this.view.t1) continue;
+          if (!best || y < best.y || (y === best.y && start < best.start)) best = { y, start, event: tile.box_event[at] };
+        }
+        if (best) return { trace, event: best.event };
+      }
+      return null;
+    },
+
     async step(by, alike) {
-      if (!this.selected) return;
+      if (!this.selected) {
+        const first = this.first();
+        if (first) await this.select(first.trace, first.event);
+        return;
+      }
       const trace = this.selected.trace;
       const found = await this.wire.json("next", { trace: trace.trace, event: this.selected.event, by, ...(alike ? { name: "1" } : {}) });
       this.go(trace, found);
@@ -138,7 +159,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
-      for (const [key, value] of [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value]]) {
+      const own = this.linked() ? [] : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value]];
+      for (const [key, value] of own) {
         if (value === null || value === undefined || value === "") url.searchParams.delete(key);
         else url.searchParams.set(key, value);
       }

@@ -22,19 +22,19 @@ MOST_NAMES = 4
 NAME_CHARS = 400
 
 PART_HEADS = (
-    Head(key="change_ns", title="change", unit="ns", width=100),
-    Head(key="base_ns", title="base", unit="ns", width=96),
-    Head(key="head_ns", title="head", unit="ns", width=96),
-    Head(key="count_ns", title="by calls", unit="ns", width=96),
-    Head(key="each_ns", title="by each call", unit="ns", width=110),
-    Head(key="base_calls", title="calls, base", unit="count", width=96),
-    Head(key="head_calls", title="calls, head", unit="count", width=96),
-    Head(key="status", title="it is", width=100),
+    Head(key="change_ns", title="change", unit="ns", width=96),
+    Head(key="base_ns", title="base", unit="ns", width=90),
+    Head(key="head_ns", title="head", unit="ns", width=90),
+    Head(key="status", title="it is", width=104),
+    Head(key="line", title="at", unit="code", width=250),
+    Head(key="in_base", title="in base", unit="code", width=200),
+    Head(key="in_head", title="in head", unit="code", width=200),
+    Head(key="base_calls", title="calls, base", unit="count", width=110),
+    Head(key="head_calls", title="calls, head", unit="count", width=110),
+    Head(key="count_ns", title="by calls", unit="ns", width=100),
+    Head(key="each_ns", title="by each call", unit="ns", width=120),
     Head(key="kind", title="kind", width=110),
-    Head(key="line", title="at", unit="code", width=220),
-    Head(key="in_base", title="in base", unit="code", width=240),
-    Head(key="in_head", title="in head", unit="code", width=240),
-    Head(key="matched", title="known again by", width=240),
+    Head(key="matched", title="known again by", width=280),
 )
 KERNEL_HEADS = (
     Head(key="name", title="kernel", unit="code"),
@@ -101,9 +101,9 @@ def _recorded(side: PartSide) -> Iterator[str]:
 def _parts(step: Step) -> Iterator[list[Any]]:
     for part in sorted(step.parts, key=lambda one: -abs(one.delta_ns)):
         yield [
-            part.delta_ns, part.base.ns, part.head.ns, part.count_ns, part.each_ns, part.base.calls, part.head.calls,
-            shown(part.status), KIND_WORDS.get(part.kind, shown(part.kind)), shown(part.place) or _why(part),
-            next(_recorded(part.base), None), next(_recorded(part.head), None), shown(part.matched or ""),
+            part.delta_ns, part.base.ns, part.head.ns, shown(part.status), shown(part.place) or _why(part),
+            next(_recorded(part.base), None), next(_recorded(part.head), None), part.base.calls, part.head.calls,
+            part.count_ns, part.each_ns, KIND_WORDS.get(part.kind, shown(part.kind)), shown(part.matched or ""),
         ]  # fmt: skip
 
 
