@@ -158,8 +158,9 @@ def test_the_committed_programs_lie_within_the_bounds_that_are_said(step: str, p
 def test_plans_of_some_layers_lie_between_none_and_all() -> None:
     found = model(f"{UNROLLED}-none")
     simulator = Simulator(found)
-    policies: list[list[Policy]] = [["full"] * some + ["keep"] * (4 - some) for some in range(5)]
-    peaks = [simulator.run(one).peak_bytes for one in policies]
+    full: Policy = "full"
+    keep: Policy = "keep"
+    peaks = [simulator.run([full] * some + [keep] * (4 - some)).peak_bytes for some in range(5)]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == compiled(f"{UNROLLED}-none")
 
