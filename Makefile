@@ -1,6 +1,7 @@
 # make demo   install into .venv, profile the example program, print the findings, write the HTML report
-# make test   install into .venv with the test tools, check style, types and layers, run the tests
+# make test   install into .venv with the test tools, check style, types and layers, run the everyday tests
 #
+# make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 #
 # All need Python 3.11 or newer and nothing else. A second run reuses .venv.
@@ -16,14 +17,17 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-oldest-jax lint docs clean
+.PHONY: demo test test-slow test-oldest-jax lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs -m "not slow"
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
