@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.profiler.store import RUNS_FOLDER, Listed
+from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
-    from perfscope.profiler.run import Run
+    from perfscope.profiler.store import Listed
 
 PIPE_WIDTH = 160
 """Columns where no terminal says how many it has: an id and a usual command fit on one line."""
@@ -33,6 +33,7 @@ PIPE_WIDTH = 160
 def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
     """List the runs in this folder, the newest first."""
     from perfscope.profiler import store
+    from perfscope.profiler.run_listing import row_of
 
     if keep is not None:
         removed = store.prune(folder, keep)
@@ -43,46 +44,11 @@ def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
         return
     listed = store.list_runs(folder)
     if as_json:
-        click.echo(json.dumps([_row(one) for one in listed], indent=1))
+        click.echo(json.dumps([row_of(one) for one in listed], indent=1))
     elif not listed:
         click.echo(f"no runs in {folder}; `perfscope run train.py` makes one")
     else:
         _print_table(listed)
-
-
-def _row(listed: Listed) -> dict[str, Any]:
-    if listed.run is None:
-        return {"id": listed.directory.name, "state": "unreadable", "problem": listed.problem}
-    run = listed.run
-    return {
-        "id": listed.directory.name,
-        "name": run.name,
-        "created_utc": run.created_utc,
-        "state": run.state,
-        "exit_code": run.exit_code,
-        "ranks": len(run.processes),
-        "steps": max((process.steps_seen for process in run.processes), default=0),
-        "step_ns": _step_ns(run),
-        "captures": sorted(
-            {capture.pass_name for process in run.processes for capture in process.captures if capture.artifact}
-        ),
-        "command": list(run.command),
-        "notes": list(run.notes),
-    }
-
-
-def _step_ns(run: Run) -> int | None:
-    """Of the first rank, without a profiler, in ns: the mean with the devices waited for, else the host's median.
-
-    ``None`` where no step was timed.
-    """
-    for process in run.processes:
-        if process.window_ns is not None and process.window_steps > 0:
-            return round(process.window_ns / process.window_steps)
-        times = sorted(process.untraced_step_ns)
-        if times:
-            return times[len(times) // 2]
-    return None
 
 
 def _print_table(listed: list[Listed]) -> None:
@@ -93,13 +59,14 @@ def _print_table(listed: list[Listed]) -> None:
 
     from perfscope.analyzers.units import format_ns
     from perfscope.dashboards.shown import shown
+    from perfscope.profiler.run_listing import row_of
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "state", "ranks", "steps", "a step", "passes"):
         table.add_column(name, no_wrap=True)
     table.add_column("command", overflow="fold")
     for one in listed:
-        row = _row(one)
+        row = row_of(one)
         if one.run is None:
             cells = [row["id"], "unreadable", "", "", "", "", row["problem"]]
         else:

@@ -19,6 +19,14 @@
     return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(value >= 10 ? 1 : 2)} ${units[at]}`;
   };
 
+  // Keys in a grid: arrows walk, Enter follows a cell's link, Tab leaves (a table of 300 rows is one stop, not 2,000).
+  functions.psEnter = (params) => {
+    const link = params.event.key === "Enter" && params.event.target.querySelector && params.event.target.querySelector("a[href]");
+    if (link) link.click();
+    return Boolean(link);
+  };
+  functions.psLeave = () => false;
+
   // The grid's own theme in the page's colours, so that light and dark follow the switch.
   functions.psTheme = (quartz) => quartz.withParams({
     backgroundColor: "var(--card)", foregroundColor: "var(--ink)", borderColor: "var(--line)", accentColor: "var(--link)",
@@ -33,7 +41,13 @@
     const escaped = String(props.value).replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     const asked = new URLSearchParams({ [props.parameter]: props.pattern.replace("{}", () => escaped) });
     const href = `${props.base}${props.base.includes("?") ? "&" : "?"}${asked}`;
-    return React.createElement("a", { href, className: "ps-code" }, String(props.value));
+    return React.createElement("a", { href, className: "ps-code", tabIndex: -1 }, String(props.value));
+  };
+
+  // A cell that leads to where its row says.
+  components.PsTo = function (props) {
+    if (absent(props.value)) return null;
+    return React.createElement("a", { href: props.data.href }, String(props.value));
   };
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {

@@ -27,8 +27,10 @@ PAGES: dict[str, str] = {
     "roofline": "perfscope.dashboards.pages.roofline",
     "memory": "perfscope.dashboards.pages.memory",
     "ranks": "perfscope.dashboards.pages.ranks",
+    "graph": "perfscope.dashboards.pages.graph",
     "compile": "perfscope.dashboards.pages.compile",
     "compare": "perfscope.dashboards.pages.compare",
+    "history": "perfscope.dashboards.pages.history",
     "findings": "perfscope.dashboards.pages.findings",
     "runs": "perfscope.dashboards.pages.runs",
 }

@@ -25,12 +25,15 @@ def grid(
     links: dict[str, tuple[str, str, str]] | None = None,
     key: str | None = None,
     view: str | None = None,
+    picks: bool = False,
 ) -> Any:
     """The grid of a table (`views._tables.table`) with its search and its CSV.
 
     ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
     parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
     ``key`` and ``view``: whose table it is, where that is not the item and the page.
+    ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no file to take away. A column whose
+    title is empty is not shown; one named ``href`` is where the first column leads to.
     """
     columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
     keys = [column["key"] for column in held["columns"]]
@@ -39,23 +42,29 @@ def grid(
     csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
     label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
     search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
-    file = html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")
+    file = [] if picks else [html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")]
+    if "href" in keys:
+        columns[0] |= {"cellRenderer": "PsTo"}
+    ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
     left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
     return html.Div(
         [
-            html.Div([label, search, file], className="ps-tl-bar"),
+            html.Div([label, search, *file], className="ps-tl-bar"),
             dag.AgGrid(
                 id=f"{name}-grid",
                 columnDefs=columns,
                 rowData=rows,
-                defaultColDef={"sortable": True, "resizable": True, "filter": True, "tooltipComponentParams": {}},
+                defaultColDef={"sortable": True, "resizable": True, "filter": True, "tooltipComponentParams": {},
+                               "suppressKeyboardEvent": {"function": "psEnter(params)"}},
                 dashGridOptions={
                     "theme": {"function": "psTheme(themeQuartz)"},
                     "animateRows": False,
                     "enableCellTextSelection": True,
                     "ensureDomOrder": True,
+                    "tabToNextCell": {"function": "psLeave(params)"},
                     "rowHeight": ROW_PX,
                     "tooltipShowDelay": 400,
+                    **ticks,
                 },
                 style={"height": f"{HEAD_PX + 14 + ROW_PX * min(max(len(rows), 3), FEW_ROWS)}px"},
             ),
@@ -78,6 +87,8 @@ def register_grid(app: Any, name: str) -> None:
 def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:
     unit, key = column["unit"], column["key"]
     made: dict[str, Any] = {"field": key, "headerName": column["title"], "minWidth": 70}
+    if not column["title"]:
+        made |= {"hide": True}
     if column["width"] is None:
         made |= {"flex": 1, "minWidth": 300}
     else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from perfscope.analyzers.compare.series import History, Series
-    from perfscope.dashboards.reports.history_rows import CountBetween
+    from perfscope.dashboards.reports.history_rows import CountBetween, Moved
 
 MOST_ROWS = 200
 """Runs in the table of a metric, the newest ones: the embedded JSON has all."""
@@ -52,16 +52,26 @@ def _page(found: History, count: CountBetween | None) -> Iterator[str]:
     for program in programs(found):
         yield f'<section class="card"><h2>{escape(program.title)}</h2>'
         for moved in program.moved(count):
-            items = "".join(f"<li>{escape(line)}</li>" for line in moved.lines)
-            yield f"<p><b>changed</b> {escape(moved.where)}</p><ul>{items}</ul>"
+            yield moved_html(moved)
         series, still = program.parted()
         for one in series:
-            yield from _metric(one)
+            yield metric_html(one)
         if still is not None:
             yield f'<p class="note">{escape(still)}</p>'
         yield "</section>"
     lines = (*(f"left out: {one}" for one in found.left_out), *found.notes)
     yield from (f'<p class="note">{escape(shown(line, 400))}</p>' for line in lines)
+
+
+def moved_html(moved: Moved) -> str:
+    """Metrics that changed between the same two runs."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in moved.lines)
+    return f"<p><b>changed</b> {escape(moved.where)}</p><ul>{items}</ul>"
+
+
+def metric_html(one: Series) -> str:
+    """A series: its picture, what is to be said of it, and its newest runs as a table."""
+    return "".join(_metric(one))
 
 
 def _metric(one: Series) -> Iterator[str]:
