@@ -99,7 +99,7 @@ class Shelf:
             for directory in runs:
                 if directory.resolve().is_relative_to(place.resolve()):
                     yield _item(directory, "run")
-            if not runs:
+            if not runs and (place.is_file() or any(_below(place))):  # an empty folder is one of runs to come
                 yield _item(place, "folder" if place.is_dir() else "file")
 
 
