@@ -3,8 +3,21 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   ui.Fragment = function (props) {
+    const place = React.useRef(null);
+    // What scrolls sideways must be reachable by keys, and nothing else.
+    React.useEffect(function () {
+      const parts = [...place.current.querySelectorAll(".scroll")];
+      const watch = new ResizeObserver(function () {
+        for (const part of parts) {
+          if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");
+        }
+      });
+      for (const part of parts) watch.observe(part);
+      return function () { watch.disconnect(); };
+    }, [props.html]);
     return React.createElement("div", {
       id: props.id,
+      ref: place,
       className: "ps-report",
       dangerouslySetInnerHTML: { __html: props.html || "" },
     });
