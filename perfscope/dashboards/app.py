@@ -265,7 +265,7 @@ def _live(state: Readiness, asked: Asked) -> Any:
     if state.stale and state.stage in ("working", "waiting"):
         return "its files have changed: reading them again"
     if asked.item is not None and asked.item.running():
-        return "running"
+        return "in progress: this is what there is so far"
     return ""
 
 

@@ -80,6 +80,8 @@ def in_order(traces: Iterable[Trace]) -> list[Trace]:
 
 def nothing_captured(run: Run) -> str:
     """Why there is no trace in a run of which nothing is damaged."""
+    if run.state == "running":
+        return "nothing was captured yet: the run is in progress, and no pass of it has ended"
     reasons = [one.reason for process in run.processes for one in process.captures if one.reason]
     why = (reasons or list(run.notes) or ["the program ended before a step was complete"])[0]
     return why if why.startswith("nothing was captured") else f"nothing was captured: {why}"

@@ -16,6 +16,7 @@ from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.readers import run as reader
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.trace import Trace
+from perfscope.profiler import store
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run import Capture, Process, Run, dump
 from tests.analyzers.readers.test_kineto import events, text
@@ -123,6 +124,14 @@ def test_an_empty_run_says_why(tmp_path: Path) -> None:
     nothing = replace(PROCESS, captures=(captured("timing", None, "the program ended after step 1"),))
     with pytest.raises(DataError, match=r"run: nothing was captured: the program ended after step 1"):
         reader.read(make(tmp_path / "run", nothing))
+
+
+def test_a_run_in_progress_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", replace(PROCESS, captures=()), state="running", exit_code=None)
+    with store.alive(folder), pytest.raises(DataError, match=r"nothing was captured yet: the run is in progress"):
+        reader.read(folder)
+    with pytest.raises(DataError, match=r"nothing was captured: the program ended"):
+        reader.read(folder)
 
 
 def test_a_run_that_found_no_steps_says_once_that_nothing_was_captured(tmp_path: Path) -> None:
