@@ -1,4 +1,4 @@
-"""Overview: the numbers at the top, the findings to begin with, where the device time goes."""
+"""Overview: the numbers at the top, the findings to begin with, where the time goes, what was not recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.pages import PAGES, Asked, address
+from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Fragment
 
 TITLE = "Overview"
@@ -14,13 +15,48 @@ VIEW = "overview"
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page."""
-    return [
-        html.H1("Overview", className="ps-title"),
-        Fragment(html=view["before"]),
-        _first(asked, view),
-        Fragment(html=view["after"]),
-    ]
+    """The page: one screen, and below it what rules could not see and where it all came from."""
+    parts = view["parts"]
+    cells = [Fragment(html=parts[name]) for name in ("devices", "steps") if parts[name]]
+    return html.Div(
+        [
+            html.Div([html.H1("Overview", className="ps-title"), _compare(asked)], className="ps-over-head"),
+            Fragment(html=parts["headline"]),
+            Fragment(html=parts["tiles"]),
+            *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
+            _first(asked, view),
+            html.Div([*cells, *_missing(view)], className="ps-over-cells"),
+            html.Details(
+                [html.Summary("What could not be looked at, what is clean, and where it comes from"),
+                 Fragment(html=parts["rest"])],
+                className="ps-over-rest",
+            ),
+        ],
+        className="ps-over",
+    )  # fmt: skip
+
+
+def _compare(asked: Asked) -> Any:
+    """The way to compare this with another that is open: with the next one of the list, which is the run before."""
+    items = list(asked.shelf.items())
+    others = [item for item in items if asked.item is None or item.key != asked.item.key]
+    if not others or asked.item is None or "compare" not in PAGES:
+        return html.Span()
+    at = next((place for place, item in enumerate(items) if item.key == asked.item.key), 0)
+    other = items[at + 1] if at + 1 < len(items) else others[-1]
+    href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
+    return dcc.Link(f"compare with {shown(other.title, 40)}", href=href, className="ps-tab")
+
+
+def _missing(view: dict[str, Any]) -> list[Any]:
+    rows = view["missing"]
+    if not rows:
+        return []
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        said.setdefault(row["command"], []).append(row["what"])
+    items = [html.Li([f"{'; '.join(what)}: ", html.Code(command)]) for command, what in said.items()]
+    return [html.Section([html.H2("Not recorded"), html.Ul(items)], className="ps-card")]
 
 
 def _first(asked: Asked, view: dict[str, Any]) -> Any:
@@ -34,10 +70,14 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                 html.Td(row["gain"], className="ps-n"),
                 html.Td(row["share"], className="ps-n"),
                 html.Td(
-                    [
-                        dcc.Link(row["rule"], href=asked.link("findings", rule=row["rule"])),
-                        html.Span(f": {row['title'].replace('`', '')}"),
-                    ]
+                    html.Div(
+                        [
+                            dcc.Link(row["rule"], href=asked.link("findings", rule=row["rule"])),
+                            html.Span(f": {row['title'].replace('`', '')}"),
+                        ],
+                        className="ps-over-two",
+                        title=row["title"].replace("`", ""),
+                    )
                 ),
                 html.Td(html.Code(row["where"])),
                 html.Td(row["known_by"]),
@@ -49,4 +89,5 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     more = view["findings"] - len(rows)
     table = html.Table([html.Thead(html.Tr([html.Th(name) for name in heads])), html.Tbody(body)], className="ps-table")
     left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
-    return html.Section([html.H2("First"), html.Div(table, className="ps-scroll"), *left], className="ps-card")
+    heading = html.Div([html.H2("First"), *left], className="ps-over-head")
+    return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card")

@@ -96,22 +96,38 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<footer>{escape(_origin())}</footer>"
 
 
-def overview_cards(summary: Summary, analysis: Analysis) -> tuple[str, str]:
-    """What the dashboard's first page shows before the findings and behind them: HTML, its texts escaped."""
-    before = f'<p class="sub">{escape(summary.headline)}</p>{tiles(summary, analysis)}'
-    after = (*_devices_and_steps(summary, analysis), *not_flagged(summary), *_origin_cards(summary, analysis))
-    return before, "".join(after)
+def overview_parts(summary: Summary, analysis: Analysis, more: Sequence[tuple[str, str, str]] = ()) -> dict[str, str]:
+    """What the dashboard's first page shows around the findings, by name: HTML, its texts escaped.
+
+    ``more``: further tiles, (name, value, note).
+    """
+    return {
+        "headline": f'<p class="sub">{escape(summary.headline)}</p>',
+        "tiles": tiles(summary, analysis, more),
+        "devices": "".join(_device_cards(summary)),
+        "steps": "".join(_step_cards(analysis)),
+        "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
+    }
 
 
-def tiles(summary: Summary, analysis: Analysis) -> str:
-    """The few numbers at the top."""
-    return f'<section class="tiles">{"".join(_tiles(summary, analysis))}</section>'
+def tiles(summary: Summary, analysis: Analysis, more: Sequence[tuple[str, str, str]] = ()) -> str:
+    """The few numbers at the top; ``more``: further ones, (name, value, note)."""
+    drawn = (*_tiles(summary, analysis), *(_tile(*one) for one in more))
+    return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
 def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
+    yield from _device_cards(summary)
+    yield from _step_cards(analysis)
+
+
+def _device_cards(summary: Summary) -> Iterator[str]:
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
         yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
+
+
+def _step_cards(analysis: Analysis) -> Iterator[str]:
     if analysis.steps:
         yield card("Step times", "".join(_steps(analysis.steps)))
 

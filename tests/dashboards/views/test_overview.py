@@ -1,0 +1,111 @@
+"""The first page: the share of the peak by hand, the interval of the median, what was not recorded."""
+
+from __future__ import annotations
+
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.hardware import find_device
+from perfscope.analyzers.load import load
+from perfscope.dashboards.views._not_recorded import RUN
+from perfscope.dashboards.views._utilization import median_interval, utilization_of
+from tests.build import EVERYTHING, TraceBuilder
+from tests.conftest import REPOSITORY
+from tests.dashboards.views.made import view_of
+from tests.graphs import GraphBuilder
+
+H100 = "NVIDIA H100 80GB HBM3"
+FLOPS = 10**9
+
+
+def _made(device: str = H100, *, dtype: str = "bfloat16", again: bool = True, **more: Any) -> TraceBuilder:
+    """A step of 1 ms with a product of a GFLOP, and the same once more as a recomputation."""
+    graph = GraphBuilder(device="cuda")
+    value = graph.input((8, 8), dtype)
+    graph.op("mm", [value, value], flops=FLOPS)
+    if again:
+        graph.op("mm", [value, value], flops=FLOPS, recompute=True)
+    made = TraceBuilder(op_graph=graph.graph(), **more)
+    made.device(0, device)
+    made.step(1, 0, 1000)
+    made.kernel("gemm", 10, 90)
+    return made
+
+
+def test_mfu_is_the_arithmetic_at_the_peak_over_the_step(tmp_path: Path) -> None:
+    peak = find_device(H100).peak_flops["bfloat16"]  # type: ignore[union-attr]
+    used = utilization_of(_made().build())
+    assert used is not None
+    assert used.mfu == pytest.approx(FLOPS / peak / 1e-3)  # what runs again is not in it
+    assert (used.exact, used.over) == (True, "the median step while traced")
+    tiles = view_of("overview", [_made().build()], tmp_path)["parts"]["tiles"]
+    assert f"{100 * used.mfu:.1f}%" in tiles
+    assert "FLOPs modelled, time measured" in tiles
+
+
+def test_mfu_is_over_the_step_without_a_profiler_where_there_is_one() -> None:
+    traced = utilization_of(_made().build())
+    free = utilization_of(_made(step_times_us=(500, 500, 500)).build())
+    assert traced is not None
+    assert free is not None
+    assert free.mfu == pytest.approx(2 * traced.mfu)
+    assert free.over == "the median step without a profiler"
+
+
+@pytest.mark.parametrize("made", [_made("a device nobody knows"), _made(dtype="int64"), TraceBuilder()])
+def test_no_mfu_where_no_peak_is_known(made: TraceBuilder, tmp_path: Path) -> None:
+    assert utilization_of(made.build()) is None
+    assert "MFU" not in view_of("overview", [made.build()], tmp_path)["parts"]["tiles"]
+
+
+def test_mfu_of_ranks_is_their_mean_and_the_lowest_is_named(tmp_path: Path) -> None:
+    traces = [_made(rank=0).build(), _made(rank=1, step_times_us=(4000,)).build()]
+    low, high = sorted(used.mfu for trace in traces if (used := utilization_of(trace)) is not None)
+    tiles = view_of("overview", traces, tmp_path)["parts"]["tiles"]
+    assert f"{100 * (low + high) / 2:.1f}%" in tiles
+    assert f"mean of 2, lowest {100 * low:.1f}% (rank 1)" in tiles
+
+
+def test_the_interval_of_a_median_covers_as_often_as_it_says() -> None:
+    for many in (6, 9, 20, 41, 100):
+        low, high = median_interval(range(many))  # type: ignore[misc]
+        outside = sum(comb(many, at) for at in range(low + 1)) / 2**many
+        assert high == many - 1 - low
+        assert 2 * outside <= 0.05 < 2 * (outside + comb(many, low + 1) / 2**many)
+
+
+def test_too_few_steps_have_no_interval(tmp_path: Path) -> None:
+    assert median_interval([1, 2, 3, 4, 5]) is None
+    assert view_of("overview", [_made().build()], tmp_path)["interval"] == ""
+    said = view_of("overview", [_made(step_times_us=tuple(range(100, 110))).build()], tmp_path)["interval"]
+    assert "95% interval 101 us to 108 us (10 steps without a profiler" in said
+
+
+def test_what_was_not_recorded_says_how_to_have_it(tmp_path: Path) -> None:
+    view = view_of("overview", [TraceBuilder(recorded=EVERYTHING - {"memory", "shapes"}).build()], tmp_path)
+    missing = {row["what"]: row["command"] for row in view["missing"]}
+    assert missing["memory over time"] == "torch.profiler.profile(profile_memory=True)"
+    assert missing["input shapes of ops"] == "torch.profiler.profile(record_shapes=True)"
+    assert "lines of the program" not in missing
+
+
+def test_what_the_detail_pass_recorded_is_there(tmp_path: Path) -> None:
+    light = TraceBuilder(recorded=EVERYTHING - {"memory"}, detail=TraceBuilder().build()).build()
+    view = view_of("overview", [light], tmp_path)
+    assert "memory over time" not in [row["what"] for row in view["missing"]]
+
+
+def test_a_program_alone_asks_for_a_recording(tmp_path: Path) -> None:
+    traces = load(REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz")
+    (only,) = view_of("overview", traces, tmp_path)["missing"]
+    assert only["command"] == RUN
+
+
+@pytest.mark.corpus
+def test_a_real_trace(corpus: Path, tmp_path: Path) -> None:
+    view = view_of("overview", load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz"), tmp_path)
+    assert view["findings"] == 2
+    assert "4.43 ms" in view["parts"]["tiles"]
