@@ -48,8 +48,7 @@ def test_points_roofs_and_their_source(tab: Tab, server: Server) -> None:
     assert "white paper" in words
     assert "No time was measured" in words
     assert "memory 3.35 TB/s" in tab.page.inner_html(".ps-roof")
-    tab.page.wait_for_selector(".ag-center-cols-container .ag-row")
-    assert len(tab.page.query_selector_all(".ag-center-cols-container .ag-row")) == 3
+    tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 3")
     assert tab.wrong == []
     assert tab.went_away() == []
 

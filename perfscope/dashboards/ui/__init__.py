@@ -21,6 +21,7 @@ SCRIPTS = (
     "memory.js",
     "svg.js",
     "roofline.js",
+    "graph.js",
 )
 """In the order they are loaded."""
 
@@ -174,3 +175,24 @@ class Roofline(Component):
     def __init__(self, table: dict[str, Any] | None = None, **others: Any) -> None:
         """Hold the points."""
         super().__init__(table=table, **others)
+
+
+class Graph(Component):
+    """A small graph in layers.
+
+    ``graph``: as of `views._graphs.Subject.plain`; ``named``: its kind; ``timeline``: where a name is looked for;
+    ``sel``: the node that the address asks for.
+    """
+
+    _children_props: list[str] = []  # noqa: RUF012
+    _base_nodes = ["children"]  # noqa: RUF012
+    _namespace = "perfscope_ui"
+    _type = "Graph"
+    _prop_names = ["id", "graph", "named", "timeline", "sel"]  # noqa: RUF012
+    _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
+    available_properties = ["id", "graph", "named", "timeline", "sel"]  # noqa: RUF012
+    available_wildcard_properties: list[str] = []  # noqa: RUF012
+
+    def __init__(self, graph: dict[str, Any] | None = None, **others: Any) -> None:
+        """Hold what is drawn."""
+        super().__init__(graph=graph, **others)

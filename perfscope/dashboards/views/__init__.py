@@ -22,6 +22,7 @@ VIEWS: dict[str, str] = {
     "compile": "perfscope.dashboards.views.compile",
     "findings": "perfscope.dashboards.views.findings",
     "flame": "perfscope.dashboards.views.flame",
+    "graph": "perfscope.dashboards.views.graph",
     "kernels": "perfscope.dashboards.views.kernels",
     "memory": "perfscope.dashboards.views.memory",
     "overview": "perfscope.dashboards.views.overview",

@@ -1,0 +1,189 @@
+"""Pictures of the graph page: what is drawn, the bytes between, places that do not overlap, findings first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
+from perfscope.analyzers.compile_log import Place as Line
+from perfscope.analyzers.trace import Source, Trace
+from perfscope.dashboards.views._graph_layout import NODE_H, NODE_W, laid_out
+from perfscope.dashboards.views._graphs import MOST_NODES
+from tests.build import TraceBuilder
+from tests.dashboards.views.made import view_of
+from tests.graphs import GraphBuilder
+from tests.hlo_build import GPU, hlo_module, hlo_trace
+
+SIZE = 4096 * 4096 * 4
+
+
+def _fused() -> Trace:
+    """Two fusions with a value between them; the first computes an exponential and a product of it."""
+    return hlo_trace(
+        hlo_module(
+            f"""
+            first {{
+              p = f32[4096,4096]{{1,0}} parameter(0)
+              e = f32[4096,4096]{{1,0}} exponential(p)
+              ROOT m = f32[4096,4096]{{1,0}} multiply(e, p)
+            }}
+
+            second {{
+              q = f32[4096,4096]{{1,0}} parameter(0)
+              ROOT n = f32[4096,4096]{{1,0}} negate(q)
+            }}
+
+            ENTRY main {{
+              a = f32[4096,4096]{{1,0}} parameter(0)
+              one = f32[4096,4096]{{1,0}} fusion(a), kind=kLoop, calls=first, {GPU}
+              ROOT two = f32[4096,4096]{{1,0}} fusion(one), kind=kLoop, calls=second, {GPU}
+            }}
+            """
+        )
+    )
+
+
+def _edges(subject: dict[str, Any]) -> set[tuple[str, str, int | None]]:
+    nodes = subject["nodes"]
+    return {(nodes[one["from"]]["name"], nodes[one["to"]]["name"], one["bytes"]) for one in subject["edges"]}
+
+
+def test_a_round_trip_between_fusions_that_are_opened(tmp_path: Path) -> None:
+    view = view_of("graph", [_fused()], tmp_path)
+    subject = view["subjects"][0]
+    assert subject["title"].startswith("one to two")
+    assert _edges(subject) == {("a", "e", SIZE), ("a", "m", None), ("e", "m", None), ("m", "n", SIZE)}
+    assert [box["title"] for box in subject["boxes"]] == ["one", "two"]
+    saved = [one for one in subject["edges"] if one["saved"]]
+    assert [(one["bytes"], one["said"]) for one in saved] == [(SIZE, "could stay on the chip")]
+    assert "128 MiB a run" in " ".join(subject["said"])
+    assert "xla_dump_hlo_pass_re" in " ".join(subject["said"])
+    assert {one["rule"] for one in subject["findings"]} == {"unfused-ops"}
+    exponential = next(one for one in subject["nodes"] if one["name"] == "e")
+    assert "e = f32[4096,4096] exponential(p)" in exponential["text"]
+    assert view["tables"]["edges"]["rows"][0][:4] == [1, "a", "e", SIZE]
+
+
+def test_nodes_lie_inside_their_boxes_and_apart(tmp_path: Path) -> None:
+    for subject in view_of("graph", [_fused()], tmp_path)["subjects"]:
+        for node in subject["nodes"]:
+            if node["box"] >= 0:
+                x, y, width, height = subject["boxes"][node["box"]]["at"]
+                assert x <= node["x"] <= node["x"] + NODE_W <= x + width
+                assert y <= node["y"] <= node["y"] + NODE_H <= y + height
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
+
+
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=14), st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_graph_is_laid_out_without_overlaps(boxes: list[int], data: st.DataObject) -> None:
+    index = st.integers(0, len(boxes) - 1)
+    edges = data.draw(st.lists(st.tuples(index, index), max_size=25))
+    place = laid_out(boxes, edges)
+    rectangles = [(x, y, NODE_W, NODE_H) for x, y in zip(place["x"], place["y"], strict=True)]
+    for at, one in enumerate(rectangles):
+        assert one[0] >= 0
+        assert one[0] + NODE_W <= place["width"] + 1e-6
+        assert one[1] + NODE_H <= place["height"] + 1e-6
+        assert not any(_overlap(one, other) for other in rectangles[at + 1 :])
+        for number, box in place["boxes"].items():
+            assert _overlap(one, box) == (boxes[at] == number)
+
+
+def test_readers_lie_below_what_they_read() -> None:
+    place = laid_out([-1, -1, -1], [(0, 1), (1, 2), (0, 2)])
+    assert place["y"][0] < place["y"][1] < place["y"][2]
+
+
+def _grouped(count: int = 3) -> Trace:
+    graph = GraphBuilder()
+    x = graph.input((256, 1024), parameter=True)
+    value = x
+    for at in range(count):
+        value = graph.op("mul" if at % 2 else "silu", [value], line=10 + at)
+    graph.op("mm", [value, value], shape=(256, 256), flops=1)
+    return TraceBuilder(op_graph=graph.graph()).build()
+
+
+def test_a_group_of_ops_is_a_box_with_its_neighbours(tmp_path: Path) -> None:
+    view = view_of("graph", [_grouped()], tmp_path)
+    subject = next(one for one in view["subjects"] if one["kind"] == "ops")
+    size = 256 * 1024 * 4
+    assert _edges(subject) == {
+        ("storage 1", "silu", size),
+        ("silu", "mul", size),
+        ("mul", "silu", size),
+        ("silu", "mm", size),
+    }
+    (box,) = subject["boxes"]
+    assert not box["one"]
+    assert [node["name"] for node in subject["nodes"] if node["box"] == 0] == ["silu", "mul", "silu"]
+    assert "4.00 MiB" in subject["why"]  # 6 of 256 x 1024 floats go, 2 of them stay
+    assert not next(node for node in subject["nodes"] if node["name"] == "storage 1")["runs"]
+
+
+def test_a_picture_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    view = view_of("graph", [_grouped(200)], tmp_path)
+    subject = view["subjects"][0]
+    assert len(subject["nodes"]) <= MOST_NODES
+    assert subject["left"] >= 200 - MOST_NODES
+
+
+def test_what_inductor_kept_apart_with_its_reason(tmp_path: Path) -> None:
+    shape = {"dtype": "torch.float32", "shape": (1024, 1024)}
+    nodes = (
+        GraphNode(name="relu", op="aten.relu.default", inputs=("x",), place=Line(file="m.py", line=3), **shape),
+        GraphNode(name="flip", op="aten.neg.default", inputs=("relu",), place=Line(file="m.py", line=4), **shape),
+    )
+    graph = Graph(compile_id="0/0", direction="forward", nodes=nodes, outputs=("flip",),
+                  inputs=(GraphNode(name="x", op="placeholder", **shape),))  # fmt: skip
+    kernels = tuple(
+        CompiledKernel(
+            name=f"triton_poi_{name}", backend="triton", compile_id="0/0", direction="forward", nodes=(name,)
+        )
+        for name in ("relu", "flip")
+    )
+    refusal = FusionRefusal(compile_id="0/0", direction="forward", first="op0", second="op1", reason="no shared data",
+                            first_nodes=("relu",), second_nodes=("flip",), first_kernel="triton_poi_relu",
+                            second_kernel="triton_poi_flip", shared_bytes=4 << 20)  # fmt: skip
+    log = CompileLog(path="log", graphs=(graph,), kernels=kernels, refusals=(refusal,), has_refusals=True)
+    source = Source(path="built.json", format="kineto", rank=0, events_read=0, events_unplaced=0)
+    trace = Trace(source=source, strings=[], rows={}, recorded=frozenset(), compile_log=log)
+    (subject,) = view_of("graph", [trace], tmp_path)["subjects"]
+    assert subject["title"] == "triton_poi_relu to triton_poi_flip"
+    assert _edges(subject) == {("x", "relu", 4 << 20), ("relu", "flip", 4 << 20)}
+    assert [one["saved"] for one in subject["edges"]] == [False, True]
+    assert "another order" in subject["said"][0]
+
+
+def test_ranks_that_run_the_same_are_drawn_once(tmp_path: Path) -> None:
+    one = view_of("graph", [_fused()], tmp_path / "one")
+    both = view_of("graph", [_fused(), _fused()], tmp_path / "both")
+    assert [each["title"] for each in both["subjects"]] == [each["title"] for each in one["subjects"]]
+    assert {each["alike"] for each in both["subjects"]} == {0}
+
+
+def test_without_a_graph_it_says_what_to_record(tmp_path: Path) -> None:
+    view = view_of("graph", [TraceBuilder().build()], tmp_path)
+    assert view["subjects"] == []
+    assert "perfscope run" in view["lacks"][0]
+
+
+@pytest.mark.corpus
+def test_real_programs_keep_every_bound(corpus: Path, tmp_path: Path) -> None:
+    from perfscope.analyzers.load import load
+
+    traces = load(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
+    view = view_of("graph", traces, tmp_path)
+    assert view["subjects"]
+    for subject in view["subjects"]:
+        assert len(subject["nodes"]) <= MOST_NODES
+        assert all(0 <= one["from"] < len(subject["nodes"]) > one["to"] for one in subject["edges"])
