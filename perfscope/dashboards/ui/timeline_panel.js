@@ -6,6 +6,14 @@ window.perfscope_ui = window.perfscope_ui || {};
   const { format_ns } = ui.wire;
   const element = ui.wire.element;
   const MOST_ROWS = 200;
+  const KEEP_MS = 60000; // until a browser has surely written the file
+
+  // A cell of a CSV, as server/tables.py: a text that a spreadsheet would take for a formula is marked as text.
+  function cell(value) {
+    if (typeof value === "number") return String(value);
+    const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  }
 
   // Parts of the class in timeline.js.
   ui.timeline_panel = {
@@ -130,8 +138,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     // What lies in a piece (or in what is visible), by name: the picture as a table.
-    async table(area) {
-      const range = area || this.view, rows = [];
+    async sums(range) {
+      const rows = [];
       let events = 0;
       for (const [trace, lanes] of this.visible()) {
         const query = { trace: trace.trace, t0: this.wire.absolute(trace, range.t0), t1: this.wire.absolute(trace, range.t1), lanes: ui.wire.ranges(lanes) };
@@ -141,6 +149,11 @@ window.perfscope_ui = window.perfscope_ui || {};
         for (const row of found.rows) rows.push({ ...row, trace });
       }
       rows.sort((a, b) => b.ns - a.ns);
+      return { rows, events };
+    },
+
+    async table(area) {
+      const range = area || this.view, { rows, events } = await this.sums(range);
       const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word) => element("th", { scope: "col" }, word)));
       const span = range.t1 - range.t0;
       const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", {}, element("td", { class: "ps-n" }, format_ns(row.ns)),
@@ -151,6 +164,35 @@ window.perfscope_ui = window.perfscope_ui || {};
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
       this.panel.replaceChildren(element("h2", {}, title),
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
+    },
+
+    // The same as CSV: all its rows, whole names, numbers as they are.
+    async csv() {
+      const range = this.area || this.view, span = range.t1 - range.t0, { rows } = await this.sums(range);
+      const lines = [["time_ns", "share", "events", "mean_ns", "what", "name", "trace"]];
+      for (const row of rows) {
+        lines.push([row.ns, row.ns / span, row.count, row.ns / row.count, this.about.categories[row.category],
+          this.wire.name(row.trace, row.name) || `name ${row.name}`, row.trace.label]);
+      }
+      const text = lines.map((line) => line.map(cell).join(",")).join("\r\n");
+      this.save(new Blob([text, "\r\n"], { type: "text/csv;charset=utf-8" }), "timeline.csv");
+    },
+
+    // The picture, on the ground it stands on.
+    png() {
+      const copy = element("canvas", { width: this.canvas.width, height: this.canvas.height }), on = copy.getContext("2d");
+      on.fillStyle = window.getComputedStyle(this.root).backgroundColor;
+      on.fillRect(0, 0, copy.width, copy.height);
+      on.drawImage(this.canvas, 0, 0);
+      copy.toBlob((blob) => { if (blob) this.save(blob, "timeline.png"); else this.status.textContent = "the browser makes no picture of it"; }, "image/png");
+    },
+
+    save(blob, name) {
+      const link = element("a", { href: URL.createObjectURL(blob), download: name });
+      document.body.append(link);
+      link.click();
+      link.remove();
+      setTimeout(() => URL.revokeObjectURL(link.href), KEEP_MS);
     },
 
     // The address holds the whole view, so that it can be sent.
