@@ -10,6 +10,7 @@
   functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
   functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
   functions.psNumber = (value) => (absent(value) ? "" : short.format(value));
+  functions.psChance = (value) => (absent(value) ? "" : Number(value).toPrecision(2));
   functions.psShare = (value) => (absent(value) ? "" : `${(100 * value).toFixed(1)}%`);
   functions.psBytes = (value) => {
     if (absent(value)) return "";
@@ -47,7 +48,7 @@
   // A cell that leads to where its row says.
   components.PsTo = function (props) {
     if (absent(props.value)) return null;
-    return React.createElement("a", { href: props.data.href }, String(props.value));
+    return React.createElement("a", { href: props.data.href, tabIndex: -1 }, String(props.value));
   };
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {

@@ -9,7 +9,14 @@ from dash import ClientsideFunction, Input, Output, dcc, html
 
 from perfscope.dashboards.pages import Asked
 
-_NUMBERS = {"ns": "psNs", "bytes": "psBytes", "count": "psCount", "share": "psShare", "number": "psNumber"}
+_NUMBERS = {
+    "ns": "psNs",
+    "bytes": "psBytes",
+    "count": "psCount",
+    "share": "psShare",
+    "number": "psNumber",
+    "chance": "psChance",
+}
 """Formats of assets/grid.js by unit."""
 
 FEW_ROWS = 18

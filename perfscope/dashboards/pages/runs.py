@@ -98,6 +98,8 @@ def _row(asked: Asked, item: Item) -> list[Any]:
     running = item.running()
     held = _manifest(item, running, _growth(item)) if item.kind == "run" else {}
     state = held.get("state", item.kind)
+    if running and state != "running":
+        state = f"running, {state}"
     code = held.get("exit_code")
     return [
         shown(item.title),

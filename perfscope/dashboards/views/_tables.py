@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Unit = Literal["text", "code", "ns", "bytes", "count", "share", "number"]
+Unit = Literal["text", "code", "ns", "bytes", "count", "share", "number", "chance"]
 """How a value is shown; it is kept as it is: ns and bytes as integers, a share between 0 and 1."""
 
 MOST_ROWS = 5_000

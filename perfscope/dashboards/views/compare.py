@@ -42,8 +42,8 @@ KERNEL_HEADS = (
     Head(key="base_ns", title="base", unit="ns", width=100),
     Head(key="head_ns", title="head", unit="ns", width=100),
     Head(key="effect", title="relative", unit="share", width=96),
-    Head(key="p", title="p", unit="number", width=80),
-    Head(key="q", title="q", unit="number", width=80),
+    Head(key="p", title="p", unit="chance", width=80),
+    Head(key="q", title="q", unit="chance", width=80),
     Head(key="verdict", title="it is", width=130),
 )
 

@@ -1,0 +1,178 @@
+"""What is made besides single items: comparisons, stored ones, histories; real children, and keys that lead nowhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perfscope.dashboards.reports.compare_json import as_text
+from perfscope.dashboards.server.kept import read_view
+from perfscope.dashboards.server.shelf import Shelf
+from perfscope.dashboards.server.works import Kept, Pair, Stored, Work, find_work, stored, stores
+from perfscope.dashboards.server.workshop import State, Workshop
+from perfscope.profiler.run_store.runs import RunStore
+from tests.dashboards.compared import in_turns
+from tests.dashboards.test_history_reports import runs
+
+PATIENCE_S = 60.0
+HLO = "HloModule small\n\nENTRY main {\n  p = f32[8]{0} parameter(0)\n  ROOT n = f32[8]{0} negate(p)\n}\n"
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Iterator[Workshop]:
+    made = Workshop(tmp_path / "cache")
+    yield made
+    made.close()
+
+
+def _trace(path: Path, *ops: str) -> Path:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": op, "pid": 1, "tid": 1, "ts": 10 * at, "dur": 5, "args": {}}
+        for at, op in enumerate(ops)
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def _pair(base: Path, head: Path) -> Pair:
+    shelf = Shelf([base, head])
+    first, second = shelf.items()
+    found = find_work(shelf, f"{first.key}~{second.key}")
+    assert isinstance(found, Pair)
+    return found
+
+
+def _ended(workshop: Workshop, work: Work) -> State:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        state = workshop.state(work)
+        if state.stage not in ("waiting", "working"):
+            return state
+        time.sleep(0.05)
+    raise AssertionError(workshop.state(work))
+
+
+def _document(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(in_turns()))
+    return path
+
+
+def test_two_traces_are_compared(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm", "aten::item"))
+    state = _ended(workshop, pair)
+    assert (state.stage, state.told) == ("ready", "")
+    assert state.folder is not None
+    held = read_view(state.folder, "compare")
+    assert held is not None
+    assert held["view"]["titles"] == ["a.json", "b.json"]
+    assert any("aten::item" in row for row in held["view"]["tables"]["parts"]["rows"])
+
+
+def test_a_side_that_changes_is_compared_again(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    first = _ended(workshop, pair).folder
+    _trace(tmp_path / "b.json", "aten::mm", "aten::add")
+    state = workshop.state(pair)
+    assert (state.stale, state.folder) == (True, first)
+    assert _ended(workshop, pair).folder != first
+
+
+def test_a_side_that_goes_is_named(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    (tmp_path / "a.json").unlink()
+    state = workshop.state(pair)
+    assert state.stage == "gone"
+    assert "a.json" in state.told
+
+
+def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    program = tmp_path / "b.hlo.txt"
+    program.write_text(HLO)
+    state = _ended(workshop, _pair(_trace(tmp_path / "a.json", "aten::mm"), program))
+    assert state.stage == "failed"
+    assert "\n" not in state.told
+    assert "kind" in state.told
+
+
+def test_a_comparison_can_be_cancelled_and_its_sides_go_on(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    workshop.state(pair)
+    workshop.state(pair.base)
+    assert workshop.cancel(pair)
+    assert workshop.state(pair).stage == "cancelled"
+    assert _ended(workshop, pair.base).stage == "ready"
+    workshop.again(pair)
+    assert _ended(workshop, pair).stage == "ready"
+
+
+def test_results_of_launches_in_turns_are_found_and_shown(tmp_path: Path, workshop: Workshop) -> None:
+    _document(tmp_path / "perfscope-runs" / "ab-1" / "result.json")
+    shelf = Shelf([tmp_path / "perfscope-runs"])
+    (one,) = stored(shelf)
+    assert one.title == "ab-1"
+    assert find_work(shelf, one.key) == one
+    state = _ended(workshop, one)
+    assert state.folder is not None
+    held = read_view(state.folder, "compare")
+    assert held is not None
+    assert "regression" in held["view"]["headline"]
+
+
+def test_a_document_is_a_comparison_and_no_trace(tmp_path: Path) -> None:
+    shelf = Shelf([_document(tmp_path / "c.json"), _trace(tmp_path / "a.json", "aten::mm")])
+    assert [item.title for item in shelf.items()] == ["a.json"]
+    assert [one.title for one in stored(shelf)] == ["c.json"]
+
+
+def test_a_result_that_leads_out_of_the_folder_is_none(tmp_path: Path) -> None:
+    outside = _document(tmp_path / "outside" / "result.json")
+    folder = tmp_path / "perfscope-runs" / "ab-1"
+    folder.mkdir(parents=True)
+    (folder / "result.json").symlink_to(outside)
+    assert stored(Shelf([tmp_path / "perfscope-runs"])) == ()
+
+
+def test_a_damaged_document_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    file = tmp_path / "c.json"
+    file.write_text('{"schema": "perfscope.compare/1", "headline": 7}')
+    state = _ended(workshop, Stored(title="c.json", path=file))
+    assert state.stage == "failed"
+    assert "c.json: not a comparison" in state.told
+    assert "\n" not in state.told
+
+
+def test_the_history_of_a_store(tmp_path: Path, workshop: Workshop) -> None:
+    folder = tmp_path / "perfscope-runs"
+    folder.mkdir()
+    shelf = Shelf([folder])
+    assert stores(shelf) == ()
+    held = RunStore(folder / "store.sqlite")
+    for run in runs():
+        held.put(run)
+    before = (folder / "store.sqlite").read_bytes()
+    (kept,) = stores(shelf)
+    assert find_work(shelf, kept.key) == kept
+    state = _ended(workshop, kept)
+    assert state.folder is not None
+    found = read_view(state.folder, "history")
+    assert found is not None
+    assert found["view"]["runs"] == len(runs())
+    assert (folder / "store.sqlite").read_bytes() == before
+
+
+def test_a_damaged_store_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
+    state = _ended(workshop, Kept(path=tmp_path / "store.sqlite"))
+    assert state.stage == "failed"
+    assert "store.sqlite" in state.told
+    assert "\n" not in state.told
+
+
+@pytest.mark.parametrize("key", ["~", "a~b", "~store~", "~../../etc", "~store~../x", "a.json-000000~", "~~", "x~y~z"])
+def test_keys_that_nothing_has(tmp_path: Path, key: str) -> None:
+    assert find_work(Shelf([_trace(tmp_path / "a.json", "aten::mm")]), key) is None
