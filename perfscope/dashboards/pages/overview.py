@@ -17,7 +17,11 @@ VIEW = "overview"
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one screen, and below it what rules could not see and where it all came from."""
     parts = view["parts"]
-    cells = [Fragment(html=parts[name]) for name in ("devices", "steps") if parts[name]]
+    cells = [
+        html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
+        for name, words in (("devices", "where the device time goes"), ("steps", "step times"))
+        if parts[name]
+    ]
     return html.Div(
         [
             html.Div([html.H1("Overview", className="ps-title"), _compare(asked)], className="ps-over-head"),
@@ -56,7 +60,8 @@ def _missing(view: dict[str, Any]) -> list[Any]:
     for row in rows:
         said.setdefault(row["command"], []).append(row["what"])
     items = [html.Li([f"{'; '.join(what)}: ", html.Code(command)]) for command, what in said.items()]
-    return [html.Section([html.H2("Not recorded"), html.Ul(items)], className="ps-card")]
+    listed = [html.H2("Not recorded"), html.Ul(items)]
+    return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
 
 
 def _first(asked: Asked, view: dict[str, Any]) -> Any:

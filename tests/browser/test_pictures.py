@@ -1,0 +1,209 @@
+"""Pages of ranks, memory, compilations and the first one: pictures answer to pointer and keys, links lead on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perfscope.dashboards.server.shelf import Shelf
+from tests.browser.conftest import Server, Tab, serving
+from tests.conftest import REPOSITORY, corpus_files
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+HEAT = '.ps-heat[data-ready="1"]'
+CURVE = '.ps-memory-curve[data-ready="1"]'
+
+
+def _rank(rank: int) -> dict[str, Any]:
+    """A rank of two that waits at every second collective, with memory; times in us."""
+    events: list[dict[str, Any]] = [
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 9000}
+    ]
+    for at in range(8):
+        start, end = 1000 * at + (400 if at % 2 == rank else 0), 1000 * at + 700
+        ids = {"correlation": at + 1, "External id": at + 1}
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": start - 5}
+        args = {
+            **ids, "device": rank, "stream": 20, "Collective name": "allreduce", "In msg nelems": 1000, "Group size": 2,
+            "Out msg nelems": 1000, "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
+        }  # fmt: skip
+        kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "pid": rank, "tid": 20}
+        events += [
+            {**call, "dur": 3, "args": ids},
+            {**kernel, "ts": start, "dur": end - start, "args": args},
+            {"ph": "X", "cat": "cpu_op", "name": HOSTILE, "pid": 1, "tid": 1, "ts": 1000 * at + 800, "dur": 90},
+            _memory(1000 * at + 810, 4096 * (at + 1), 7000 + at, 4096 * sum(range(1, at + 2))),
+        ]
+    events.append(_memory(8500, -4096 * 8, 7007, 4096 * 28))
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": rank, "name": "NVIDIA H100 80GB HBM3"}],
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+        "traceEvents": events,
+    }
+
+
+def _memory(at: float, size: int, address: int, total: int) -> dict[str, Any]:
+    args = {
+        "Total Allocated": total, "Total Reserved": 2**20, "Bytes": size, "Addr": address, "Device Type": 1,
+        "Device Id": 0,
+    }  # fmt: skip
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "s": "t",
+        "pid": 1,
+        "tid": 1,
+        "ts": at,
+        "args": args,
+    }
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+    home = tmp_path_factory.mktemp("pictures")
+    (home / "ranks").mkdir()
+    for rank in range(2):
+        (home / "ranks" / f"rank{rank}.json").write_text(json.dumps(_rank(rank)))
+    things = {"ranks": home / "ranks"}
+    things["program"] = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
+    logs = corpus_files("tlparse", "*cache*.log.gz")
+    if logs:
+        things["log"] = logs[0]
+    with serving(home, *things.values()) as server:
+        keys = {kind: item.key for kind, item in zip(things, Shelf(list(things.values())).items(), strict=True)}
+        yield server, keys
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _open(tab: Tab, served: tuple[Server, dict[str, str]], page: str, kind: str, ready: str, more: str = "") -> None:
+    server, keys = served
+    tab.open(f"{server.base}{page}?token={server.token}", "#page")
+    tab.open(f"{server.base}{page}?run={keys[kind]}{more}", ready)
+
+
+def _quiet(tab: Tab) -> None:
+    assert tab.wrong == []
+    assert tab.went_away() == []
+
+
+def _cell(tab: Tab, row: int, column: int) -> tuple[float, float]:
+    """The middle of a cell of the heat map on the screen."""
+    return tuple(  # type: ignore[return-value]
+        tab.page.evaluate(
+            """([row, column]) => { const view = document.querySelector('.ps-heat').perfscope;
+            const box = view.canvas.getBoundingClientRect();
+            return [box.x + 92 + (column + .5) * view.column, box.y + 4 + (row + .5) * view.row]; }""",
+            [row, column],
+        )
+    )
+
+
+def test_a_cell_says_who_waited_and_leads_to_the_timeline(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "ranks", "ranks", HEAT)
+    tab.page.mouse.move(*_cell(tab, 0, 1))
+    tip = tab.page.inner_text(".ps-heat .ps-tl-tip")
+    assert "rank 0 waited 400 us" in tip
+    assert "collective 2: all_reduce" in tip
+    tab.until("document.querySelectorAll('.ag-row').length > 0")
+    server, keys = served
+    tab.page.goto(f"{server.base}timeline?run={keys['ranks']}")  # its origin is known once it is made
+    tab.until("document.querySelector('.ps-timeline[data-ready]') !== null")
+    tab.open(f"{server.base}ranks?run={keys['ranks']}", HEAT)
+    tab.page.mouse.click(*_cell(tab, 0, 1))
+    href = tab.page.get_attribute(".ps-heat .ps-tl-status a", "href")
+    found = {key: int(value) for key, value in re.findall(r"(t0|t1|trace)=(-?\d+)", href)}
+    # rank 0 begins its second collective 1000 us behind the first event, and is in it for 700 us
+    assert found["t0"] < 1_000_000 < 1_700_000 < found["t1"] < 2_500_000
+    assert found["trace"] == 0
+    tab.page.click(".ps-heat .ps-tl-status a")
+    tab.until("document.querySelector('.ps-timeline[data-ready]') !== null")
+    _quiet(tab)
+
+
+def test_keys_walk_the_heat_map(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "ranks", "ranks", HEAT)
+    tab.page.focus(".ps-heat canvas.ps-tl-canvas")
+    tab.page.keyboard.press("ArrowDown")
+    assert "rank 1 waited 400 us" in tab.page.inner_text(".ps-heat .ps-tl-status")
+    tab.page.keyboard.press("ArrowRight")
+    assert "rank 1 waited 0 ns" in tab.page.inner_text(".ps-heat .ps-tl-status")
+    _quiet(tab)
+
+
+def test_the_other_map_and_the_other_tables(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "ranks", "ranks", HEAT, "&map=busy&table=collectives")
+    tab.page.mouse.move(*_cell(tab, 1, 0))
+    assert "device busy" in tab.page.inner_text(".ps-heat .ps-tl-tip")
+    tab.until("document.querySelectorAll('.ag-row').length > 7")
+    assert "400 us" in tab.page.inner_text(".ag-root")
+    _quiet(tab)
+
+
+def test_a_moment_of_the_memory_shows_its_blocks(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "memory", "ranks", CURVE)
+    panel = ".ps-memory-curve .ps-tl-panel"
+    assert "the peak" in tab.page.inner_text(f"{panel} h2")
+    assert HOSTILE in tab.page.inner_text(panel)  # as text
+    first = tab.page.inner_text(f"{panel} tbody tr")
+    assert first.startswith("32.0 KiB")
+    tab.page.focus(".ps-memory-curve canvas")
+    tab.page.keyboard.press("Home")
+    assert "the peak" not in tab.page.inner_text(f"{panel} h2")
+    assert "at=0" in tab.page.url
+    tab.page.keyboard.press("p")
+    assert "the peak" in tab.page.inner_text(f"{panel} h2")
+    at = tab.page.url
+    tab.page.keyboard.press("t")
+    assert "In use over time" in tab.page.inner_text(panel)
+    tab.open(at, CURVE)
+    assert "the peak" in tab.page.inner_text(f"{panel} h2")
+    box = tab.page.query_selector(".ps-memory-curve canvas").bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    assert "in use" in tab.page.inner_text(".ps-memory-curve .ps-tl-tip")
+    tab.until("document.querySelectorAll('.ag-row').length > 0")
+    _quiet(tab)
+
+
+def test_the_schedule_of_a_program_is_an_axis(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "memory", "program", CURVE, "&by=modules")
+    assert "The axis is the program's schedule" in tab.page.inner_text("#page")
+    assert "instruction" in tab.page.inner_text(".ps-memory-curve .ps-tl-panel h2")
+    assert tab.page.query_selector(".ps-memory-curve .ps-tl-panel p a") is None  # a schedule has no clock
+    _quiet(tab)
+
+
+def test_programs_and_logs_as_tables(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    _open(tab, served, "compile", "program", ".ag-row")
+    assert "FLOPs a run" in tab.page.inner_text(".ag-root")
+    if "log" in served[1]:
+        tab.open(f"{served[0].base}compile?run={served[1]['log']}", ".ag-row")
+        assert "Compile time by frame and stage" in tab.page.inner_text(".ps-bars")
+        tab.page.click("text=Compiled kernels")
+        tab.until("document.querySelector('.ag-root')?.innerText.includes('made by')")
+    _quiet(tab)
+
+
+def test_the_first_page_is_one_screen(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    for kind in ("ranks", "program"):
+        _open(tab, served, "overview", kind, ".ps-over")
+        assert tab.page.evaluate("document.documentElement.scrollHeight") <= 900, kind
+        assert "Not recorded" in tab.page.inner_text("#page")
+        assert "compare with" in tab.page.inner_text(".ps-over-head")
+    _quiet(tab)
+
+
+def test_dark_and_narrow(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    tab.page.set_viewport_size({"width": 820, "height": 1100})
+    for page, kind, ready in (("ranks", "ranks", HEAT), ("memory", "ranks", CURVE), ("compile", "program", ".ag-row")):
+        _open(tab, served, page, kind, ready)
+        tab.page.evaluate("document.documentElement.dataset.psScheme = 'dark'")
+        tab.page.wait_for_timeout(100)
+        assert tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, page
+    _quiet(tab)
