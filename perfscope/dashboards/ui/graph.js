@@ -3,6 +3,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const EDGE = 16, NAME_CHARS = 23, WHAT_CHARS = 27, LEAST_SCALE = 0.55;
+  const LEAST_TOLD = 1e-3; // of the largest value: counters and flags are no traffic
 
   const { svg, bytes, finding, remember } = ui.svg;
   const element = ui.wire.element;
@@ -78,7 +79,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // Beside its end, where lines of one source have parted; a graph of many lines tells only the large ones.
     words(picture, edge) {
-      if (edge.bytes === null || (this.graph.edges.length > 40 && !edge.saved && this.selected !== edge.from && this.selected !== edge.to)) return;
+      const most = Math.max(...this.graph.edges.map((one) => one.bytes || 0));
+      if (edge.bytes === null || edge.bytes < most * LEAST_TOLD || (this.graph.edges.length > 40 && !edge.saved && this.selected !== edge.from && this.selected !== edge.to)) return;
       const [x0, y0, x1, y1] = this.ends(edge), near = y1 > y0 ? 0.68 : 0.5;
       picture.append(svg("text", { x: x0 + (x1 - x0) * near, y: y0 + (y1 - y0) * near + 3, class: `ps-edge-said${edge.saved ? " ps-saved-said" : ""}`, "text-anchor": "middle" }, bytes(edge.bytes), svg("title", {}, edge.said)));
     }

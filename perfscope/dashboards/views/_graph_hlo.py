@@ -190,7 +190,8 @@ class _Program:
                     left.add(other.name)
                     continue
                 kept[other.name] = other
-                layer.append(other)
+                if other.opcode not in NO_WORK:  # through a loop's state everything is near everything
+                    layer.append(other)
         return sorted(kept.values(), key=lambda one: self.position[one.name]), len(left - set(kept))
 
     def _edges(
