@@ -6,7 +6,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     const place = React.useRef(null);
     // What scrolls sideways must be reachable by keys, and nothing else.
     React.useEffect(function () {
-      const parts = [...place.current.querySelectorAll(".scroll")];
+      const parts = [place.current, ...place.current.querySelectorAll(".scroll")];
       const watch = new ResizeObserver(function () {
         for (const part of parts) {
           if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");

