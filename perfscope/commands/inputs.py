@@ -30,4 +30,4 @@ def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
     known = {Path(file).resolve() for file in inputs}
     for output in outputs:
         if Path(output).resolve() in known:
-            raise AskedWronglyError(f"{output}: is the trace itself; the report needs another file")
+            raise AskedWronglyError(f"{output}: is the trace itself; what is written needs another file")

@@ -219,7 +219,9 @@ def test_a_trace_is_never_overwritten_by_its_report(
     (tmp_path / "link.json").symlink_to(trace)
     for output in ("t.json", "./t.json", "link.json"):
         assert run(["analyze", str(trace), "-o", output]) == 2
-        assert capsys.readouterr().err == f"perfscope: {output}: is the trace itself; the report needs another file\n"
+        assert (
+            capsys.readouterr().err == f"perfscope: {output}: is the trace itself; what is written needs another file\n"
+        )
     assert trace.read_bytes() == before
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from perfscope.dashboards.outputs import behind_links, is_stream
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
 PACKED = ".gz"
@@ -19,11 +20,16 @@ PACKED = ".gz"
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
     """A stream whose bytes become ``target`` if nothing goes wrong; gzip where its name ends in ``.gz``.
 
-    ``DataError`` if the folder is missing, not writable or full.
+    To a device or a pipe they go as they come. ``DataError`` if the folder is missing, not writable or full.
     """
     scratch = None
     try:
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".part")
+        if is_stream(target):
+            with target.open("wb") as raw:
+                yield raw
+            return
+        place = behind_links(target)
+        handle, scratch = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.", suffix=".part")
         with os.fdopen(handle, "wb") as raw:
             if target.name.endswith(PACKED):
                 from isal import igzip
@@ -33,7 +39,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             else:
                 yield raw
         Path(scratch).chmod(0o666 & ~_umask())
-        Path(scratch).replace(target)
+        Path(scratch).replace(place)
         scratch = None
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

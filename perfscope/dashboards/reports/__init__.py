@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.outputs import behind_links, is_stream
 from perfscope.profiler.errors import AskedWronglyError, DataError
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ def format_of(file_name: str) -> str | None:
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a report: whole or not at all, so that a reader never sees half of one.
+    """Write a report: whole or not at all, so that a reader never sees half of one; to a device or a pipe as it is.
 
     ``DataError`` if the folder is missing, not writable or full.
     """
-    target = Path(path)
+    target = behind_links(Path(path))
     scratch = None
     try:
+        if is_stream(Path(path)):
+            Path(path).write_bytes(text.encode("utf-8", "replace"))
+            return
         handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".part")
         with os.fdopen(handle, "wb") as stream:
             stream.write(text.encode("utf-8", "replace"))
