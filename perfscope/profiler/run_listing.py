@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def step_ns_of(run: Run) -> int | None:
     for process in run.processes:
         if process.window_ns is not None and process.window_steps > 0:
             return round(process.window_ns / process.window_steps)
-        times = sorted(process.untraced_step_ns)
-        if times:
-            return times[len(times) // 2]
+        if process.untraced_step_ns:
+            return round(statistics.median(process.untraced_step_ns))
     return None

@@ -20,6 +20,7 @@ def put(
     command: tuple[str, ...] = ("train.py",),
     exit_code: int = 0,
     window: tuple[int | None, int] = (None, 0),
+    steps_ns: tuple[int, ...] = (3_000_000, 1_000_000, 2_000_000),
 ) -> Path:
     directory = root / name
     directory.mkdir(parents=True)
@@ -31,7 +32,7 @@ def put(
         rank=0,
         directory="rank00000",
         steps_seen=12,
-        untraced_step_ns=(3_000_000, 1_000_000, 2_000_000),
+        untraced_step_ns=steps_ns,
         captures=captures,
         window_ns=window[0],
         window_steps=window[1],
@@ -74,6 +75,14 @@ def test_the_table_shows_each_run_newest_first(here: Path) -> None:
     assert "finished (3)" in shown
     assert "2.00 ms" in shown
     assert "1/2" in shown
+
+
+def test_of_an_even_number_of_steps_the_median_is_between_the_two_in_the_middle_as_in_the_run_s_report(
+    here: Path,
+) -> None:
+    put(here, "20260101-000000-train-aaaa", steps_ns=(61_061_342, 69_363_465, 39_217_793, 44_205_151))
+    assert json.loads(ask("--json"))[0]["step_ns"] == (61_061_342 + 44_205_151) // 2
+    assert "52.6 ms" in ask()
 
 
 def test_json_has_the_same_and_is_stable(here: Path) -> None:
