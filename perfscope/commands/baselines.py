@@ -100,7 +100,7 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
     if name is None:
         found = tuple(one for one in found if facts.name in (None, one.run.name))
     if not found:
-        raise _none(held, name or "", facts.name if name is None else None)
+        raise _none(held, name, facts.name if name is None else None)
     chosen, notes = _chosen(found, facts)
     return str(_path_of(held, chosen)), notes
 
@@ -179,12 +179,13 @@ def _other_command(one: Baseline, facts: _Facts) -> bool:
     return bool(facts.command and one.run.command) and one.run.command != facts.command
 
 
-def _none(held: RunStore, name: str, program: str | None = None) -> DataError:
+def _none(held: RunStore, name: str | None, program: str | None = None) -> DataError:
     names = sorted({one.name for one in held.baselines()})
     known = f"; there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else ""
+    asked = "--baseline" if name is None else f"{PREFIX}{name}"
     of = f" of {program}" if program else ""
     return DataError(
-        f"{PREFIX}{name}: no such baseline{of} in {held.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
+        f"{asked}: no such baseline{of} in {held.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
     )
 
 

@@ -218,7 +218,7 @@ def test_without_a_name_the_program_is_the_same(line: list[str], capsys: pytest.
     head = put_run(RUNS, 2, commit=line[2])
     assert notes(str(head), None, "")[0] == train.name
     stranger = put_run(RUNS, 3, commit=line[2], name="stranger")
-    with pytest.raises(DataError, match=r"no such baseline of stranger in .*; there are a, b"):
+    with pytest.raises(DataError, match=r"^--baseline: no such baseline of stranger in .*; there are a, b"):
         notes(str(stranger), None, "")
 
 
