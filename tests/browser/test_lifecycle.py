@@ -36,8 +36,8 @@ def server(home: Path) -> Iterator[Server]:
 
 
 def _keys(tab: Tab, server: Server) -> list[str]:
-    tab.open(f"{server.base}runs?token={server.token}", ".ps-table tbody tr")
-    links = tab.page.eval_on_selector_all(".ps-table a", "(links) => links.map((one) => one.href)")
+    tab.open(f"{server.base}runs?token={server.token}", ".ag-row a")
+    links = tab.page.eval_on_selector_all(".ag-row a", "(links) => links.map((one) => one.href)")
     return [link.partition("run=")[2] for link in links]
 
 
