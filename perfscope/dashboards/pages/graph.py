@@ -15,8 +15,9 @@ TITLE = "Graph"
 VIEW = "graph"
 
 NOTE = (
-    "Boxes with a whole border are one kernel, those with a broken one could be. A number on a line is what goes "
-    "through memory there, counted from shapes; broken lines stay inside a kernel."
+    "Boxes with a whole border are one kernel, those with a broken one could be. A number on a line is the "
+    "size of the value, from its shape: at most what goes through memory there (a kernel may read a slice alone). "
+    "Broken lines stay inside a kernel."
 )
 NOTHING = "There is no instruction or op to draw a graph around."
 

@@ -12,6 +12,7 @@ from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, 
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.views._graphs import MOST_NODES, Box, Edge, Node, Subject
+from perfscope.dashboards.views._hlo_words import instruction_text, shape_text
 
 MOST_TRIPS, MOST_HOT = 25, 45
 MOST_INSIDE = 26
@@ -290,25 +291,3 @@ def _inner(step: Instruction, box: int, fusion: Instruction) -> Node:
 
 def _place(one: Instruction) -> str:
     return "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
-
-
-def shape_text(shape: Shape) -> str:
-    """As HLO spells it, without layouts: ``bf16[8,128]``, ``(f32[], s32[4])``."""
-    if shape.dtype == "tuple":
-        return f"({', '.join(shape_text(part) for part in shape.parts)})"
-    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
-
-
-def instruction_text(one: Instruction) -> str:
-    """One line of HLO, made again from what was read of it."""
-    parts = [f"{one.name} = {shape_text(one.shape)} {one.opcode}({', '.join(one.operands)})"]
-    parts += [f"{key}={value}" for key, value in one.attributes.items()]
-    called = ", ".join(one.called)
-    named = (("kind", one.fusion_kind), ("calls", called), ("custom_call_target", one.custom_call_target))
-    parts += [f"{key}={value}" for key, value in named if value]
-    told = [f'op_name="{one.op_name}"'] if one.op_name else []
-    told += [f'source_file="{one.file}"'] if one.file is not None else []
-    told += [f"source_line={one.line}"] if one.line is not None else []
-    if told:
-        parts.append(f"metadata={{{' '.join(told)}}}")
-    return f"{'ROOT ' if one.is_root else ''}{', '.join(parts)}"

@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A value on its way. ``bytes``: through memory; ``None``: it stays inside a kernel."""
+    """A value on its way. ``bytes``: its size, at most what goes through memory; ``None``: inside a kernel."""
 
     start: int
     end: int

@@ -22,7 +22,7 @@ _HEADS = (
     Head(key="subject", title="picture", unit="count", width=90),
     Head(key="from", title="from", unit="code"),
     Head(key="to", title="to", unit="code", width=260),
-    Head(key="bytes", title="through memory", unit="bytes", width=130),
+    Head(key="bytes", title="size", unit="bytes", width=130),
     Head(key="said", title="what", width=190),
     Head(key="from_line", title="line of from", unit="code", width=220),
     Head(key="to_line", title="line of to", unit="code", width=220),
