@@ -115,7 +115,7 @@ def test_what_is_chosen_stands_in_the_address(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}compare", "[role=alert]")
     assert "Choose what to compare" in tab.page.inner_text("[role=alert]")
     tab.page.click("#compare-base")
-    tab.page.click("[role=option]:has-text('before.json.gz')")
+    tab.page.click("[role=option]:visible:has-text('before.json.gz')")
     tab.until(f"location.search === '?base={before}'")
     assert tab.wrong == []
 
