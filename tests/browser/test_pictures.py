@@ -167,7 +167,7 @@ def test_a_moment_of_the_memory_shows_its_blocks(tab: Tab, served: tuple[Server,
     box = tab.page.query_selector(".ps-memory-curve canvas").bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
     assert "in use" in tab.page.inner_text(".ps-memory-curve .ps-tl-tip")
-    tab.until("document.querySelectorAll('.ag-row').length > 0")
+    tab.page.wait_for_selector(".ag-row")  # to be seen, and not only there
     _quiet(tab)
 
 

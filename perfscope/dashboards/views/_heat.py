@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfscope.analyzers.ranks.matching import Matched
+from perfscope.analyzers.ranks.matching import SAME, Matched
 from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.reports.collective_rows import ranks_text
 from perfscope.dashboards.shown import shown
@@ -74,7 +74,9 @@ def wait_map(
 
 def _told(number: int, one: Matched) -> list[Any]:
     """``[number, words, core in ns, who came last]``."""
-    size = one.message_bytes
+    # all sides of these have one size: asking each of 512 would take longer than all else here
+    first = next(iter(one.sides.values()))
+    size = first.message_bytes(one.size) if one.operation in SAME else one.message_bytes
     words = f"{shown(one.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(one.group)}"
     return [number, words, one.core_ns, one.last]
 

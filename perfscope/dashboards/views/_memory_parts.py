@@ -29,7 +29,7 @@ MOST_HOLDERS = 1_000
 TEXT_CHARS = 160
 
 HOLDER_HEADS = (
-    Head(key="name", title="holder", unit="code"),
+    Head(key="name", title="holder", unit="code", width=520),
     Head(key="bytes", title="at the peak", unit="bytes", width=120),
     Head(key="share", title="share", unit="share", width=90),
     Head(key="blocks", title="blocks", unit="count", width=90),
@@ -39,7 +39,7 @@ BLOCK_HEADS = (
     Head(key="bytes", title="bytes", unit="bytes", width=110),
     Head(key="category", title="what", width=130),
     Head(key="name", title="tensor", unit="code", width=190),
-    Head(key="module", title="module", unit="code"),
+    Head(key="module", title="module", unit="code", width=300),
     Head(key="line", title="line", unit="code", width=230),
     Head(key="op", title="op", unit="code", width=190),
     Head(key="phase", title="made in", width=100),

@@ -43,7 +43,7 @@ KIND_HEADS = (
     Head(key="caveat", title="what to know", width=320),
 )
 EACH_HEADS = (
-    Head(key="number", title="number", unit="count", width=84),
+    Head(key="number", title="number", unit="count", width=104),
     Head(key="collective", title="collective", width=130),
     Head(key="group", title="group", width=130),
     Head(key="message_bytes", title="message", unit="bytes", width=96),
@@ -188,7 +188,7 @@ def _each(one: _Set) -> dict[str, Any]:
         told = size is not None and factor is not None and held.core_ns
         rows.append(
             [
-                at, shown(held.operation), ranks_text(held.group), size, held.core_ns, held.wait_ns(worst), worst,
+                at + 1, shown(held.operation), ranks_text(held.group), size, held.core_ns, held.wait_ns(worst), worst,
                 held.last, wait, size * factor / held.core_ns * 1e9 if told and size and factor else None,
                 *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
             ]
