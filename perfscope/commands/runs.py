@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.terminal import width_of
 from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from perfscope.profiler.store import Listed
 
 PIPE_WIDTH = 160
 """Columns where no terminal says how many it has: an id and a usual command fit on one line."""
+
+COMMAND_LEAST = 30
+"""Columns below which a command beside the others would be a ribbon: it goes below them."""
+
+BELOW = "    "
+"""What a command that stands below its run begins with."""
 
 
 @click.command()
@@ -52,19 +62,11 @@ def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
 
 
 def _print_table(listed: list[Listed]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from perfscope.analyzers.units import format_ns
     from perfscope.dashboards.shown import shown
     from perfscope.profiler.run_listing import row_of
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "ranks", "steps", "a step", "passes"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("command", overflow="fold")
+    rows: list[tuple[str, ...]] = [("run", "state", "ranks", "steps", "a step", "passes", "command")]
     for one in listed:
         row = row_of(one)
         if one.run is None:
@@ -75,5 +77,29 @@ def _print_table(listed: list[Listed]) -> None:
             planned = {capture.pass_name for process in one.run.processes for capture in process.captures}
             captured = f"{len(row['captures'])}/{len(planned)}"
             cells = [row["id"], state, str(row["ranks"]), str(row["steps"]), step, captured, " ".join(row["command"])]
-        table.add_row(*(Text(shown(cell)) for cell in cells))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+        rows.append(tuple(shown(cell) for cell in cells))
+    width = width_of(sys.stdout) if sys.stdout.isatty() else PIPE_WIDTH
+    for line in _lines(rows, width):
+        click.echo(line)
+
+
+def _lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
+    """The rows in columns; the last cell beside the others where there is room for it, else on lines of its own."""
+    from rich.cells import cell_len, chop_cells
+
+    wide = [max(cell_len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    beside = sum(wide) + 2 * len(wide)
+    if width - beside < COMMAND_LEAST:
+        beside = 0
+    gap = 2 if beside or sum(wide) + 2 * (len(wide) - 1) <= width else 1
+    for row in rows:
+        left = "".join(cell + " " * (wide[place] - cell_len(cell) + gap) for place, cell in enumerate(row[:-1]))
+        room = max(width - (beside or len(BELOW)), COMMAND_LEAST)
+        words = textwrap.wrap(row[-1], room, break_on_hyphens=False)
+        pieces = [piece for line in words for piece in chop_cells(line, room)]  # of letters two columns wide
+        if beside:
+            yield f"{left}{''.join(pieces[:1])}".rstrip()
+            yield from (f"{' ' * beside}{piece}" for piece in pieces[1:])
+        else:
+            yield left.rstrip()
+            yield from (f"{BELOW}{piece}" for piece in pieces)

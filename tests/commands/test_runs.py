@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfscope.commands.runs import runs
+from perfscope.commands.runs import _lines, runs
 from perfscope.profiler import store
 from perfscope.profiler.run import Capture, Process, Run
 
@@ -133,3 +133,42 @@ def test_a_step_is_the_window_over_its_steps_where_the_devices_were_waited_for(h
     put(here, "20260101-000000-train-aaaa", window=(164_000_000, 4))
     (row,) = json.loads(ask("--json"))
     assert row["step_ns"] == 41_000_000
+
+
+ROWS = [
+    ("run", "state", "command"),
+    ("20260101-000000-träin-日本", "finished", "-m perfscope.workloads.moe --variant grouped_mm --defect item"),
+]
+
+
+def test_a_command_goes_below_its_run_where_it_would_be_a_ribbon() -> None:
+    assert list(_lines(ROWS, 60)) == [
+        "run                         state",
+        "    command",
+        "20260101-000000-träin-日本  finished",
+        "    -m perfscope.workloads.moe --variant grouped_mm --defect",
+        "    item",
+    ]
+
+
+def test_a_command_stands_beside_its_run_where_there_is_room_and_folds_under_itself() -> None:
+    assert list(_lines(ROWS, 80)) == [
+        "run                         state     command",
+        "20260101-000000-träin-日本  finished  -m perfscope.workloads.moe --variant",
+        "                                      grouped_mm --defect item",
+    ]
+
+
+def test_columns_stand_closer_where_they_would_not_fit_otherwise() -> None:
+    first = [("a" * 30, "finished", "train.py"), ("b" * 30, "running", "train.py")]
+    assert list(_lines(first, 39)) == [f"{'a' * 30} finished", "    train.py", f"{'b' * 30} running", "    train.py"]
+
+
+def test_a_word_longer_than_the_line_is_cut_by_its_columns() -> None:
+    *_, one, two = _lines([("run", "command"), ("a" * 30, "日" * 20)], 34)
+    assert (one, two) == (f"    {'日' * 15}", f"    {'日' * 5}")
+
+
+def test_no_line_ends_in_blanks(here: Path) -> None:
+    put(here, "20260101-000000-train-aaaa", command=())
+    assert not [line for line in ask().splitlines() if line != line.rstrip()]
