@@ -205,15 +205,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  ui.Flame = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.tree]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline ps-flame", ref: place });
-  };
+  ui.Flame = ui.wire.mounted(View, "tree", "ps-timeline ps-flame");
 })(window.perfscope_ui);

@@ -120,15 +120,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  ui.Graph = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.graph]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline ps-graph", ref: place });
-  };
+  ui.Graph = ui.wire.mounted(View, "graph", "ps-timeline ps-graph");
 })(window.perfscope_ui);

@@ -151,15 +151,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  ui.HeatMap = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.heat]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline ps-heat", ref: place });
-  };
+  ui.HeatMap = ui.wire.mounted(View, "heat", "ps-timeline ps-heat");
 })(window.perfscope_ui);

@@ -222,15 +222,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  ui.MemoryCurve = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.memory]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline ps-memory-curve", ref: place });
-  };
+  ui.MemoryCurve = ui.wire.mounted(View, "memory", "ps-timeline ps-memory-curve");
 })(window.perfscope_ui);

@@ -168,15 +168,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  ui.Roofline = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.table]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline ps-roofs", ref: place });
-  };
+  ui.Roofline = ui.wire.mounted(View, "table", "ps-timeline ps-roofs");
 })(window.perfscope_ui);

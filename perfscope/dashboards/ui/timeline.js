@@ -232,15 +232,5 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   Object.assign(View.prototype, ui.timeline_picture, ui.timeline_input, ui.timeline_panel);
 
-  ui.Timeline = function (props) {
-    const place = React.useRef(null);
-    React.useEffect(() => {
-      const root = place.current;
-      root.replaceChildren();
-      const view = new View(root, props);
-      root.perfscope = view;
-      return () => view.end();
-    }, [props.url]);
-    return React.createElement("div", { id: props.id, className: "ps-timeline", ref: place });
-  };
+  ui.Timeline = ui.wire.mounted(View, "url", "ps-timeline");
 })(window.perfscope_ui);

@@ -127,5 +127,20 @@ window.perfscope_ui = window.perfscope_ui || {};
     return made;
   }
 
-  ui.wire = { Wire, element, ranges, parse, format_ns, format_mark };
+  // A component of React around a view of our own, made anew when the property that it shows is another.
+  function mounted(View, property, class_name) {
+    return function (props) {
+      const place = React.useRef(null);
+      React.useEffect(() => {
+        const root = place.current;
+        root.replaceChildren();
+        const view = new View(root, props);
+        root.perfscope = view;
+        return () => view.end();
+      }, [props[property]]);
+      return React.createElement("div", { id: props.id, className: class_name, ref: place });
+    };
+  }
+
+  ui.wire = { Wire, mounted, element, ranges, parse, format_ns, format_mark };
 })(window.perfscope_ui);
