@@ -94,6 +94,13 @@ def test_what_never_moved_is_one_line() -> None:
     assert history_text.render(found, verbose=True).count("▄▄▄") == 4
 
 
+def test_of_a_single_run_nothing_is_said_to_have_stayed_the_same() -> None:
+    metrics = tuple(StoredMetric(name=f"count {letter}", unit="count", known="exact", value=3.0) for letter in "abcd")
+    text = history_text.render(history([stored(0, metrics=metrics)]))
+    assert "its only run: count a 3, count b 3, count c 3, count d 3" in " ".join(text.split())
+    assert "the same" not in text
+
+
 def test_much_of_it_is_cut_on_the_screen() -> None:
     many = [replace(run, command=("train.py", str(number % 9))) for number, run in enumerate(runs())]
     text = history_text.render(history(many))

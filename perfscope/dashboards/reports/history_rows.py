@@ -62,7 +62,8 @@ class Program:
         if len(self.series) < FEW or not still:
             return self.series, None
         words = ", ".join(f"{shown(one.metric)} {amount(one.points[-1].value, one.unit)}" for one in still)
-        return tuple(one for one in self.series if one not in still), f"the same in all runs: {words}"
+        of = "its only run" if self.runs == 1 else "the same in all runs"  # of one nothing can be the same or another
+        return tuple(one for one in self.series if one not in still), f"{of}: {words}"
 
     @property
     def newest_utc(self) -> str:
