@@ -54,8 +54,9 @@ class Fragment(Component):
 class Exports(Component):
     """The menu of downloads.
 
-    ``url``: where they are. ``item``: ``{"key", "title"}`` of what is shown, or ``None``. ``forms``: ``{"form", "word"}``
-    each. ``perfetto``: ``{"word", "url"}`` or ``{"word", "port"}`` of a page that is handed the trace, or ``None``.
+    ``url``: where they are. ``item``: ``{"key", "title"}`` of what is shown, or ``None``. ``forms``: ``{"form",
+    "word"}`` each. ``perfetto``: ``{"word", "url"}`` or ``{"word", "port"}`` of a page that is handed the trace, or
+    ``None``.
     """
 
     _children_props: list[str] = []  # noqa: RUF012

@@ -4,12 +4,13 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   ui.Fragment = function (props) {
     const place = React.useRef(null);
-    // What scrolls sideways must be reachable by keys, and nothing else.
+    // What scrolls must be reachable by keys, and nothing else.
     React.useEffect(function () {
       const parts = [place.current, ...place.current.querySelectorAll(".scroll")];
       const watch = new ResizeObserver(function () {
         for (const part of parts) {
-          if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");
+          const longer = part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight;
+          if (longer && getComputedStyle(part).overflow !== "visible") part.tabIndex = 0; else part.removeAttribute("tabindex");
         }
       });
       for (const part of parts) watch.observe(part);
