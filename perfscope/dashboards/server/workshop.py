@@ -94,7 +94,9 @@ class Workshop:
         folder = self._root / f"{item.key}-{print_}-{MADE_BY}"
         found = _read_state(folder)
         if found.get("state") == "ready":
-            self._last[item.key] = folder.name
+            if self._last.get(item.key) != folder.name:
+                self._last[item.key] = folder.name
+                self._forget_older(item.key, folder)
             return State(stage="ready", told="", seconds=0.0, folder=folder)
         seconds = max(0.0, time.time() - float(found.get("began_unix_s") or time.time()))
         if found.get("state") == "failed":
@@ -194,9 +196,23 @@ class Workshop:
         held = [
             path
             for path in self._root.glob(f"{key}-*-{MADE_BY}")
-            if path.name[: -18 - len(str(MADE_BY))] == key and _read_state(path).get("state") == "ready"
+            if self._is_of(path, key) and _read_state(path).get("state") == "ready"
         ]
         return max(held, key=lambda path: path.stat().st_mtime, default=None)
+
+    def _forget_older(self, key: str, kept: Path) -> None:
+        """Of an item that changes again and again (a run in progress) the newest two are kept."""
+        older = sorted(
+            (path for path in self._root.glob(f"{key}-*-{MADE_BY}") if path != kept and self._is_of(path, key)),
+            key=lambda path: path.stat().st_mtime,
+        )
+        for path in older[:-1]:
+            if _read_state(path).get("state") == "ready" and not _is_held(path / LOCK_FILE):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _is_of(self, path: Path, key: str) -> bool:
+        """Whether a folder is of this key, and not of one that begins with it."""
+        return path.name[: -18 - len(MADE_BY)] == key
 
     def _make_room(self) -> None:
         """Remove what was not looked at for longest until the rest fits."""

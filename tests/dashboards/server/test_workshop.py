@@ -121,3 +121,11 @@ def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Work
     assert not workshop.cancel(item)
     workshop.again(item)
     assert _until(workshop, item, lambda state: state.stage == "ready").folder is not None
+
+
+def test_of_what_changes_again_and_again_two_are_kept(tmp_path: Path, workshop: Workshop) -> None:
+    for at in range(4):
+        event = dict(EVENTS[0], name=f"op_{at}")
+        item = _item(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": [event] * (at + 1)}))
+        _until(workshop, item, lambda state: state.stage == "ready")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
