@@ -106,9 +106,9 @@ class Tab:
         return [url for url in self.asked if not re.match(r"(http://127\.0\.0\.1[:/]|data:|blob:)", url)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One headless Chromium for all tests."""
+    """One headless Chromium for a file's tests: while it is there, an event loop runs, and others could run none."""
     binary = chromium.binary()
     if binary is None:
         pytest.skip("no Chromium on this machine")

@@ -13,7 +13,7 @@ from tests.browser.axe import axe_source, grave
 from tests.browser.conftest import Server, Tab, serving
 from tests.conftest import CORPUS, corpus_files
 
-pytestmark = pytest.mark.corpus
+pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 
 SHOWN = """document.querySelector('#page h1, #page .ps-report')
     && !document.querySelector('#page h1')?.innerText.startsWith('Reading')"""

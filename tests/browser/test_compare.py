@@ -16,6 +16,8 @@ from tests.browser.conftest import Server, Tab, serving
 from tests.dashboards.compared import in_turns
 from tests.dashboards.test_history_reports import runs
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "aten::<img src=x onerror=alert(1)>"
 PATTERN = "find=%5Eaten%3A%3A%3Cimg"
 HLO = "HloModule small\n\nENTRY main {\n  p = f32[8]{0} parameter(0)\n  ROOT n = f32[8]{0} negate(p)\n}\n"

@@ -19,6 +19,7 @@ SHOWN = """document.querySelector('#page h1, #page .ps-report')
     && !document.querySelector('#page h1')?.innerText.startsWith('Reading')"""
 
 KINDS = ("pytorch", "jax", "ranks", "program", "snapshot")
+EVERYDAY = ("pytorch", "ranks")
 
 
 def _things(home: Path) -> dict[str, Path]:
@@ -51,7 +52,9 @@ def things(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in EVERYDAY else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_pages(tab: Tab, things: tuple[Server, dict[str, str]], kind: str) -> None:
     server, keys = things
     tab.page.goto(f"{server.base}overview?token={server.token}&run={keys[kind]}")

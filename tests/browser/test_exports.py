@@ -19,6 +19,8 @@ from perfscope.dashboards.server.shelf import key_of
 from perfscope.dashboards.server.viewer import find_viewer
 from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
 
+pytestmark = pytest.mark.slow
+
 TITLE = "=cmd <b>rank0</b>.json"
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.browser.conftest import Server, Tab, serving
 from tests.browser.test_timeline import READY, _trace
 
+pytestmark = pytest.mark.slow
+
 MOST_STOPS = 60
 """More Tabs than any page here has stops: who needs more is caught somewhere."""
 

@@ -14,6 +14,8 @@ from perfscope.dashboards.server.shelf import Shelf
 from tests.browser.conftest import Server, Tab, serving
 from tests.conftest import REPOSITORY, corpus_files
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 HEAT = '.ps-heat[data-ready="1"]'
 CURVE = '.ps-memory-curve[data-ready="1"]'

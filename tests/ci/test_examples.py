@@ -151,6 +151,7 @@ class TestGitLab:
         lines = [line.replace("--pairs 10", quick).replace("--steps 200", "25") for line in example[name]["script"]]
         return shell(Job(folder=folder, checkout=checkout, github={}, variables=variables), lines)
 
+    @pytest.mark.slow
     def test_a_regression_fails_one_job_and_the_next_keeps_a_note(self, tmp_path: Path, fake: Fake) -> None:
         checkout = tmp_path / "checkout"
         merged(checkout, sleeps(0.004), sleeps(0.016))

@@ -49,6 +49,7 @@ def test_a_regression_fails_the_build_that_asked_for_it(tmp_path: Path) -> None:
     assert "began with another program" in other.stderr
 
 
+@pytest.mark.slow
 def test_the_reverse_is_an_improvement_and_two_pairs_settle_nothing(tmp_path: Path) -> None:
     repository(tmp_path, sleeps(0.004), sleeps(0.016))
     done = asked(tmp_path, "--base", "HEAD", "--head", "HEAD~1", *QUICK, "--fail-on", "regression", "train.py", "25")

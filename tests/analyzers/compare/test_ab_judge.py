@@ -158,6 +158,7 @@ def compared(folder: Path, commits: tuple[str, str], pairs: int = 6) -> tuple[Pa
     return ab.compare(ab_state.begin(state_folder, asked), checkout(), judge), judge
 
 
+@pytest.mark.slow
 def test_a_commit_that_sleeps_three_times_as_long_is_a_regression(code: Path) -> None:
     """Two commits in a real repository, real processes; the change is far above what any machine adds."""
     commits = repository(code, sleeps(0.004), sleeps(0.012))

@@ -175,6 +175,7 @@ def test_the_backward_in_its_own_loop_belongs_to_the_same_finding() -> None:
     assert again[1] > 2 * forward[1]
 
 
+@pytest.mark.slow
 def test_the_workload_and_its_twins() -> None:
     """One step of training at the size for the CPU, as `perfscope run` sees it."""
     from perfscope.workloads.jax.options import Options

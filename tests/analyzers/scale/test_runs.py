@@ -192,6 +192,7 @@ def test_nothing_was_captured(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_real_job(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     done = captured("--", *launcher, write(tmp_path, JOB), cwd=tmp_path)
