@@ -90,16 +90,30 @@ def corroborated(
     """The findings, with ``by_time`` where only a measured time tells that they came, went, grew or shrank.
 
     A structural finding follows from the program. Another is believed where a count changed on its line, in its op or
-    kernel; with no times on a side (compiled programs, snapshots) there is no chance in it.
+    kernel, and if it grew or shrank where such a count did the same; with no times on a side (compiled programs,
+    snapshots) there is no chance in it.
     """
     if change is None:
         return tuple(findings)
-    counted = [part for part in change.parts if part.counts_differ]
-    places = {_place(part) for part in counted}
-    names = {name for part in counted for side in (part.base, part.head) for key in side.keys
+    more, less = _counted(change, structure, 1), _counted(change, structure, -1)
+    either = (more[0] | less[0], more[1] | less[1])
+    evidence = {"worse": more, "better": less}
+    return tuple(
+        replace(one, by_time=one.change in MOVED and not _follows(one, *evidence.get(one.change, either)))
+        for one in findings
+    )
+
+
+def _counted(change: StepChange, structure: Structure, sign: int) -> tuple[set[str], set[str]]:
+    """(places, names of ops and kernels) at which a count or a metric grew (``sign`` 1) or shrank (-1)."""
+    parts = [part for part in change.parts if part.counts_differ and (part.head.calls - part.base.calls) * sign >= 0]
+    places = {_place(part) for part in parts}
+    names = {name for part in parts for side in (part.base, part.head) for key in side.keys
              for name in (key.op, key.work) if name}  # fmt: skip
-    places |= {at.place for one in structure.metrics if one.result.verdict != "no change" for at in one.places}
-    return tuple(replace(one, by_time=one.change in MOVED and not _follows(one, places, names)) for one in findings)
+    for one in structure.metrics:
+        if one.result.verdict != "no change":
+            places |= {at.place for at in one.places if (at.head - at.base) * sign >= 0}
+    return places, names
 
 
 def _follows(one: FindingChange, places: Collection[str], names: Collection[str]) -> bool:

@@ -57,13 +57,18 @@ class Planted:
     head: str
     metric: str
     """An exact metric that is worse, as its name begins."""
-    line: str
-    """Part of the source line in first place."""
+    line: str | tuple[str, ...]
+    """Part of the source line in first place; of several lines of one piece of code any."""
     trades: bool = False
     """It saves something too (memory, launches), so that the reverse is worse in that."""
 
     def __str__(self) -> str:
         return self.head
+
+    def is_at(self, line: str) -> bool:
+        """Whether a source line is the one that must be in first place."""
+        wanted = (self.line,) if isinstance(self.line, str) else self.line
+        return any(one in line for one in wanted)
 
 
 def recorded(root: Path, name: str) -> Path:
