@@ -16,6 +16,17 @@ LEAST_SHARE = 0.005
 """Of the step: parts that moved by less do not explain a change of 2%, the least that counts."""
 
 
+NAMED_BY = {
+    "functions traced again": "recompilation",
+    "graph breaks": "graph_break",
+    "host syncs": "host_sync",
+    "reads by the host": "host_sync",
+    "recompilations": "recompilation",
+    "recomputed": "excess_remat",
+}
+"""What a metric counts (its name begins so) -> the rule whose findings are of that and of nothing else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricAt:
     """A place's part of an exact metric."""
@@ -48,8 +59,9 @@ class Cause:
 def causes(change: StepChange | None, structure: Structure, findings: Sequence[FindingChange]) -> tuple[Cause, ...]:
     """Places where something changed: first those where counts did, then the others; the weightiest of each first.
 
-    Among the first, a place with a finding that came or went stands before those without, and then a place with a
-    metric that is better or worse before those where only calls differ.
+    Among the first, a place with a finding of what a metric counts that is better or worse (``NAMED_BY``) stands before
+    one with another finding that came or went, for that may have crossed its threshold because the same work is done
+    more often; then those without, and of them a place with such a metric before those where only calls differ.
     """
     held: dict[str, _Place] = {}
     shares = _Shares(change, structure)
@@ -65,7 +77,8 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
         if one.change in MOVED and where.file is not None:
             held.setdefault(where.label(), _Place()).findings.append(one)
     found = [place.cause(at, shares) for at, place in _one_file_one_name(held).items()]
-    return tuple(sorted(found, key=lambda cause: _first(cause, shares.judged)))
+    naming = {rule for name in shares.judged for begin, rule in NAMED_BY.items() if name.startswith(begin)}
+    return tuple(sorted(found, key=lambda cause: _first(cause, shares.judged, naming)))
 
 
 def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
@@ -90,17 +103,15 @@ def corroborated(
     """The findings, with ``by_time`` where only a measured time tells that they came, went, grew or shrank.
 
     A structural finding follows from the program. Another is believed where a count changed on its line, in its op or
-    kernel, and if it grew or shrank where such a count did the same; with no times on a side (compiled programs,
-    snapshots) there is no chance in it.
+    kernel, and in its own direction: what came or grew where there is more, what went or shrank where there is less.
+    With no times on a side (compiled programs, snapshots) there is no chance in it.
     """
     if change is None:
         return tuple(findings)
     more, less = _counted(change, structure, 1), _counted(change, structure, -1)
-    either = (more[0] | less[0], more[1] | less[1])
-    evidence = {"worse": more, "better": less}
+    evidence = {"new": more, "worse": more, "fixed": less, "better": less}
     return tuple(
-        replace(one, by_time=one.change in MOVED and not _follows(one, *evidence.get(one.change, either)))
-        for one in findings
+        replace(one, by_time=one.change in MOVED and not _follows(one, *evidence[one.change])) for one in findings
     )
 
 
@@ -178,10 +189,12 @@ def _place(part: PartChange) -> str:
     return key.place() or key.name()
 
 
-def _first(cause: Cause, judged: Collection[str]) -> tuple[bool, bool, bool, float, str]:
+def _first(cause: Cause, judged: Collection[str], naming: Collection[str]) -> tuple[bool, bool, bool, bool, float, str]:
+    rules = {one.rule for one in cause.findings if not one.by_time}
     return (
         not cause.exact,
-        not any(not one.by_time for one in cause.findings),
+        not rules & set(naming),
+        not rules,
         not any(one.name in judged for one in cause.metrics),
         -cause.weight,
         cause.place,

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.causes import corroborated
+from perfscope.analyzers.compare.causes import causes, corroborated
 from perfscope.analyzers.compare.comparison import compare, kind_of, severity_named
+from perfscope.analyzers.compare.exact import compare_exact
 from perfscope.analyzers.compare.findings import FindingChange
 from perfscope.analyzers.compare.ranks import time_change
-from perfscope.analyzers.compare.structure import Structure, structure
+from perfscope.analyzers.compare.structure import ExactMetric, PlaceChange, Structure, structure
 from perfscope.analyzers.finding import Basis, Finding, Where
 from perfscope.analyzers.load import load
 from perfscope.profiler.errors import AskedWronglyError
@@ -103,6 +104,27 @@ class TestByTimeAlone:
     def test_with_a_count_that_changed_beside_it_it_is_believed(self) -> None:
         found = compare([gpu_run()], [gpu_run(item=True)])
         assert any(one.is_worse and one.shown.where.line == 11 for one in found.findings)
+
+
+class TestOrder:
+    """Of places where a count changed, that of the rule which names the count stands first."""
+
+    def test_what_is_recomputed_stands_before_the_lines_that_it_makes_costlier(self) -> None:
+        recomputed = ExactMetric(
+            result=compare_exact("recomputed ops a step", [0.0], [20.0], unit="count"),
+            places=(PlaceChange(place="model.py:91", base=0, head=20),),
+        )
+        came = [self.came("unfused_ops", 91), self.came("excess_remat", 88)]
+        found = causes(None, Structure(metrics=(recomputed,), not_looked=()), came)
+        assert [cause.place for cause in found] == ["model.py:88", "model.py:91"]
+        found = causes(None, Structure(metrics=(recomputed,), not_looked=()), [came[0], self.came("peak_owner", 88)])
+        assert [cause.place for cause in found] == ["model.py:91", "model.py:88"]
+
+    @staticmethod
+    def came(rule: str, line: int) -> FindingChange:
+        where = Where(file="model.py", line=line)
+        finding = Finding(subject=rule, title="t", severity="low", basis="measured", advice="a", where=where)
+        return FindingChange(rule=rule, change="new", base=None, head=finding)
 
 
 class TestKinds:
