@@ -74,6 +74,15 @@ def serving(
         process.wait(10)
 
 
+@contextmanager
+def serving_program(home: Path, text: str) -> Iterator[Server]:
+    """A server of one compiled program."""
+    program = home / "step.hlo.txt"
+    program.write_text(text)
+    with serving(home, program) as held:
+        yield held
+
+
 @dataclass
 class Tab:
     """A page of the browser. ``wrong``: what its console and the network complained about; ``asked``: all addresses."""

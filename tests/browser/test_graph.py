@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.conftest import Server, Tab, serving
+from tests.browser.conftest import Server, Tab, serving_program
 from tests.hlo_build import GPU
 
 READY = '.ps-graph[data-ready="1"]'
@@ -37,10 +37,7 @@ ENTRY main {{
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("graph")
-    program = home / "step.hlo.txt"
-    program.write_text(PROGRAM)
-    with serving(home, program) as held:
+    with serving_program(tmp_path_factory.mktemp("graph"), PROGRAM) as held:
         yield held
 
 

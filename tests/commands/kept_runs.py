@@ -7,10 +7,27 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from perfscope.profiler.run_store.address import VARIABLE
 from tests.conftest import REPOSITORY
+from tests.profiler.test_commits import git
 
 PLAIN, ITEM = "cpu-attention-sdpa", "cpu-attention-sdpa-item"
 MACHINE = {"system": "Linux", "release": "1", "machine": "x86_64", "cpu": "Test CPU"}
+
+
+def repository(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: int) -> list[str]:
+    """A repository in ``folder``, which becomes the current one, with so many empty commits, the oldest first."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+    git(folder, "init", "-q", "-b", "main")
+    made = []
+    for number in range(commits):
+        git(folder, "commit", "-q", "--allow-empty", "-m", str(number))
+        made.append(git(folder, "rev-parse", "HEAD"))
+    return made
 
 
 def put_run(

@@ -12,8 +12,7 @@ import pytest
 from perfscope.__main__ import run
 from perfscope.commands.baselines import resolved, sides
 from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.run_store.address import VARIABLE
-from tests.commands.kept_runs import ITEM, put_run
+from tests.commands.kept_runs import ITEM, put_run, repository
 from tests.profiler.test_commits import git
 
 RUNS = Path("perfscope-runs")
@@ -22,15 +21,7 @@ RUNS = Path("perfscope-runs")
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A repository with six commits, the oldest first, and nothing else in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    git(tmp_path, "init", "-q", "-b", "main")
-    made = []
-    for number in range(6):
-        git(tmp_path, "commit", "-q", "--allow-empty", "-m", str(number))
-        made.append(git(tmp_path, "rev-parse", "HEAD"))
-    return made
+    return repository(tmp_path, monkeypatch, 6)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:

@@ -10,8 +10,7 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.profiler.run_store.address import VARIABLE
-from tests.commands.kept_runs import ITEM, put_run
-from tests.profiler.test_commits import git
+from tests.commands.kept_runs import ITEM, put_run, repository
 
 RUNS = Path("perfscope-runs")
 
@@ -19,17 +18,11 @@ RUNS = Path("perfscope-runs")
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Twelve commits with a run each; from the seventh on the host reads a value in each step, and it is slower."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    git(tmp_path, "init", "-q", "-b", "main")
-    made = []
-    for number in range(12):
-        git(tmp_path, "commit", "-q", "--allow-empty", "-m", str(number))
-        made.append(git(tmp_path, "rev-parse", "HEAD"))
+    made = repository(tmp_path, monkeypatch, 12)
+    for number, commit in enumerate(made):
         slow = number >= 6
         step_ns = (12_000_000 if slow else 10_000_000) + 10_000 * (number % 3)
-        put_run(RUNS, number, commit=made[-1], fixture=ITEM if slow else "cpu-attention-sdpa", step_ns=step_ns)
+        put_run(RUNS, number, commit=commit, fixture=ITEM if slow else "cpu-attention-sdpa", step_ns=step_ns)
     return made
 
 

@@ -13,6 +13,7 @@ What ``jax.checkpoint`` makes of a layer, learnt from programs compiled with and
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ _MOST_STEPS = 200
 """From a value to the buffers it is computed from, to see whether it may be written onto one."""
 
 
-class Plan:
+class Plan(ABC):
     """The graph of a program on its way to a policy; what loops and single layers have in common."""
 
     layer: Layer
@@ -69,21 +70,21 @@ class Plan:
 
     # what the two kinds of layers differ in
 
+    @abstractmethod
     def input_of(self, number: int, size: int) -> str:
         """The instruction that holds what is kept for the backward, in front of the barrier."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self, number: int) -> str | None:
         """The instruction behind the barrier that holds the weights a value comes from; ``None``: from none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def readers(self, kept: Kept) -> Iterable[tuple[str, bool]]:
         """Who of the backward reads what is kept, and whether as a buffer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def views(self, kept: Kept) -> frozenset[str]:
         """The names under which it is read."""
-        raise NotImplementedError
 
     def open_barrier(self) -> None:
         """An empty one, in front of what is computed again."""

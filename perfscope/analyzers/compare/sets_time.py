@@ -111,9 +111,10 @@ def judge_time(
 
 def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: str | None) -> MetricResult:
     """Welch's t on the logarithms (Biometrika 34, 1947), with his degrees of freedom; of low confidence."""
-    sides = [np.log(np.asarray(side, float)) for side in (base, head)]
-    if not all(np.all(np.isfinite(side)) for side in sides):
+    times = [np.asarray(side, float) for side in (base, head)]
+    if not all(np.all(np.isfinite(side) & (side > 0)) for side in times):
         raise ValueError(f"{name}: a time is not a positive number")
+    sides = [np.log(side) for side in times]
     typical = [float(np.exp(np.median(side))) if side.size else None for side in sides]
     remarks = [NOT_IN_TURNS, *([no_gate] if no_gate is not None else [])]
     result = MetricResult(
