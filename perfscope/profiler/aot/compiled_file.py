@@ -1,0 +1,131 @@
+"""``compile.json``: what was compiled or planned, for what, from what. The manifest of a run folder of `compile`."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import msgspec
+
+from perfscope.profiler.errors import DataError
+
+SCHEMA = "perfscope.compiled/1"
+FILE = "compile.json"
+PROGRAMS = "programs"
+PLANS = "plans"
+MOST_BYTES = 64 << 20
+"""A manifest of a thousand programs takes some MB; a larger file is not one of ours."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's code, relative to the folder the program was started in where it lies below it."""
+
+    file: str
+    line: int
+
+
+class TargetSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine it was compiled for."""
+
+    asked: str
+    device: str
+    platform: Literal["gpu", "tpu"]
+    count: int
+    topology: str | None
+    memory_bytes: int | None
+    """Of one device."""
+    description: dict[str, Any] = msgspec.field(default_factory=dict)
+    """All numbers that were used, with their sources."""
+
+
+class CompiledProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """One program that was compiled, or one graph that was planned. Bytes are of one device."""
+
+    file: str
+    """Relative to the run folder."""
+    name: str
+    """What XLA calls it: ``jit_step``."""
+    function: str = ""
+    place: Place | None = None
+    calls: int = 1
+    """How often it was called while the program was watched."""
+    seconds_to_compile: float | None = None
+    seconds_to_lower: float | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    alias_bytes: int | None = None
+    """Of the outputs that lie in donated arguments."""
+    temporary_bytes: int | None = None
+    code_bytes: int | None = None
+    mesh: dict[str, int] | None = None
+    """Axis -> devices."""
+    fingerprint: str = ""
+    """SHA-256 over the compiled program without lines and names of files: the same program has the same."""
+
+
+class NotCompiled(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen and is not here, and why."""
+
+    name: str
+    reason: str
+    place: Place | None = None
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest. No host name, user name, environment or absolute path is in it."""
+
+    framework: Literal["jax", "torch"]
+    created_utc: str
+    name: str
+    command: tuple[str, ...]
+    """As started, the values of secret-looking options replaced by ``***``."""
+    target: TargetSaid
+    schema: str = SCHEMA
+    git: dict[str, str | bool] | None = None
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of python, jax, jaxlib, the plugin, torch, triton: what decides how the program is compiled."""
+    programs: tuple[CompiledProgram, ...] = ()
+    not_compiled: tuple[NotCompiled, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the reader of a report must know: what was made up, what is not covered."""
+    stopped: str | None = None
+    """Why the program was not run to its end."""
+    complete: bool = False
+    """False: killed, out of time or memory; what had been compiled by then is here."""
+    seconds: float | None = None
+    """The whole command."""
+
+
+def is_compiled(folder: Path) -> bool:
+    """Whether a folder holds such a manifest."""
+    return (folder / FILE).is_file()
+
+
+def dump(manifest: Compiled) -> bytes:
+    """A manifest as UTF-8 JSON."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def load(path: Path) -> Compiled:
+    """The manifest in a folder or file; ``DataError`` if it is missing, corrupt, of another schema, or leads outside."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise DataError(f"{file}: larger than {MOST_BYTES >> 20} MiB, not a manifest")
+        raw = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file}: not valid JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{file}: its schema is {found!r}; this perfscope reads {SCHEMA!r}")
+    try:
+        manifest = msgspec.convert(raw, Compiled)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{file}: {error}") from error
+    for program in manifest.programs:
+        parts = PurePosixPath(program.file)
+        if parts.is_absolute() or ".." in parts.parts or "\\" in program.file or "\0" in program.file:
+            raise DataError(f"{file}: {program.file!r} leads out of the folder")
+    return manifest

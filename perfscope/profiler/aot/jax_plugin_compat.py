@@ -1,0 +1,106 @@
+"""What of jax's private interfaces loading a compiler without its devices needs; each missing one is one clear line.
+
+Checked on jax 0.10.2. Import it only in a process that may load plugins: the child.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfscope.profiler.errors import DataError
+
+
+def _need(module: str, name: str, purpose: str) -> Any:
+    """An attribute of a module of jax's own; ``DataError`` that says what it was for."""
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"this jax has no {module}.{name}, which {purpose} needs; see `perfscope doctor`") from error
+    return found
+
+
+def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
+    """Devices of GPUs that can be compiled for and nothing else.
+
+    ``library``: the plugin's shared object. ``platform``: ``cuda`` or ``rocm``. ``config``: XLA's target config as
+    text. ``topology``: ``partitions x hosts x devices``.
+    """
+    home = "jaxlib.xla_client"
+    purpose = "compiling for GPUs that are not there"
+    load = _need(home, "load_pjrt_plugin_dynamically", purpose)
+    is_up, start = _need(home, "pjrt_plugin_initialized", purpose), _need(home, "initialize_pjrt_plugin", purpose)
+    describe = _need(home, "make_c_api_device_topology", purpose)
+    try:
+        client = load(platform, str(library))
+        if not is_up(platform):
+            start(platform)
+        found = describe(client, "perfscope", target_config=config, topology=topology)
+        make = getattr(found, "_make_compile_only_devices", None)
+        if make is None:
+            raise DataError(
+                f"this jaxlib's topology has no _make_compile_only_devices, which {purpose} needs; see `perfscope doctor`"
+            )
+        devices: Sequence[Any] = make()
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"the {platform} compiler cannot be loaded: {first_line(error)}") from error
+    return devices
+
+
+def tpu_devices(folder: Path | None, name: str) -> Sequence[Any]:
+    """Devices of a TPU slice (``v5e:2x4``) that can be compiled for and nothing else.
+
+    ``folder``: where libtpu lies, ``None`` where it is on the path already.
+    """
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # the metadata server of a cloud machine, which this is not
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken: several may compile at once
+    if folder is not None:
+        sys.path.append(str(folder))
+    describe = _need("jax.experimental.topologies", "get_topology_desc", "compiling for TPUs that are not there")
+    kind, _, shape = name.partition(":")
+    sides = tuple(int(side) for side in shape.split("x"))
+    try:
+        if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips unless told otherwise
+            described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1)
+        else:
+            described = describe(name, "tpu")
+        devices: Sequence[Any] = described.devices
+    except Exception as error:
+        raise DataError(f"libtpu does not describe {name}: {first_line(error)}") from error
+    return devices
+
+
+def without_our_paths(pattern: str) -> None:
+    """Have jax cut what ``pattern`` matches from the names of source files in programs."""
+    import jax
+
+    try:
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", pattern)
+    except (AttributeError, ValueError) as error:
+        raise DataError(
+            "this jax has no jax_hlo_source_file_canonicalization_regex, which keeps this machine's paths out of programs"
+        ) from error
+
+
+def register_gpu_kernels(folder: Path) -> str | None:
+    """Let Pallas lower for GPUs though no GPU backend is up; why it does not, or ``None``."""
+    return None
+
+
+def text_of(executable: Any) -> str:
+    """A compiled program without lines, files and names of scopes: what its fingerprint is taken of."""
+    options = _need("jaxlib._hlo", "HloPrintOptions", "a program's fingerprint")
+    modules = executable.runtime_executable().hlo_modules()
+    return "\n".join(str(module.to_string(options.short_parsable())) for module in modules)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says that says something, bounded."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:400]
