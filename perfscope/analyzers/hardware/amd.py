@@ -7,7 +7,9 @@ dtypes follow from those by the vendor's proportions; MI300A and MI210 are from 
 
 from __future__ import annotations
 
+from perfscope.analyzers.hardware.chips import AMD_CHIPS
 from perfscope.analyzers.hardware.device import GIGA, Device, peaks
+from perfscope.analyzers.hardware.node import NETWORKS, NODES
 
 _MI300X = peaks(float32=163.4, tf32=653.7, bfloat16=1307.4, float16=1307.4, fp8=2614.9)
 
@@ -22,6 +24,7 @@ of MI250X lie one, two or four links of 50, by where they sit: no number fits al
 
 def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float) -> Device:
     link = _INFINITY_FABRIC.get(name)
+    chip = AMD_CHIPS[name]
     return Device(
         name=name,
         vendor="AMD",
@@ -32,6 +35,13 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         + (" (not looked up)" if name in ("MI300A", "MI210") else ""),
         link=None if link is None else "Infinity Fabric",
         link_bandwidth=None if link is None else round(link * GIGA),
+        memory_bytes=chip.memory_bytes,
+        cores=chip.cores,
+        clock_hz=chip.clock_hz,
+        l2_bytes=chip.l2_bytes,
+        chip_source=chip.source,
+        node=NODES.get(name),
+        network=NETWORKS.get(name),
     )
 
 

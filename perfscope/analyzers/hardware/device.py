@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfscope.analyzers.hardware.node import Node, UsualNetwork
+
 TERA = 10**12
 GIGA = 10**9
 
@@ -32,6 +34,22 @@ class Device:
     link_bandwidth: int | None = None
     """Bytes/s a device can send over all these links together, one direction: half of what vendors print as
     bidirectional. A collective over fewer links reaches less."""
+    memory_bytes: int | None = None
+    """Bytes a program finds on the device: what the driver reports where that is known, else as the data sheet says.
+
+    None where products of one name differ in it."""
+    cores: int | None = None
+    """SMs, compute units, or TensorCores of what a program sees as one device."""
+    clock_hz: int | None = None
+    """Boost clock of the cores."""
+    l2_bytes: int | None = None
+    """Cache that all cores share; AMD: the L2 of all XCDs together, each of which serves its own cores."""
+    chip_source: str | None = None
+    """Where memory_bytes, cores, clock_hz and l2_bytes are from; None where none of them is known."""
+    node: Node | None = None
+    """What its links join; None where there are no links but PCIe, or nobody knows."""
+    network: UsualNetwork | None = None
+    """What usually joins nodes of it: an assumption, never a fact of the device."""
 
     @property
     def matrix_dtypes(self) -> tuple[str, ...]:

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfscope.analyzers.hardware.device import GIGA, Device, peaks
+from perfscope.analyzers.hardware.node import Node, UsualNetwork
+
+_GIB = 1 << 30
+_PAGE = "Google Cloud documentation, {}, key specifications"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chip:
+    """What a program sees as one device, and the pod it is in."""
+
+    gibibytes: float
+    cores: int
+    gigahertz: float | None
+    axes: int
+    pod: int
+    host: int
+
+
+_CHIPS = {
+    "TPU v4": _Chip(gibibytes=32, cores=2, gigahertz=1.05, axes=3, pod=4096, host=4),
+    "TPU v5e": _Chip(gibibytes=16, cores=1, gigahertz=1.5, axes=2, pod=256, host=8),
+    "TPU v5p": _Chip(gibibytes=95, cores=2, gigahertz=1.75, axes=3, pod=8960, host=4),
+    "TPU v6e": _Chip(gibibytes=32, cores=1, gigahertz=None, axes=2, pod=256, host=8),
+    "TPU7x (one of two)": _Chip(gibibytes=96, cores=1, gigahertz=None, axes=3, pod=2 * 9216, host=8),
+}
+"""Clocks are those that the peaks give with the multiply units of a core (128 x 128, four a core); they are not stated,
+and where units and peak do not give one it is left out."""
+
+_NETWORKS = {
+    "TPU v5p": UsualNetwork(link="RoCE 200GbE", cards=1, source=_PAGE.format("TPU v5p") + ": 50 Gb/s a chip, 4 a host"),
+}
+"""Data centre network between slices, by host; the pages of the others do not state it a chip."""
 
 
 def _device(
     name: str, match: str, flops: dict[str, int], *, gigabytes_per_second: int, ici_gigabytes_per_second: int
 ) -> Device:
+    chip = _CHIPS[name]
     return Device(
         name=name,
         vendor="Google",
         match=match,
         peak_flops=flops,
         memory_bandwidth=gigabytes_per_second * GIGA,
-        source=f"Google Cloud documentation, {name}, key specifications",
+        source=_PAGE.format(name),
         link="ICI",
         link_bandwidth=ici_gigabytes_per_second * GIGA,
-    )
+        memory_bytes=round(chip.gibibytes * _GIB),
+        cores=chip.cores,
+        clock_hz=None if chip.gigahertz is None else round(chip.gigahertz * GIGA),
+        chip_source=_PAGE.format(name) + "; the clock follows from the peak",
+        node=Node(joined="torus", devices=chip.pod, host_devices=chip.host, ports=2 * chip.axes, axes=chip.axes,
+                  source=_PAGE.format(name)),
+        network=_NETWORKS.get(name),
+    )  # fmt: skip
 
 
 GOOGLE: tuple[Device, ...] = (

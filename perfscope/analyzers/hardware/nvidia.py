@@ -6,7 +6,9 @@ document itself or in a page that quotes its table.
 
 from __future__ import annotations
 
+from perfscope.analyzers.hardware.chips import NVIDIA_CHIPS
 from perfscope.analyzers.hardware.device import GIGA, Device, peaks
+from perfscope.analyzers.hardware.node import NETWORKS, NODES
 
 UNSEEN = " (not looked up)"
 _V100_SOURCE = "NVIDIA V100 data sheet (2020)" + UNSEEN
@@ -29,6 +31,7 @@ for the SXM and the PCIe card: no link is stated."""
 
 def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: float, source: str) -> Device:
     generation, link = _NVLINK.get(name, (None, None))
+    chip = NVIDIA_CHIPS[name]
     return Device(
         name=name,
         vendor="NVIDIA",
@@ -38,6 +41,13 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         source=source,
         link=None if generation is None else f"NVLink {generation}",
         link_bandwidth=None if link is None else link * GIGA,
+        memory_bytes=chip.memory_bytes,
+        cores=chip.cores,
+        clock_hz=chip.clock_hz,
+        l2_bytes=chip.l2_bytes,
+        chip_source=chip.source,
+        node=NODES.get(name),
+        network=NETWORKS.get(name),
     )
 
 
