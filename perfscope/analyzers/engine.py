@@ -14,7 +14,7 @@ from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.analyzers.memory_section import NO_MEMORY, MemorySection, memory_section
 from perfscope.analyzers.program_outcomes import merge_programs
 from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
@@ -28,6 +28,9 @@ EVIDENCE_EACH = 3
 
 MOST_EVIDENCE = 60
 """Evidence rows of a finding that many ranks share: the three worst of the twenty worst ranks."""
+
+MOST_PLACES = 2_000
+"""Spans of such a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,8 @@ class Analysis:
     """Ranks of a job side by side: their collectives, who waited, and bandwidth."""
     memory: MemorySection = NO_MEMORY
     """Memories, their peaks and who holds them."""
+    starts_ns: tuple[int, ...] = ()
+    """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -105,6 +110,8 @@ class Examined:
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
+    start_ns: int = 0
+    """When its first event begins, on its clock."""
 
 
 def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
@@ -131,6 +138,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         devices=tuple(trace.fact(device_times)),
         steps=tuple(_steps(trace)),
         outcomes=tuple(_over_programs(rule, trace) for rule in rules),
+        start_ns=trace.span_ns()[0],
     )
 
 
@@ -154,6 +162,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         compile=compile_section(held),
         collectives=collectives_section(held),
         memory=memory_section(held),
+        starts_ns=tuple(one.start_ns for one in examined),
     )
 
 
@@ -202,6 +211,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
     if not found:
         return outcome
+    found = tuple(replace(finding, spans=_placed(finding.spans, traces)) for finding in found)
     said = {finding.subject for finding in found} if rule.replaces else set()
     kept = [finding for finding in outcome.findings if finding.subject not in said]
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *found), key=_cost_order)))
@@ -230,7 +240,7 @@ def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outc
         rank = traces[0].source.rank
         ranks = () if rank is None else (rank,)
         return replace(outcome, findings=tuple(replace(finding, ranks=ranks) for finding in outcome.findings))
-    labels = [_label(trace, index) for index, trace in enumerate(traces)]
+    labels = [source_label(trace.source.rank, index) for index, trace in enumerate(traces)]
     blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
     reason = None
     if blind:
@@ -254,13 +264,22 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
         rows: list[Mapping[str, Cell]] = [
             {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:EVIDENCE_EACH]
         ]
+        spans = [replace(span, source=index) for index, finding in members for span in finding.spans]
         ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
-        merged.append(replace(worst, evidence=tuple(rows[:MOST_EVIDENCE]), ranks=tuple(ranks)))
+        merged.append(
+            replace(worst, evidence=tuple(rows[:MOST_EVIDENCE]), spans=tuple(spans[:MOST_PLACES]), ranks=tuple(ranks))
+        )
     return tuple(sorted(merged, key=_cost_order))
 
 
-def _label(trace: Trace, index: int) -> str:
-    return f"source {index}" if trace.source.rank is None else f"rank {trace.source.rank}"
+def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
+    """Spans of ranks with the traces they are of; those of a rank that several traces have are left out."""
+    ranks = [trace.source.rank for trace in traces]
+    return tuple(
+        span if span.rank is None else replace(span, source=ranks.index(span.rank))
+        for span in spans
+        if span.rank is None or ranks.count(span.rank) == 1
+    )
 
 
 def _cost_order(finding: Finding) -> tuple[int, int, int, str]:

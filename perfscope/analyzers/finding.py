@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from perfscope.analyzers.trace import Trace
 
+MOST_SPANS = 20
+"""Of a finding and a trace, the costliest."""
+
 Basis = Literal["measured", "modelled", "structural"]
 """How a cost is known. Structural: it follows from the program alone and carries no time."""
 
@@ -45,6 +48,18 @@ NOWHERE = Where()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A piece of time in which a finding shows, half open: ns on the clock of its trace, as in the trace's tables."""
+
+    start_ns: int
+    end_ns: int
+    rank: int | None = None
+    """Whose clock that is, where a rule compares the ranks of a job."""
+    source: int = 0
+    """The trace: its place in ``Analysis.sources`` (filled by the engine)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
 
@@ -64,7 +79,10 @@ class Finding:
     cost_bytes: int | None = None
     where: Where = NOWHERE
     evidence: tuple[Mapping[str, Cell], ...] = ()
-    """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``)."""
+    """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the
+    clock of the trace, as in its tables; every other time is a duration."""
+    spans: tuple[Span, ...] = ()
+    """Where it shows in time, the costliest first and not all of them; empty where that is not known."""
     ranks: tuple[int, ...] = ()
     """Ranks that show it (filled by the engine)."""
 
@@ -103,3 +121,8 @@ def severity_of(cost_ns: int | float, whole_ns: int | float) -> Severity:
     if share >= HIGH_SHARE:
         return "high"
     return "medium" if share >= MEDIUM_SHARE else "low"
+
+
+def source_label(rank: int | None, index: int) -> str:
+    """What evidence calls one of several sources; ``index``: its place among them."""
+    return f"source {index}" if rank is None else f"rank {rank}"

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers import engine
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.finding import AbstainError, Finding, Rule, Where, severity_of
+from perfscope.analyzers.finding import AbstainError, Finding, Rule, Span, Where, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError
 from tests.build import EVERYTHING, TraceBuilder
@@ -89,6 +89,28 @@ def test_the_same_finding_on_several_ranks_is_one_with_the_worst_cost(monkeypatc
     (found,) = outcome.findings
     assert (found.cost_ns_per_step, found.ranks) == (9, (0, 1))
     assert found.evidence == ({"source": "rank 1", "wait_ns": 9}, {"source": "rank 0", "wait_ns": 5})
+
+
+def test_spans_name_the_trace_on_whose_clock_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(one: Trace) -> list[Finding]:
+        begins = 1_000 * (one.source.rank or 0)
+        return [replace(finding(5), spans=(Span(start_ns=begins, end_ns=begins + 10),))]
+
+    (found,) = asked(monkeypatch, rule(late), trace(0), trace(3)).findings
+    assert [(one.source, one.start_ns) for one in found.spans] == [(0, 0), (1, 3_000)]
+
+
+def test_spans_of_a_comparison_are_of_the_rank_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (Span(start_ns=7, end_ns=9, rank=3), Span(start_ns=1, end_ns=2, rank=8))
+    made = replace(rule(lambda _: []), compare=lambda _: [replace(finding(5), spans=spans)])
+    (found,) = asked(monkeypatch, made, trace(0), trace(3), trace(8), trace(8)).findings
+    assert found.spans == (Span(start_ns=7, end_ns=9, rank=3, source=1),)  # two traces call themselves rank 8
+
+
+def test_each_source_says_when_it_begins() -> None:
+    build = TraceBuilder()
+    build.kernel("k", 20, 50)
+    assert analyze(build.build(), rules=[]).starts_ns == (20_000,)
 
 
 def test_other_lines_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ def test_content(schema: Draft202012Validator) -> None:
             "notes": ["3 kernels were launched before the capture began; they are kept."],
             "world_size": None,
             "backend": None,
+            "start_ns": None,
         }
     ]
     assert held["devices"] == [
@@ -90,6 +91,7 @@ def test_content(schema: Draft202012Validator) -> None:
             {"call": "cudaStreamSynchronize", "step": 3, "wait_ns": 1_200_000, "idle_share": 0.91},
             {"call": "cudaStreamSynchronize", "step": 4, "wait_ns": 980_000, "idle_share": 0.4},
         ],
+        "spans": [],
         "advice": "Keep the loss on the device and read it every 100 steps:\n\n```python\n"
         "if step % 100 == 0:\n    print(loss.item())\n```\n\nOr use `loss.detach()` and sum on the device.",
         "ranks": [0],

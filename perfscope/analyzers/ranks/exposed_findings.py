@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import Cell, Finding, severity_of
 from perfscope.analyzers.ranks.exposed import Share, summed
 from perfscope.analyzers.ranks.matching import Group
@@ -86,8 +88,17 @@ def exposed_finding(
         evidence=tuple(_row(side, share, member, processes=processes) for side in sides for share in side.shares)[
             :ROWS
         ],
+        spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
     )
+
+
+def _pieces(sides: Sequence[Side]) -> Iterator[tuple[int | None, int, int]]:
+    """The costliest of each rank in turn, the most exposed rank first."""
+    for each in zip_longest(*(side.finding.spans for side in sides)):
+        for side, span in zip(sides, each, strict=True):
+            if span is not None:
+                yield side.total.member, span.start_ns, span.end_ns
 
 
 def _cost(side: Side) -> int:

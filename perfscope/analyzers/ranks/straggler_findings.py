@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perfscope.analyzers.facts.step_windows import per_step
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.before import COMPUTE, EARLIER, HOST, LOADER, NOTHING
 from perfscope.analyzers.ranks.lateness import Late, Lateness, Straggling
@@ -73,8 +74,15 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         where=_where(first, ranks),
         ranks=tuple(sorted(each.rank for each in named)),
         evidence=tuple(_row(one, ranks) for one in arrivals[:ROWS]),
+        spans=spans_of_ranks(_before(one) for one in arrivals),
         advice=_ADVICE[reason],
     )
+
+
+def _before(late: Late) -> tuple[int, int, int]:
+    """What the rank did while the others waited for it, on its own clock."""
+    begins = late.collective.sides[late.rank].start_ns
+    return late.rank, begins - late.lateness_ns, begins
 
 
 def _reasons(arrivals: Sequence[Late]) -> Counter[str]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Group, Matched
@@ -137,6 +138,10 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
         where=Where(op="all_to_all"),
         ranks=(rank,) if steady else tuple(sorted(fullest)),
         evidence=tuple(_row(one) for one in heavy[:ROWS]),
+        spans=spans_of_ranks(
+            (one.fullest, one.collective.sides[one.fullest].start_ns, one.collective.sides[one.fullest].end_ns)
+            for one in heavy
+        ),
         advice=(
             f"The same rank is the fullest: replicate its experts or tables, or place hot ones beside cold ones (rank "
             f"{rank}). "

@@ -43,6 +43,7 @@ from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
 from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.clocks import align
 from perfscope.analyzers.ranks.devices import device_set
@@ -244,6 +245,7 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
                 kernel=_algorithm(trace.text(int(kernels["name"][worst]))) if line.file is None else None,
             ),
             evidence=_evidence(trace, members, exposed, named),
+            spans=worst_spans(kernels["start_ns"][members], kernels["end_ns"][members], exposed[members]),
         )
 
 

@@ -52,6 +52,7 @@ from perfscope.analyzers.facts.kernel_class import matmul_precision
 from perfscope.analyzers.facts.op_signature import input_tensors
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.trace import MISSING, Trace
@@ -97,6 +98,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         return
     groups.sort(key=lambda group: -group.saved_ns)
     kernels = sum(len(group.rows) for group in groups)
+    work, members = trace.rows["kernels"], [row for group in groups for row in group.rows]
+    starts, ends = work["start_ns"][members], work["end_ns"][members]
     device = groups[0].device
     fast = device.matrix_dtypes[0]
     ratio = device.peak_flops[fast] / device.peak_flops["float32"]
@@ -125,6 +128,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             }
             for group in groups[:MAX_ROWS]
         ),
+        spans=worst_spans(starts, ends, ends - starts),
         advice=_advice(device),
     )
 

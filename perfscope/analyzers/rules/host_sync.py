@@ -45,6 +45,7 @@ from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.gaps import GapCause, gaps
 from perfscope.analyzers.facts.jax_reads import read_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
 from perfscope.analyzers.trace import Trace
@@ -127,6 +128,8 @@ class _Line:
     waits: int = 0
     wait_ns: int = 0
     charged: int = 0
+    gaps: list[int] = field(default_factory=list)
+    """Charged to it: places in the fact ``gaps``."""
     idle_by_device: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     @property
@@ -193,6 +196,7 @@ def _measured(trace: Trace) -> list[Finding]:
 
 def _finding(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
     advice = FIXES.get(line.kind(), OTHER_FIX)
+    found, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
     if harmless:
         waited = format_ns(sum(other.wait_ns for other in harmless))
         count = sum(other.waits for other in harmless)
@@ -208,6 +212,7 @@ def _finding(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Fi
         advice=advice,
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
+        spans=worst_spans(found.start_ns[idle], found.end_ns[idle], found.duration_ns[idle]),
     )
 
 
@@ -229,6 +234,7 @@ def _lines(trace: Trace) -> list[_Line]:
         line.waits += 1
         line.wait_ns += int(calls["end_ns"][call] - calls["start_ns"][call])
         line.charged += call in of_sync
+        line.gaps += of_sync.get(call, ())
         for gap in of_sync.get(call, ()):
             line.idle_by_device[int(found.device[gap])] += int(charged[gap])
     return list(lines.values())

@@ -28,6 +28,7 @@ from perfscope.analyzers.facts.host_spans import INPUT_REGION, input_slices
 from perfscope.analyzers.facts.intervals import Int64, covered, union
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -147,7 +148,7 @@ def _finding(
         {
             "stall_ns": int(stalled[i]),
             "fetch_ns": int(duration[i]),
-            "start_ns": int(slices["start_ns"][rows[i]]) - trace.span_ns()[0],
+            "start_ns": int(slices["start_ns"][rows[i]]),
             "line_is": site.line_is(),
         }
         for i in np.argsort(-stalled, kind="stable")[:ROWS].tolist()
@@ -164,4 +165,5 @@ def _finding(
         "pin_memory=True)`; decode and augment once, or on the device; fetch the next batch before the step ends.",
         where=site.where(op=name),
         evidence=tuple(table),
+        spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
     )

@@ -33,6 +33,7 @@ from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.launch_delay import launch_delays
 from perfscope.analyzers.facts.nesting import covering_slices
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -112,6 +113,7 @@ def _overhead(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fin
         advice=f'{queue}{lookups}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
         "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
         evidence=_by_op(trace, found, idle),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
     )
 
 
@@ -131,7 +133,7 @@ def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Findin
                 "host_was_in": name,
                 "site": site.where().label(),
                 "line_is": site.line_is(),
-                "start_ns": int(found.start_ns[gap]) - device.start_ns,
+                "start_ns": int(found.start_ns[gap]),
             }
         )
     site = call_site(trace, int(doing[0]))
@@ -147,6 +149,7 @@ def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Findin
         "record with Python stacks). Move it to another thread or process, or out of the step.",
         where=site.where(op=op_of(trace, int(doing[0]))),
         evidence=tuple(rows),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
     )
 
 
@@ -165,6 +168,7 @@ def _allocator(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fi
         "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
         where=_most_of(trace, found, idle),
         evidence=_by_op(trace, found, idle),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
     )
 
 

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.contention import Compared, Shared, compared_kinds
 from perfscope.analyzers.ranks.job import has_ranks
@@ -97,6 +98,7 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
     worst = slowed[0].collective
     trace = next(member.trace for member in ranks.job.members if member.rank == worst.last)
     others = sorted({one.other for one in slowed})
+    found = [one.collective for one in slowed]
     median = float(np.median([one.collective.core_ns for one in slowed]))
     return Finding(
         subject=f"{worst.operation} beside another",
@@ -111,6 +113,7 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         where=Where(op=worst.operation),
         ranks=worst.group,
         evidence=tuple(_row(one, kind) for one in slowed[:ROWS]),
+        spans=spans_of_ranks((one.last, one.sides[one.last].start_ns, one.sides[one.last].end_ns) for one in found),
         advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True) for "
         "its group, fewer channels for the other (options.config.max_ctas), or start the other later (no_sync() up to "
         "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",

@@ -50,6 +50,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.link_use import Verdict, has_counters
@@ -171,6 +172,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> F
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(ranks)),
         evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),
+        spans=spans_of_ranks((one.rank, one.side.start_ns, one.side.end_ns) for one in stalls if one.rank is not None),
         advice=" ".join(filter(None, (ADVICE[verdict], advice))),
     )
 

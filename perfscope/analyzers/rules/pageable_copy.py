@@ -30,6 +30,7 @@ from perfscope.analyzers.facts.exposure import exposed_copies
 from perfscope.analyzers.facts.gaps import GapCause, gaps
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
@@ -165,4 +166,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         advice=fix + also,
         where=line.site.where(op=line.op),
         evidence=tuple(table),
+        spans=worst_spans(
+            copies["start_ns"][rows], copies["end_ns"][rows], (copies["end_ns"] - copies["start_ns"])[rows]
+        ),
     )

@@ -34,6 +34,7 @@ from itertools import pairwise
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.local import Local, locals_of
@@ -153,6 +154,11 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
         cost_ns_per_step=per_step(trace, cost),
         where=_where(trace, worst.members[0]),
         evidence=tuple(_evidence(row) for row in rows[:ROWS]),
+        spans=worst_spans(
+            [row.members[0].start_ns for row in rows],
+            [row.members[-1].end_ns for row in rows],
+            [row.cost_ns for row in rows],
+        ),
         advice="Reduce them as one buffer: DistributedDataParallel(bucket_cap_mb=25) for gradients, larger blocks for "
         "fully_shard, torch.distributed._coalescing_manager() or torch.cat() around collectives of your own, one "
         "stacked tensor for metrics.",

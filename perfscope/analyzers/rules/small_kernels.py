@@ -27,6 +27,7 @@ from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.short_kernels import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import Cell, Finding, severity_of
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -59,6 +60,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, compute: int) -> Finding:
     cost = int(pairs.saved_ns.sum())
+    kernels = trace.rows["kernels"]
+    starts, ends = (kernels[key][pairs.kernel] for key in ("start_ns", "end_ns"))
     return Finding(
         subject="short kernels",
         title=f"{short:,} of {compute:,} kernels run for less than {format_ns(SHORT_NS)}; merging those that follow "
@@ -70,6 +73,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
         "holds only pairs that were queued; idle time in which the host was late is in launch-bound.",
         evidence=_evidence(trace, pairs),
+        spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
     )
 
 

@@ -82,6 +82,7 @@ from perfscope.analyzers.facts.inductor_fusion import log_has_refusals
 from perfscope.analyzers.facts.inductor_fusion_findings import inductor_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
@@ -194,7 +195,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
         module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
         where = Where(op=None, module=module, file=site.file, line=site.line)
         places.setdefault((where, chain_text(chain.names)), []).append(chain)
-    whole = whole_ns(trace)
+    whole, work = whole_ns(trace), trace.rows["kernels"]
     for (where, text), chains in places.items():
         priced = sorted(((_chain_ns(trace, chain), chain) for chain in chains), key=lambda pair: -pair[0])
         cost = sum(saved for saved, _ in priced)
@@ -225,6 +226,11 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
                     "recall": FORWARD_RECALL,
                 }
                 for saved, chain in priced[:MAX_ROWS]
+            ),
+            spans=worst_spans(
+                [work["start_ns"][chain.kernels[0]] for _, chain in priced],
+                [work["end_ns"][chain.kernels[-1]] for _, chain in priced],
+                [saved for saved, _ in priced],
             ),
             advice="Compile the function around it with @torch.compile, or the model; `perfscope run` records the op "
             "graph, which says exactly which ops can fuse.",

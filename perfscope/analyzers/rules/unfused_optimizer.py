@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.optimizer_steps import OptimizerStep, Style, optimizer_steps
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns, format_share
@@ -69,6 +70,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _finding(trace: Trace, optimizer: str, style: Style, members: list[OptimizerStep], cost: int) -> Finding:
     whole = whole_ns(trace)
     busiest = max(members, key=lambda step: step.ops.total())
+    slices, rows = trace.rows["slices"], [step.row for step in members]
     idle = sum(step.idle_ns for step in members)
     loop = style == "loop"
     form = "one parameter at a time" if loop else "op by op over lists (foreach)"
@@ -98,6 +100,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
             }
             for step in sorted(members, key=lambda step: -step.saved_ns)[:MAX_ROWS]
         ),
+        spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], [step.saved_ns for step in members]),
         advice=_advice(optimizer, loop),
     )
 

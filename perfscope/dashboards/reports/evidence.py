@@ -16,13 +16,32 @@ MOST_EVIDENCE = 20
 """Rows of a finding: a rule yields no more, but those of many ranks together do."""
 
 
-def shown_rows(rows: Sequence[Mapping[str, Cell]]) -> tuple[dict[str, Cell], ...]:
-    """Rows fit to be shown, without the columns that hold nothing in any row."""
-    filled = {key for row in rows for key, cell in row.items() if cell is not None and cell != ""}
+START = "start_ns"
+"""The one key that is a moment of a trace's clock, and no duration."""
+SINCE = "since_start_ns"
+
+
+def shown_rows(rows: Sequence[Mapping[str, Cell]], starts: Mapping[str, int]) -> tuple[dict[str, Cell], ...]:
+    """Rows fit to be shown, without the columns that hold nothing in any row.
+
+    Moments are counted from where their trace begins: ``starts`` by the label that a row has as its ``source``, ``""``
+    of rows without one. A moment whose beginning is not known is left out.
+    """
+    told = [_counted(row, starts) for row in rows]
+    filled = {key for row in told for key, cell in row.items() if cell is not None and cell != ""}
     return tuple(
         {shown(key): shown(cell) if isinstance(cell, str) else cell for key, cell in row.items() if key in filled}
-        for row in rows
+        for row in told
     )
+
+
+def _counted(row: Mapping[str, Cell], starts: Mapping[str, int]) -> Mapping[str, Cell]:
+    moment = row.get(START)
+    if not isinstance(moment, int):
+        return row
+    begins = starts.get(str(row.get("source", "")))
+    since = None if begins is None else moment - begins
+    return {SINCE if key == START else key: since if key == START else cell for key, cell in row.items()}
 
 
 _UNITS = {"ns": format_ns, "bytes": format_bytes}

@@ -40,7 +40,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
     held: dict[str, Any] = shown_value(
         {
             "schema": SCHEMA,
-            "sources": [_source(source) for source in analysis.sources],
+            "sources": [_source(source, at, analysis) for at, source in enumerate(analysis.sources)],
             "devices": [_device(device) for device in analysis.devices],
             "steps": [_step(step) for step in analysis.steps],
             "windows": [asdict(window) for window in analysis.windows],
@@ -55,7 +55,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
     return held
 
 
-def _source(source: Source) -> dict[str, Any]:
+def _source(source: Source, at: int, analysis: Analysis) -> dict[str, Any]:
     return {
         "path": source.path,
         "format": source.format,
@@ -67,6 +67,7 @@ def _source(source: Source) -> dict[str, Any]:
         "notes": list(source.notes),
         "world_size": source.world_size,
         "backend": source.backend,
+        "start_ns": analysis.starts_ns[at] if at < len(analysis.starts_ns) else None,
     }
 
 
@@ -112,6 +113,7 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
         "basis": finding.basis,
         "where": asdict(finding.where),
         "evidence": [{key: _plain(cell) for key, cell in row.items()} for row in finding.evidence],
+        "spans": [{"source": span.source, "start_ns": span.start_ns, "end_ns": span.end_ns} for span in finding.spans],
         "advice": finding.advice,
         "ranks": list(finding.ranks),
     }

@@ -13,6 +13,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.facts.step_windows import HOST_AHEAD
+from perfscope.analyzers.finding import source_label
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
@@ -170,7 +171,11 @@ def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
-    rows = [_finding_row(rule, finding, wholes, several=several, alone=alone) for rule, finding in analysis.findings()]
+    starts = starts_by_label(analysis)
+    rows = [
+        _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
+        for rule, finding in analysis.findings()
+    ]
     return Summary(
         headline=_headline(analysis),
         facts=(
@@ -291,7 +296,17 @@ def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
     return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
 
 
-def _finding_row(rule: str, finding: Finding, wholes: Wholes, *, several: bool, alone: bool) -> FindingRow:
+def starts_by_label(analysis: Analysis) -> dict[str, int]:
+    """When each source begins, by what evidence calls it; ``""``: the only one."""
+    if len(analysis.starts_ns) == 1:
+        return {"": analysis.starts_ns[0]}
+    labels = [source_label(source.rank, index) for index, source in enumerate(analysis.sources)]
+    return dict(zip(labels, analysis.starts_ns, strict=False))  # one made by hand has none
+
+
+def _finding_row(
+    rule: str, finding: Finding, wholes: Wholes, starts: Mapping[str, int], *, several: bool, alone: bool
+) -> FindingRow:
     cost, over = finding.cost_ns_per_step, ""
     if cost is None and finding.cost_ns is not None:
         cost, over = finding.cost_ns, " a run" if alone else " in all"
@@ -317,7 +332,7 @@ def _finding_row(rule: str, finding: Finding, wholes: Wholes, *, several: bool, 
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
         memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
         advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
-        evidence=shown_rows(finding.evidence[:MOST_EVIDENCE]),
+        evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
 

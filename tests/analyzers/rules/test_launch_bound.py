@@ -31,6 +31,7 @@ def test_flagged_with_the_sum_of_the_gaps():
     assert finding.cost_ns == 9 * 30_000
     assert finding.evidence[0] == {"op": "aten::add", "idle_ns": 270_000, "gaps": 9, "longest_ns": 30_000}
     assert "10 of 10 launches started within 10 us" in finding.advice
+    assert [(one.start_ns, one.end_ns) for one in finding.spans[:2]] == [(30_000, 60_000), (80_000, 110_000)]
 
 
 def test_the_threshold_is_a_tenth_of_the_devices_span():
@@ -72,6 +73,8 @@ def test_a_long_gap_is_a_stall_and_says_where_the_host_was():
     assert (finding.subject, finding.cost_ns) == ("host stall", 2_001_000)
     assert (finding.where.file, finding.where.line) == ("train.py", 12)
     assert finding.evidence[0]["host_was_in"] == "train.py(12): checkpoint"
+    assert finding.evidence[0]["start_ns"] == 1_000_000  # the trace's clock, on which the device's work begins at 5 us
+    assert [(one.start_ns, one.end_ns) for one in finding.spans] == [(1_000_000, 3_001_000)]
 
 
 def test_a_stall_with_nothing_recorded_says_so():

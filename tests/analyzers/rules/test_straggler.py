@@ -134,6 +134,9 @@ def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
     row = finding.evidence[0]
     assert (row["straggler"], row["late_ns"], row["before"], row["group"]) == (2, 4_000_000, "data loader", "0-3")
     assert row["message_bytes"] == 2_000_000
+    assert {one.source for one in finding.spans} == {2}
+    assert [one.end_ns - one.start_ns for one in finding.spans] == [4_000_000] * 3
+    assert min(one.start_ns for one in finding.spans) == STEP * 1_000  # the others came then
 
 
 def test_ranks_that_are_late_in_turn_are_all_named() -> None:
