@@ -7,7 +7,7 @@ dtypes follow from those by the vendor's proportions; MI300A and MI210 are from 
 
 from __future__ import annotations
 
-from perfscope.analyzers.hardware.chips import AMD_CHIPS
+from perfscope.analyzers.hardware.chips import AMD_CHIPS, architecture_of
 from perfscope.analyzers.hardware.device import GIGA, Device, peaks
 from perfscope.analyzers.hardware.node import NETWORKS, NODES
 
@@ -39,6 +39,7 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         cores=chip.cores,
         clock_hz=chip.clock_hz,
         l2_bytes=chip.l2_bytes,
+        architecture=architecture_of(name),
         chip_source=chip.source,
         node=NODES.get(name),
         network=NETWORKS.get(name),

@@ -30,6 +30,21 @@ class Chip:
     source: str
 
 
+ARCHITECTURES = {
+    "A10": "sm_86", "A100": "sm_80", "A30": "sm_80", "A40": "sm_86", "B200": "sm_100a", "GB200": "sm_100a",
+    "H100": "sm_90a", "H200": "sm_90a", "L4": "sm_89", "L40S": "sm_89", "MI210": "gfx90a", "MI250X": "gfx90a",
+    "MI300A": "gfx942", "MI300X": "gfx942", "MI325X": "gfx942", "MI350X": "gfx950", "MI355X": "gfx950",
+    "RTX 2080 Ti": "sm_75", "RTX 3090": "sm_86", "RTX 4090": "sm_89", "T4": "sm_75", "V100": "sm_70", "V100S": "sm_70",
+}  # fmt: skip
+"""By the front of a name. NVIDIA CUDA GPUs, compute capability (``a``: with what only this generation has, as XLA
+compiles for it); ROCm documentation, LLVM target name."""
+
+
+def architecture_of(name: str) -> str:
+    """``sm_90a`` for ``H100 PCIe``."""
+    return ARCHITECTURES[max((front for front in ARCHITECTURES if f"{name} ".startswith(f"{front} ")), key=len)]
+
+
 def _chip(memory_bytes: int | None, cores: int, gigahertz: float, l2_bytes: int, source: str) -> Chip:
     return Chip(
         memory_bytes=memory_bytes, cores=cores, clock_hz=round(gigahertz * GIGA), l2_bytes=l2_bytes, source=source

@@ -44,6 +44,8 @@ class Device:
     """Boost clock of the cores."""
     l2_bytes: int | None = None
     """Cache that all cores share; AMD: the L2 of all XCDs together, each of which serves its own cores."""
+    architecture: str | None = None
+    """What compilers call the cores: ``sm_90a``, ``gfx942``; None for TPUs."""
     chip_source: str | None = None
     """Where memory_bytes, cores, clock_hz and l2_bytes are from; None where none of them is known."""
     node: Node | None = None

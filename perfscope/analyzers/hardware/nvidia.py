@@ -6,7 +6,7 @@ document itself or in a page that quotes its table.
 
 from __future__ import annotations
 
-from perfscope.analyzers.hardware.chips import NVIDIA_CHIPS
+from perfscope.analyzers.hardware.chips import NVIDIA_CHIPS, architecture_of
 from perfscope.analyzers.hardware.device import GIGA, Device, peaks
 from perfscope.analyzers.hardware.node import NETWORKS, NODES
 
@@ -45,6 +45,7 @@ def _device(name: str, match: str, flops: dict[str, int], gigabytes_per_second: 
         cores=chip.cores,
         clock_hz=chip.clock_hz,
         l2_bytes=chip.l2_bytes,
+        architecture=architecture_of(name),
         chip_source=chip.source,
         node=NODES.get(name),
         network=NETWORKS.get(name),

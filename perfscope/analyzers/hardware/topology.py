@@ -91,13 +91,14 @@ def read_topology(path: str | Path) -> Topology:
         raise AskedWronglyError(f"--topology {path}: cannot be read: {(error.strerror or 'error').lower()}") from error
     except (ValueError, RecursionError) as error:
         raise AskedWronglyError(f"--topology {path}: no TOML: {error}") from error
-    _refuse(path, found, ("node", "network"), "")
+    where = f"--topology {path}"
+    _refuse(where, found, ("node", "network"), "")
     node = found.get("node")
     if not isinstance(node, dict):
         raise AskedWronglyError(f"--topology {path}: has no [node]")
-    _refuse(path, node, KEYS, "node.")
-    ranks, members = _ranks(path, node)
-    network = None if "network" not in found else _network(path, found["network"])
+    _refuse(where, node, KEYS, "node.")
+    ranks, members = _ranks(where, node)
+    network = None if "network" not in found else read_network(where, found["network"])
     given = [key for key in _TOGETHER if key in node]
     if not given:
         return Topology(ranks=ranks, members=members, network=network)
@@ -107,48 +108,49 @@ def read_topology(path: str | Path) -> Topology:
     return Topology(
         ranks=ranks,
         members=members,
-        link=_text(path, node, "node", "link"),
-        link_bandwidth=_bandwidth(path, node, "node"),
-        source=_text(path, node, "node", "source"),
+        link=_text(where, node, "node", "link"),
+        link_bandwidth=_bandwidth(where, node, "node"),
+        source=_text(where, node, "node", "source"),
         network=network,
     )
 
 
-def _ranks(path: str | Path, node: dict[str, Any]) -> tuple[int, tuple[tuple[int, ...], ...]]:
+def _ranks(where: str, node: dict[str, Any]) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """Ranks of a node, and the ranks of each where the file names them."""
     if "members" not in node:
-        return _count(path, node, "node", "ranks", "ranks"), ()
+        return _count(where, node, "node", "ranks", "ranks"), ()
     if "ranks" in node:
-        raise AskedWronglyError(f"--topology {path}: node.ranks and node.members say the same: give one of them")
+        raise AskedWronglyError(f"{where}: node.ranks and node.members say the same: give one of them")
     members = node["members"]
     nodes = members if isinstance(members, list) else []
     sound = [isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks)
              for ranks in nodes]  # fmt: skip
     if not nodes or not all(sound):
-        raise AskedWronglyError(f"--topology {path}: node.members is no list of the ranks of each node")
+        raise AskedWronglyError(f"{where}: node.members is no list of the ranks of each node")
     named = [rank for ranks in nodes for rank in ranks]
     twice = next((rank for rank in named if named.count(rank) > 1), None) if len(set(named)) < len(named) else None
     if twice is not None:
-        raise AskedWronglyError(f"--topology {path}: node.members names rank {twice} twice")
+        raise AskedWronglyError(f"{where}: node.members names rank {twice} twice")
     return max(map(len, nodes)), tuple(tuple(sorted(ranks)) for ranks in nodes)
 
 
-def _network(path: str | Path, told: Any) -> Network:
+def read_network(where: str, told: Any) -> Network:
+    """The network that a table of a file tells. ``where`` stands in front of errors: the option and the path."""
     if not isinstance(told, dict):
-        raise AskedWronglyError(f"--topology {path}: network is no table")
-    _refuse(path, told, NETWORK_KEYS, "network.")
-    link = _text(path, told, "network", "link")
-    cards = _count(path, told, "network", "cards", "network cards")
-    rails = _count(path, told, "network", "rails", "rails") if "rails" in told else None
+        raise AskedWronglyError(f"{where}: network is no table")
+    _refuse(where, told, NETWORK_KEYS, "network.")
+    link = _text(where, told, "network", "link")
+    cards = _count(where, told, "network", "cards", "network cards")
+    rails = _count(where, told, "network", "rails", "rails") if "rails" in told else None
     if rails is not None and cards % rails:
-        raise AskedWronglyError(f"--topology {path}: network.cards is no multiple of network.rails")
+        raise AskedWronglyError(f"{where}: network.cards is no multiple of network.rails")
     known = named_link(link)
     if "bandwidth_GB_per_s" in told:
-        speed, source = _bandwidth(path, told, "network"), _text(path, told, "network", "source")
+        speed, source = _bandwidth(where, told, "network"), _text(where, told, "network", "source")
     elif known is None:
         names = ", ".join(one.name for one in LINKS if one.links is None)
         raise AskedWronglyError(
-            f"--topology {path}: network.link: {link}: not in the table of links ({names}): "
+            f"{where}: network.link: {link}: not in the table of links ({names}): "
             "give network.bandwidth_GB_per_s and network.source"
         )
     else:
@@ -156,29 +158,29 @@ def _network(path: str | Path, told: Any) -> Network:
     return Network(link=link, cards=cards, card_bandwidth=speed, source=source, rails=rails)
 
 
-def _count(path: str | Path, told: dict[str, Any], table: str, key: str, what: str) -> int:
+def _count(where: str, told: dict[str, Any], table: str, key: str, what: str) -> int:
     value = told.get(key)
     if type(value) is not int or not 1 <= value <= MOST_RANKS:
-        raise AskedWronglyError(f"--topology {path}: {table}.{key} is not a number of {what}")
+        raise AskedWronglyError(f"{where}: {table}.{key} is not a number of {what}")
     return value
 
 
-def _text(path: str | Path, told: dict[str, Any], table: str, key: str) -> str:
+def _text(where: str, told: dict[str, Any], table: str, key: str) -> str:
     value = told.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise AskedWronglyError(f"--topology {path}: {table}.{key} is no text")
+        raise AskedWronglyError(f"{where}: {table}.{key} is no text")
     return value
 
 
-def _bandwidth(path: str | Path, told: dict[str, Any], table: str) -> float:
+def _bandwidth(where: str, told: dict[str, Any], table: str) -> float:
     value: Any = told.get("bandwidth_GB_per_s")
     if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise AskedWronglyError(f"--topology {path}: {table}.bandwidth_GB_per_s is no bandwidth")
+        raise AskedWronglyError(f"{where}: {table}.bandwidth_GB_per_s is no bandwidth")
     return float(value) * 1e9
 
 
-def _refuse(path: str | Path, found: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _refuse(where: str, found: dict[str, Any], known: tuple[str, ...], table: str) -> None:
     for key in found:
         if key not in known:
-            names = ", ".join(where + one for one in known)
-            raise AskedWronglyError(f"--topology {path}: {where}{key}: no such key; known: {names}")
+            names = ", ".join(table + one for one in known)
+            raise AskedWronglyError(f"{where}: {table}{key}: no such key; known: {names}")

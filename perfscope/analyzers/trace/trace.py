@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.compile_log import CompileLog
     from perfscope.analyzers.flight_recorder import FlightRecord
+    from perfscope.analyzers.hardware.target import Target
     from perfscope.analyzers.hardware.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
@@ -141,6 +142,8 @@ class Trace:
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
         self.topology: Topology | None = None
         """What the user said of the machines' links; only comparing ranks asks for it."""
+        self.target: Target | None = None
+        """What its programs were compiled for, where they were compiled for machines that are not there."""
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:

@@ -1,0 +1,60 @@
+"""Shapes of TPU slices: the one that a number of chips has, and along which axes links close to a ring.
+
+Google Cloud documentation (v5e, v6e, v5p: configurations; looked up): slices of the 2D kinds are 1x1, 2x2, 2x4, 4x4,
+4x8, 8x8, 8x16, 16x16; of the 3D kinds 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, then cubes of 4x4x4 side by side.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from perfscope.analyzers.hardware.device import Device
+from perfscope.profiler.errors import AskedWronglyError
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_DEEP = (
+    (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16),
+    (8, 16, 16), (16, 16, 16), (16, 16, 24),
+)  # fmt: skip
+
+
+def axes_of(device: Device) -> int:
+    """2 or 3."""
+    return 3 if device.node is not None and device.node.axes == 3 else 2
+
+
+def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
+    """The shape of a slice of ``number`` chips as it is usually had; an ``AskedWronglyError`` if there is none."""
+    shapes = _DEEP if axes_of(device) == 3 else _FLAT
+    found = next((shape for shape in shapes if prod(shape) == number), None)
+    if found is None:
+        sizes = ", ".join(str(prod(shape)) for shape in shapes[:8])
+        raise AskedWronglyError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
+    return found
+
+
+def slice_shape(asked: str, device: Device, sides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that was written, with as many axes as the chip has; hosts are 2 x 2 chips, or there is one chip."""
+    axes = axes_of(device)
+    if len(sides) > axes:
+        raise AskedWronglyError(f"--target {asked}: {device.name} is a torus of {axes} axes, e.g. {_example(axes)}")
+    shape = (*sides, *[1] * (axes - len(sides)))
+    if any(side < 1 or side > 1 << 16 for side in shape):
+        raise AskedWronglyError(f"--target {asked}: sides of a slice are 1 and more")
+    if prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
+        raise AskedWronglyError(
+            f"--target {asked}: a slice is made of 2x2 chips: its first two sides are even, e.g. {_example(axes)}"
+        )
+    return shape
+
+
+def closes(device: Device, side: int) -> bool:
+    """Whether the links along an axis of ``side`` chips close to a ring: 16 of the 2D kinds, multiples of 4 in 3D.
+
+    Google Cloud documentation, TPU architecture: cubes of 4x4x4 are joined by optical switches.
+    """
+    return side == 16 if axes_of(device) == 2 else side % 4 == 0
+
+
+def _example(axes: int) -> str:
+    return "2x4" if axes == 2 else "2x2x1"

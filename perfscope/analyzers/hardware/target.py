@@ -1,0 +1,103 @@
+"""What a program is compiled for on a machine that has none of it: devices, how many, and how they are joined."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Literal
+
+from perfscope.analyzers.hardware.device import Device
+from perfscope.analyzers.hardware.topology import Network
+
+Platform = Literal["gpu", "tpu"]
+
+GENERATIONS = {
+    "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU7x (one of two)": "TPU7x",
+}  # fmt: skip
+"""What libtpu takes in front of the colon (0.0.42.1: ``v7x`` and ``v5litepod`` are no names)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Devices to compile for. What nobody said and was assumed is in ``assumptions``, a sentence each."""
+
+    asked: str
+    """As the user wrote it."""
+    device: Device
+    count: int
+    """Devices as a program sees them: a chip of TPU7x is two."""
+    topology: tuple[int, ...]
+    """GPUs: (nodes, devices of a node). TPUs: chips along each axis, (2, 4) for ``v5e:2x4``."""
+    platform: Platform
+    memory_bytes: int | None
+    """Of one device; None where nobody knows."""
+    network: Network | None = None
+    """Between nodes; None where there is one node, or nobody knows what joins them."""
+    source: str = ""
+    """Where the numbers are from: the tables' sources, or the user's file."""
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def nodes(self) -> int:
+        """Groups of devices that fast links join: nodes of GPUs, racks of NVL72; one for a slice of TPUs."""
+        return self.topology[0] if self.platform == "gpu" else 1
+
+    @property
+    def node_devices(self) -> int:
+        """Devices in each of them."""
+        return self.count // self.nodes
+
+    @property
+    def chips(self) -> int:
+        """Chips of a TPU slice; for GPUs the devices."""
+        return prod(self.topology)
+
+    @property
+    def shown(self) -> str:
+        """``H100 SXM``, ``8 H100 SXM``, ``16 H100 SXM in 2 nodes``, ``8 TPU v5e (2x4)``."""
+        if self.count == 1:
+            return self.device.name
+        several = f"{self.count} {self.device.name}"
+        if self.platform == "tpu":
+            return f"{several} ({'x'.join(map(str, self.topology))})"
+        return several if self.nodes == 1 else f"{several} in {self.nodes} nodes"
+
+    @property
+    def layout(self) -> str:
+        """``1x8``, ``2x4``: how artifacts write ``topology``."""
+        return "x".join(map(str, self.topology))
+
+    @property
+    def compiler_topology(self) -> str:
+        """What XLA is told: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``).
+
+        A partition is what fast links join; a rack of NVL72 is one of many hosts.
+        """
+        if self.platform == "tpu":
+            return self.layout
+        node = self.device.node
+        host = self.node_devices if node is None else min(self.node_devices, node.host_devices)
+        if self.node_devices % host:
+            host = 1
+        return f"{self.nodes}x{self.node_devices // host}x{host}"
+
+    @property
+    def generation(self) -> str | None:
+        """What libtpu calls the chip: ``v5e``; None for GPUs."""
+        return GENERATIONS.get(self.device.name)
+
+    def description(self) -> dict[str, object]:
+        """Every number of it as plain data for JSON: ``described_target`` makes the same target of it again."""
+        device = {**asdict(self.device), "peak_flops": dict(self.device.peak_flops)}
+        del device["match"]
+        return {
+            "asked": self.asked,
+            "device": device,
+            "count": self.count,
+            "topology": list(self.topology),
+            "platform": self.platform,
+            "memory_bytes": self.memory_bytes,
+            "network": None if self.network is None else asdict(self.network),
+            "source": self.source,
+            "assumptions": list(self.assumptions),
+        }
