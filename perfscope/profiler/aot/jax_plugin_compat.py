@@ -88,6 +88,16 @@ def without_our_paths(pattern: str) -> None:
         ) from error
 
 
+def hide_our_frames() -> None:
+    """Have jax leave our own frames out of the stacks that it writes into programs, as it does with its own."""
+    try:
+        from jax._src import source_info_util
+
+        source_info_util.register_exclusion(str(Path(__file__).parent))
+    except (ImportError, AttributeError):
+        return  # they are at the outer end of a stack: more to read, nothing wrong
+
+
 def register_gpu_kernels(folder: Path) -> str | None:
     """Let Pallas lower for GPUs though no GPU backend is up; why it does not, or ``None``."""
     return None

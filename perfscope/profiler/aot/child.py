@@ -1,0 +1,80 @@
+"""The child process: runs the user's program for a machine that is not there, and compiles or plans what it sees.
+
+``python -m perfscope.profiler.aot.child REQUEST.json [FD]``. What becomes of it is said line by line, as JSON, on the file
+descriptor ``FD`` (standard output without one): see `Said`. Only this process gets plugins on its path, and it may end
+in any way (XLA aborts on what it does not know); what it finished is on disk by then.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+FAILED = 3
+"""Exit code where a line of the kind ``failed`` says why."""
+LAST_LINES = 8
+"""Of a traceback that is not ours."""
+
+
+class Said:
+    """Lines to the parent: ``{"event": ..., ...}``.
+
+    ``loaded`` (versions), ``seen`` (programs, notes, why it stopped), ``compiling``, ``compiled``, ``refused`` (number of
+    the program), ``planned``, ``note``, ``failed`` (reason), ``done``.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._stream = os.fdopen(1 if descriptor is None else descriptor, "w", buffering=1, closefd=False)
+
+    def __call__(self, event: str, **what: Any) -> None:
+        """Say one thing at once."""
+        self._stream.write(json.dumps({"event": event, **what}) + "\n")
+        self._stream.flush()
+
+
+def main() -> None:
+    """Do what the request asks; never returns a traceback of ours for what a person can act on."""
+    _find_ourselves()
+    from perfscope.profiler.aot import request as requests
+    from perfscope.profiler.errors import PerfscopeError
+
+    said = Said(int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    asked = requests.load(Path(sys.argv[1]))
+    try:
+        if asked.framework == "torch":
+            from perfscope.profiler.aot.child_torch import plan_all
+
+            plan_all(asked, said)
+        else:
+            from perfscope.profiler.aot.child_jax import compile_all
+
+            compile_all(asked, said)
+    except PerfscopeError as error:
+        said("failed", reason=str(error))
+        sys.stdout.flush()
+        os._exit(FAILED)
+    except BaseException as error:
+        lines = traceback.format_exc().strip().splitlines()
+        said("failed", reason=f"perfscope's own fault: {type(error).__name__}: {error}", lines=lines[-LAST_LINES:])
+        os._exit(FAILED)
+    said("done")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit
+
+
+def _find_ourselves() -> None:
+    """Without the folder python puts first on the path for this file, and with perfscope wherever it is run from."""
+    if sys.path and not sys.flags.safe_path and sys.path[0] in (str(Path(__file__).parent), str(Path.cwd()), ""):
+        del sys.path[0]
+    if importlib.util.find_spec("perfscope") is None:
+        sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""JAX programs in the child: load the target's compiler, see what the program jits, compile each and keep it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.profiler.aot import plugins, scrub
+from perfscope.profiler.aot.request import Request
+from perfscope.profiler.errors import DataError
+
+if TYPE_CHECKING:
+    from perfscope.profiler.aot.child import Said
+
+LAST_LINES = 12
+"""Of the traceback of a program that failed."""
+
+
+def compile_all(request: Request, said: Said) -> None:
+    """Everything between the request and the last program; ``DataError`` in one line where there is no way on."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    found = _plugin(request)
+    here = Path.cwd()
+    from perfscope.profiler.aot import jax_plugin_compat as compat
+    from perfscope.profiler.aot.child_compile import Compiler
+    from perfscope.profiler.aot.child_program import run_program
+
+    devices = _devices(request, found)
+    notes = [] if found.note is None else [found.note]
+    said("loaded", versions={**_versions(), **found.versions}, notes=notes)
+    pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
+    compat.without_our_paths(pattern)
+    compat.hide_our_frames()
+    from perfscope.profiler.aot.jax_seen import seen_programs
+
+    seen = seen_programs(lambda: run_program(request), devices, _limits(request))
+    programs = list(seen.programs)
+    pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
+    compat.without_our_paths(pattern)
+    shorter = re.compile(pattern)
+    said(
+        "seen",
+        programs=[_said_of(program, shorter) for program in programs],
+        notes=list(seen.notes),
+        stopped=seen.stopped,
+        failure=None if seen.failure is None else _failure(seen.failure),
+    )
+    compiler = Compiler(request, here)
+    for number, program in enumerate(programs):
+        if number in request.skipped:
+            continue
+        if not _is_wanted(program, request.functions, shorter):
+            said("unwanted", number=number)
+            continue
+        said("compiling", number=number, name=program.name)
+        try:
+            made = compiler.compile(number, program)
+        except Exception as error:
+            said("refused", number=number, reason=_one_line(error))
+        else:
+            said("compiled", number=number, **made)
+
+
+def _plugin(request: Request) -> plugins.Plugin:
+    kind: plugins.Kind = "tpu" if request.target.platform == "tpu" else (
+        "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
+    )  # fmt: skip
+    found = plugins.find(kind)
+    if isinstance(found, plugins.Absent):
+        raise DataError(f"{request.target.asked} cannot be compiled for here: {found.reason}; {found.install}")
+    return found
+
+
+def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
+    from perfscope.profiler.aot import jax_plugin_compat as compat
+
+    target = request.target
+    if found.kind == "tpu":
+        name = f"{target.generation}:{target.topology}"
+        devices = compat.tpu_devices(found.folder if found.own_folder else None, name)
+    else:
+        if found.library is None or target.config is None:
+            raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
+        devices = compat.gpu_devices(found.library, found.platform, target.config, target.topology)
+        compat.register_gpu_kernels(found.folder)
+    if len(devices) != target.count:
+        raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
+    return devices
+
+
+def _limits(request: Request) -> Any:
+    return request.limits
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    import jax
+    import jaxlib
+
+    return {"python": platform.python_version(), "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+
+def _script_folder(request: Request) -> str:
+    return "" if request.module else str(Path(request.arguments[0]).resolve().parent)
+
+
+def _said_of(program: Any, shorter: re.Pattern[str]) -> dict[str, Any]:
+    return {"name": program.name, "place": _place(program, shorter), "calls": program.calls}
+
+
+def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
+    """File and line of the function, the file as it stands in the program."""
+    place = program.place
+    if place is None:
+        return None
+    file, line = (place.file, place.line) if hasattr(place, "file") else place
+    return {"file": shorter.sub("", str(file)), "line": int(line)}
+
+
+def _is_wanted(program: Any, functions: Sequence[str], shorter: re.Pattern[str]) -> bool:
+    """Whether ``step``, ``train.step`` or ``train.py:step`` names it; none named is all."""
+    if not functions:
+        return True
+    place = _place(program, shorter)
+    file = Path(place["file"]) if place is not None else Path()
+    name = program.name.removeprefix("jit_").rpartition(".")[2]
+    for wanted in functions:
+        home, _, function = wanted.rpartition(":" if ":" in wanted else ".")
+        if function != name:
+            continue
+        if not home or home in (file.as_posix(), file.name):
+            return True
+        dotted = ".".join(file.with_suffix("").parts)
+        if ":" not in wanted and (dotted == home or dotted.endswith(f".{home}")):
+            return True
+    return False
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    code = error.code if isinstance(error, SystemExit) else None
+    return {"type": type(error).__name__, "text": _one_line(error), "lines": lines[-LAST_LINES:], "code": code}
+
+
+def _one_line(error: BaseException) -> str:
+    from perfscope.profiler.aot.jax_plugin_compat import first_line
+
+    said = first_line(error)
+    return said if isinstance(error, DataError) else f"{type(error).__name__}: {said}"
