@@ -1,0 +1,59 @@
+"""What lies in memory when a compiled program needs most of it, by the line that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfscope.analyzers.compare.program_keys import NO_LINES, LineMap, OpKey, op_key
+from perfscope.analyzers.compare.program_row import LESS_LIVE, MORE_LIVE, ProgramRow
+from perfscope.analyzers.compare.program_units import PEAK
+from perfscope.analyzers.facts.hlo_memory import MemoryTimeline, memory_timeline
+from perfscope.analyzers.hlo.module import HloModule
+
+LASTING = "arguments, results and constants"
+"""What is there all the time: it has no line of its own."""
+
+_Place = tuple[str, str, str]
+
+
+def peak_rows(
+    base: HloModule, head: HloModule, lines: LineMap
+) -> tuple[tuple[int, int] | None, tuple[ProgramRow, ...]]:
+    """((base, head) bytes at the peak, rows that sum to the difference); ``None`` where a side does not say."""
+    sides = memory_timeline(base), memory_timeline(head)
+    if sides[0] is None or sides[1] is None:
+        return None, ()
+    held = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
+    rows = []
+    for place in dict.fromkeys((*held[1], *held[0])):
+        before, after = held[0].get(place, 0), held[1].get(place, 0)
+        if before != after:
+            at, what, phase = place
+            change = MORE_LIVE if after > before else LESS_LIVE
+            rows.append(
+                ProgramRow(change=change, what=what, place=at, phase=phase, amounts={PEAK: (before, after)})
+            )  # fmt: skip
+    return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(rows)
+
+
+def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict[_Place, int]:
+    found: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
+    for place, size in _live(module, memory, lines):
+        found[place] = found.get(place, 0) + size
+    return found
+
+
+def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator[tuple[_Place, int]]:
+    wanted = {buffer.instruction for buffer in memory.live_at_peak}
+    keys: dict[str, OpKey] = {
+        one.name: op_key(one, lines) for _, one in module.instructions() if one.name in wanted
+    }  # fmt: skip
+    for buffer in memory.live_at_peak:
+        key = keys.get(buffer.instruction)
+        if key is None:
+            yield ("", "values without a line", ""), buffer.size
+        elif key.file:
+            at = f"{key.file}:{key.line}" if key.line >= 0 else key.file
+            yield (at, key.primitive, key.phase), buffer.size
+        else:
+            yield ("/".join(key.path), key.primitive or key.opcode, key.phase), buffer.size
