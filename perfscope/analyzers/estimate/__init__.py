@@ -1,0 +1,10 @@
+"""The modelled time of compiled programs on a target: ``estimate``, and ``calibrate`` where a run was measured."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.estimate.assumptions import Assumption, Factors
+from perfscope.analyzers.estimate.model import Estimate, LineTime, Row, StreamSpan
+from perfscope.analyzers.estimate.program import estimate
+from perfscope.analyzers.estimate.spans import Parts, Range
+
+__all__ = ["Assumption", "Estimate", "Factors", "LineTime", "Parts", "Range", "Row", "StreamSpan", "estimate"]

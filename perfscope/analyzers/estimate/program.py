@@ -1,0 +1,188 @@
+"""The modelled time of one run of a compiled program on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfscope.analyzers.estimate.assumptions import BLIND_SPOTS, Factors, factors_for, listed
+from perfscope.analyzers.estimate.levels import COLLECTIVES, COMPUTE, COPIES, PAIRS, SIDE, Level, Levels, Piece
+from perfscope.analyzers.estimate.model import Estimate, Row, StreamSpan
+from perfscope.analyzers.estimate.spans import Parts, Range
+from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.facts.hlo_program import where_of
+from perfscope.analyzers.facts.hlo_roofline import utilization
+from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.thunks import Thunks
+from perfscope.profiler.errors import DataError
+
+MOST_SPANS = 400
+"""Stretches of a picture; what is beyond is counted."""
+
+MOST_NAMED = 20
+"""Instructions named in one list."""
+
+_STREAMS = {COMPUTE: "compute", COPIES: "copies", SIDE: "side stream", COLLECTIVES: "collectives", PAIRS: "pairs"}
+
+
+def estimate(
+    module: HloModule,
+    target: Target,
+    *,
+    thunks: Thunks | None = None,
+    cost: ModuleCost | None = None,
+    factors: Factors | None = None,
+) -> Estimate:
+    """One run of a module on a target.
+
+    ``thunks``: what its runtime launches, where XLA wrote it; ``cost``: of the module, where it is counted already;
+    ``factors``: others than the vendor's.
+
+    ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
+    """
+    if not module.is_scheduled:
+        raise DataError(f"{module.source or module.name}: not scheduled: no time can be modelled before optimization")
+    if module.platform is not None and module.platform != target.platform:
+        raise DataError(
+            f"{module.source or module.name}: compiled for {module.platform.upper()}, "
+            f"{target.device.name} is a {target.platform.upper()}"
+        )
+    counted = module_cost(module) if cost is None else cost
+    chosen = factors_for(target) if factors is None else factors
+    levels = Levels(counted, target, chosen, thunks)
+    top = levels.level(module.entry)
+    names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
+    rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
+    host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
+    buffers = None if thunks is None else thunks.has_command_buffers
+    low, high = top.parts
+    if buffers is not True and host.high > high.total:
+        high = Parts(
+            compute=high.compute,
+            communication=high.communication,
+            copies=high.copies,
+            gaps=high.gaps + host.high - high.total,
+        )
+    step = Range(low=low.total, high=max(low.total, high.total))
+    spans, left = _spans(top, names)
+    memory = memory_timeline(module)
+    used = [utilization(counted, target.device, time) for time in (step.high, step.low)]
+    worst, best = used
+    unknown = [row for row in rows if not row.known]
+    return Estimate(
+        program=module.name,
+        target=target,
+        step_ns=step,
+        parts=(low, high),
+        rows=rows,
+        launches=top.launches,
+        host_ns=host,
+        command_buffers=buffers,
+        assumptions=listed(target, chosen, collectives=levels.collectives, between_nodes=levels.between_nodes),
+        blind_spots=BLIND_SPOTS,
+        lower_bounds=tuple(_lower_bounds(counted, rows)),
+        not_known=tuple(row.name for row in unknown),
+        mfu=None if worst is None or best is None else (worst.mfu, best.mfu),
+        hfu=None if worst is None or best is None else (worst.hfu, best.hfu),
+        peak_bytes=None if memory is None else memory.peak_bytes,
+        spans=spans,
+        spans_left=left,
+    )
+
+
+def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:
+    """A row for each launched instruction of all levels that run."""
+    seen: set[str] = set()
+    waiting: list[tuple[Level, bool]] = [(top, True)]
+    paths: dict[str, bool] = {}
+    order: list[Level] = []
+    while waiting:
+        level, on_path = waiting.pop()
+        name = level.computation.name
+        paths[name] = paths.get(name, False) or on_path
+        if name not in seen:
+            seen.add(name)
+            order.append(level)
+        critical = level.high.critical()
+        for index, piece in enumerate(level.pieces):
+            for inner, _ in piece.inside:
+                inside = on_path and index in critical
+                if inner.computation.name not in seen or (inside and not paths.get(inner.computation.name)):
+                    waiting.append((inner, inside))
+    for level in order:
+        critical = level.high.critical() if paths[level.computation.name] else frozenset()
+        for index, piece in enumerate(level.pieces):
+            if piece.what != "call":
+                yield _row(level, index, piece, names, on_path=index in critical)
+
+
+def _row(level: Level, index: int, piece: Piece, names: dict[int, str], *, on_path: bool) -> Row:
+    one, cost, runs = piece.instruction, piece.cost, piece.cost.runs
+    low, high = level.low.exposed[index], level.high.exposed[index]
+    return Row(
+        computation=cost.computation,
+        name=one.name,
+        opcode=one.opcode,
+        what=piece.what,
+        where=where_of(one),
+        once=piece.time,
+        runs=runs,
+        runs_exact=cost.runs_exact,
+        bound=piece.bound,
+        known=piece.known,
+        stream=names.get(piece.stream, "other"),
+        exposed=Range(low=min(low, high) * runs, high=max(low, high) * runs),
+        on_path=on_path,
+        flops=cost.once.flops,
+        bytes=cost.once.bytes,
+        wire_bytes=cost.once.wire_bytes,
+        detail="" if piece.collective is None else piece.collective.algorithm,
+        blocks=piece.blocks,
+    )
+
+
+def _lower_bounds(cost: ModuleCost, rows: tuple[Row, ...]) -> Iterator[str]:
+    loops = [
+        row.instruction.name
+        for row in cost.rows
+        if row.place == "control" and row.instruction.opcode == "while" and row.instruction.trip_count is None
+    ]
+    if loops:
+        yield f"{_counted(loops, 'loop')} of unknown length, counted as one turn: {_some(loops)}"
+    calls = [row.name for row in rows if not row.known and row.what != "collective"]
+    if calls:
+        yield f"{_counted(calls, 'instruction')} with arithmetic that is not known: {_some(calls)}"
+    links = [row.name for row in rows if not row.known and row.what == "collective"]
+    if links:
+        yield f"{_counted(links, 'collective')} over links that are not known: {_some(links)}"
+
+
+def _counted(names: list[str], what: str) -> str:
+    return f"1 {what}" if len(names) == 1 else f"{len(names):,} {what}s"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
+
+
+def _spans(top: Level, names: dict[int, str]) -> tuple[tuple[StreamSpan, ...], int]:
+    """The schedule of the entry at the high end; a loop is one stretch."""
+    found = []
+    for index, piece in enumerate(top.pieces):
+        start, end = top.high.starts[index], top.high.ends[index]
+        if end > start:
+            repeats = max((count for _, count in piece.inside), default=1)
+            found.append(
+                StreamSpan(
+                    stream=names.get(piece.stream, "other"),
+                    kind=piece.kind,
+                    start=start,
+                    end=end,
+                    label=piece.instruction.name,
+                    repeats=repeats,
+                )
+            )
+    kept = sorted(sorted(found, key=lambda one: one.start - one.end)[:MOST_SPANS], key=lambda one: one.start)
+    return tuple(kept), len(found) - len(kept)
