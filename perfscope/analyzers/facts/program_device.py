@@ -40,6 +40,8 @@ def program_device(trace: Trace) -> ProgramDevice | None:
         found = [find_device(name) for name in names]
         one = found[0] if all(other is found[0] for other in found) else None
         return None if one is None else ProgramDevice(device=one, recorded=True)
+    if trace.target is not None:
+        return ProgramDevice(device=trace.target.device, recorded=False, given=True)
     platform = program_platform(trace)
     if platform is None or platform not in ASSUMED:
         return None
@@ -66,14 +68,17 @@ def judge_for(trace: Trace, device: Device) -> None:
 
     Asked before any fact of the trace is. Where the device does not count, a note of the source says why.
     """
-    trace.judged_device = device.name
     why = _unused(trace, device)
+    if trace.target is None:
+        trace.judged_device = device.name
     if why is not None:
         note = f"--device {device.name} is not used: {why}"
         trace.source = replace(trace.source, notes=(*trace.source.notes, note))
 
 
 def _unused(trace: Trace, device: Device) -> str | None:
+    if trace.target is not None:
+        return f"it was compiled for {trace.target.shown}; `perfscope compile --target` compiles it for another"
     if not trace.hlo:
         return "there is no compiled XLA program; everything else is measured, or judged for the device it ran on"
     recorded = sorted({trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""})

@@ -7,6 +7,7 @@ A reader's module has ``sniff(path, head) -> bool`` (``head``: the first bytes, 
 from __future__ import annotations
 
 READERS: dict[str, str] = {
+    "compiled": "perfscope.analyzers.readers.compiled",
     "flight_recorder": "perfscope.analyzers.readers.flight_recorder",
     "hlo_proto": "perfscope.analyzers.readers.hlo_proto",
     "hlo_text": "perfscope.analyzers.readers.hlo_text",

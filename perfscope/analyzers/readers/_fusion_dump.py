@@ -36,7 +36,7 @@ def _dump_of(path: Path) -> Path | None:
     """The dump whose name shares the longest beginning with that of the program."""
     parts = path.name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        for suffix in (SUFFIX, f"{SUFFIX}.gz"):
+        for suffix in (SUFFIX, f"{SUFFIX}.gz", f"{SUFFIX}.xz"):
             found = path.with_name(".".join(parts[:count]) + suffix)
             if found != path and found.is_file():
                 return found

@@ -64,7 +64,7 @@ class Compiler:
         return {
             "file": f"{PROGRAMS}/{file}",
             "name": name,
-            "function": program.name,
+            "function": program.function,
             "seconds_to_lower": round(lowering, 3),
             "seconds_to_compile": round(seconds, 3),
             "fingerprint": hashlib.sha256(text.encode()).hexdigest(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 LAST_LINES = 12
 """Of the traceback of a program that failed."""
+MOST_NAMES = 4
+"""Of operations outside of jit that a note names."""
 
 
 def compile_all(request: Request, said: Said) -> None:
@@ -46,7 +47,7 @@ def compile_all(request: Request, said: Said) -> None:
     said(
         "seen",
         programs=[_said_of(program, shorter) for program in programs],
-        notes=list(seen.notes),
+        notes=[*seen.notes, *_outside(seen.operations)],
         stopped=seen.stopped,
         failure=None if seen.failure is None else _failure(seen.failure),
     )
@@ -94,7 +95,9 @@ def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
 
 
 def _limits(request: Request) -> Any:
-    return request.limits
+    from perfscope.profiler.aot.jax_seen import Limits
+
+    return Limits(seconds=request.limits.seconds, until_exit=request.until_exit)
 
 
 def _versions() -> dict[str, str]:
@@ -117,10 +120,7 @@ def _said_of(program: Any, shorter: re.Pattern[str]) -> dict[str, Any]:
 def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
     """File and line of the function, the file as it stands in the program."""
     place = program.place
-    if place is None:
-        return None
-    file, line = (place.file, place.line) if hasattr(place, "file") else place
-    return {"file": shorter.sub("", str(file)), "line": int(line)}
+    return None if place is None else {"file": shorter.sub("", place.file), "line": place.line}
 
 
 def _is_wanted(program: Any, functions: Sequence[str], shorter: re.Pattern[str]) -> bool:
@@ -129,7 +129,7 @@ def _is_wanted(program: Any, functions: Sequence[str], shorter: re.Pattern[str])
         return True
     place = _place(program, shorter)
     file = Path(place["file"]) if place is not None else Path()
-    name = program.name.removeprefix("jit_").rpartition(".")[2]
+    name = program.function.rpartition(".")[2]
     for wanted in functions:
         home, _, function = wanted.rpartition(":" if ":" in wanted else ".")
         if function != name:
@@ -142,10 +142,21 @@ def _is_wanted(program: Any, functions: Sequence[str], shorter: re.Pattern[str])
     return False
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    lines = "".join(traceback.format_exception(error)).strip().splitlines()
-    code = error.code if isinstance(error, SystemExit) else None
-    return {"type": type(error).__name__, "text": _one_line(error), "lines": lines[-LAST_LINES:], "code": code}
+def _outside(operations: Sequence[Any]) -> list[str]:
+    """Operations that the program calls outside of jit: each is a launch of its own, and none is compiled here."""
+    calls = sum(one.calls for one in operations)
+    if not calls:
+        return []
+    worst = operations[0]
+    names = ", ".join(worst.names[:MOST_NAMES]) + (" ..." if len(worst.names) > MOST_NAMES else "")
+    where = "" if worst.place is None else f" at {worst.place}"
+    return [f"not covered: {calls:,} calls of operations outside of jit, most of them{where} ({names})"]
+
+
+def _failure(failure: Any) -> dict[str, Any]:
+    lines = str(failure.text).strip().splitlines()
+    where = "" if failure.place is None else f" ({failure.place})"
+    return {"text": f"{failure.kind}: {failure.message}{where}", "lines": lines[-LAST_LINES:]}
 
 
 def _one_line(error: BaseException) -> str:
