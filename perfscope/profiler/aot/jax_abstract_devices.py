@@ -1,0 +1,69 @@
+"""Devices that are not there: what jax answers a program that asks which it has."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from perfscope.profiler.aot import jax_abstract_compat as compat
+
+NAMES = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu",)}
+"""What a program may call a platform."""
+
+
+class Backend:
+    """Stands for jax's default backend: the target's devices, seen from the first of its processes."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._devices = list(devices)
+        self._client = devices[0].client
+        self.platform = str(devices[0].platform)
+
+    def devices(self) -> list[Any]:
+        """All devices."""
+        return list(self._devices)
+
+    def local_devices(self) -> list[Any]:
+        """Those of the first process."""
+        return [one for one in self._devices if one.process_index == 0]
+
+    def device_count(self) -> int:
+        """How many there are."""
+        return len(self._devices)
+
+    def local_device_count(self) -> int:
+        """How many the first process has."""
+        return len(self.local_devices())
+
+    def process_index(self) -> int:
+        """The first process."""
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@contextlib.contextmanager
+def answers(devices: Sequence[Any]) -> Iterator[None]:
+    """``jax.devices()`` and its like answer with ``devices`` inside; ``jax.devices("cpu")`` with the CPU, as ever."""
+    bridge = sys.modules["jax._src.xla_bridge"]
+    backend = Backend(devices)
+    names = NAMES.get(backend.platform, (backend.platform,))
+
+    def made(real: Any) -> Any:
+        def get_backend(platform: Any = None) -> Any:
+            if compat.is_real() or (platform is not None and platform not in names):
+                return real(platform)
+            return backend
+
+        get_backend.cache_clear = real.cache_clear  # type: ignore[attr-defined]
+        return get_backend
+
+    with compat.replaced(bridge, "get_backend", made):
+        bridge.local_devices.cache_clear()
+        try:
+            yield
+        finally:
+            bridge.local_devices.cache_clear()

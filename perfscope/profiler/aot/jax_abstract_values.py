@@ -1,0 +1,184 @@
+"""What can be known without data: small values that follow from what the program wrote down are computed on the CPU.
+
+Keys, schedules, counters and the like decide which way a program goes. They are small, and so is what leads to them:
+an operation is computed where its arguments are known, its results have at most `MOST_ELEMENTS` elements each, and
+everything inside it together at most `MOST_WORK`. Of a compiled function that part is computed that leads from known
+arguments to small results (the step counter of a training state), and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from perfscope.profiler.aot import jax_abstract_compat as compat
+from perfscope.profiler.aot.jax_abstract_array import AbstractArray
+
+MOST_ELEMENTS = 4096
+"""Of one array whose value is followed."""
+MOST_WORK = 1 << 20
+"""Elements written by all operations inside of one that is computed."""
+TRIPS = 1000
+"""Of a loop whose end is not known."""
+NEVER = frozenset(
+    (
+        "debug_callback", "debug_print", "io_callback", "pure_callback", "pallas_call", "shard_map", "ffi_call",
+        "custom_partitioning", "infeed", "outfeed", "core_map", "run_state", "mpmd_map",
+    )
+)  # fmt: skip
+"""Operations that are never computed: they call the program back, or need the device."""
+IDENTITIES = frozenset(("sharding_constraint", "reshard", "device_put", "copy", "copy_p", "layout_constraint", "stage"))
+"""Operations that move a value and leave it as it is."""
+
+
+def elements(aval: Any) -> int:
+    """How many elements a value has; what has no shape is none."""
+    return (
+        math.prod(getattr(aval, "shape", ()))
+        if all(isinstance(n, int) for n in getattr(aval, "shape", ()))
+        else 1 << 62
+    )
+
+
+def is_small(aval: Any) -> bool:
+    """Whether a value of this kind is followed."""
+    return hasattr(aval, "dtype") and elements(aval) <= MOST_ELEMENTS
+
+
+def known(value: Any) -> Any:
+    """The value of an argument for the CPU; ``None`` where nobody knows it, or it is large."""
+    if isinstance(value, AbstractArray):
+        return value._known
+    if isinstance(value, np.ndarray) and value.size > MOST_ELEMENTS:
+        return None
+    return value
+
+
+def made_up(value: Any) -> bool:
+    """Whether a value follows from some that nobody knows."""
+    return isinstance(value, AbstractArray) and value._made_up
+
+
+def zeros(aval: Any) -> Any:
+    """What stands for a small value that nobody knows: zeros on the CPU; ``None`` where there is no such thing."""
+    import jax
+
+    if not is_small(aval):
+        return None
+    try:
+        with compat.for_real():
+            return jax.device_put(np.zeros(aval.shape, aval.dtype))
+    except (TypeError, ValueError):  # keys, tokens
+        return None
+
+
+def computed(
+    primitive: Any, arguments: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]
+) -> list[Any] | None:
+    """Values of an operation outside of jit, on the CPU; ``None`` where they are not followed."""
+    if primitive.name in IDENTITIES:
+        return [known(one) for one in arguments]
+    values = [known(one) for one in arguments]
+    if (
+        any(value is None for value in values)
+        or primitive.name in NEVER
+        or not all(map(is_small, avals))
+        or any(True for _ in compat.get("jax._src.core", "jaxprs_in_params")(params))
+    ):
+        return None
+    try:
+        with compat.for_real():
+            found = primitive.bind(*values, **params)
+    except Exception:  # what the CPU cannot do (a sharding of the target's devices), is not known
+        return None
+    return list(found) if primitive.multiple_results else [found]
+
+
+def work_of(jaxpr: Any) -> float:
+    """Elements that running a jaxpr writes; infinite where it does something that is never computed."""
+    core = "jax._src.core"
+    total: float = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in NEVER or equation.effects:
+            return math.inf
+        inner = sum(work_of(one) for one in compat.get(core, "jaxprs_in_params")(equation.params))
+        trips = {"while": TRIPS, "scan": equation.params.get("length", 1)}.get(equation.primitive.name, 1)
+        total += inner * trips + sum(elements(v.aval) if hasattr(v.aval, "shape") else 1 for v in equation.outvars)
+        if total > MOST_WORK:
+            return math.inf
+    return total
+
+
+Part = tuple[tuple[int, ...], tuple[int, ...], Callable[..., Any]]
+"""Places of the arguments and of the results of what is computed of a function, and the function that does it."""
+
+_parts: weakref.WeakKeyDictionary[Any, dict[tuple[bool, ...], Part | None]] = weakref.WeakKeyDictionary()
+
+
+def part_of(closed: Any, knows: tuple[bool, ...]) -> Part | None:
+    """What of a compiled function leads from the arguments that are known to small results; ``None``: nothing."""
+    found = _parts.setdefault(closed, {})
+    if knows not in found:
+        try:
+            found[knows] = _part(closed, knows)
+        except Exception:  # a function that cannot be taken apart is followed no further
+            found[knows] = None
+    return found[knows]
+
+
+def _part(closed: Any, knows: tuple[bool, ...]) -> Part | None:
+    import jax
+
+    core, partial = "jax._src.core", "jax._src.interpreters.partial_eval"
+    if not any(is_small(aval) for aval in closed.out_avals):
+        return None
+    if any(isinstance(one, AbstractArray) and one._known is None for one in closed.consts):
+        return None
+    with compat.for_real():
+        if all(knows):
+            jaxpr, consts = closed.jaxpr, closed.consts
+            results = [at for at, aval in enumerate(closed.out_avals) if is_small(aval)]
+            outputs = [at in set(results) for at in range(len(closed.out_avals))]
+        else:
+            part, unknown, _ = compat.get(partial, "partial_eval_jaxpr_nounits")(
+                closed, [not one for one in knows], instantiate=False
+            )
+            jaxpr, consts = part.jaxpr, part.consts
+            certain = [at for at, one in enumerate(unknown) if not one]
+            results = [at for at in certain if is_small(closed.out_avals[at])]
+            outputs = [at in set(results) for at in certain] + [False] * (len(part.out_avals) - len(certain))
+        if not results:
+            return None
+        less, used = compat.get(partial, "dce_jaxpr")(jaxpr, outputs)
+        if less.effects or work_of(less) == math.inf:
+            return None
+        given = [at for at, one in enumerate(knows) if one]
+        arguments = tuple(at for at, one in zip(given, used, strict=True) if one)
+        whole = compat.get(core, "ClosedJaxpr")(less, [known(one) for one in consts])
+        function = jax.jit(compat.get(core, "jaxpr_as_fun")(whole))
+    return arguments, tuple(results), function
+
+
+def results_of(closed: Any, arguments: Sequence[Any], *, from_made_up: bool) -> dict[int, tuple[Any, bool]]:
+    """Values of the small results of a compiled function that can be had, by place, and whether they are made up.
+
+    ``from_made_up``: also where they follow from values that are made up.
+    """
+    values = [known(one) for one in arguments]
+    if not from_made_up:
+        values = [None if made_up(one) else value for one, value in zip(arguments, values, strict=True)]
+    part = part_of(closed, tuple(value is not None for value in values))
+    if part is None:
+        return {}
+    places, results, function = part
+    try:
+        with compat.for_real():
+            found = function(*(values[at] for at in places))
+    except Exception:  # see `computed`
+        return {}
+    doubtful = any(made_up(arguments[at]) for at in places)
+    return {at: (value, doubtful) for at, value in zip(results, found, strict=True)}

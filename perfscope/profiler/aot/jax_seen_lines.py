@@ -1,0 +1,73 @@
+"""Lines of the user's code: which one is running, and how a file is named."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.profiler.aot import jax_abstract_compat as compat
+
+_WORKLOADS = "/perfscope/workloads/"
+_SITE = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Line:
+    """A line of a file, relative to the folder the program was started in where it lies below it."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Folders of what the user did not write."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{one}/" for one in sorted(found))
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own."""
+    if _WORKLOADS in file:
+        return True
+    if file.startswith("<") or file.startswith(compat.package_folders()) or file.startswith(_libraries()):
+        return False
+    return not any(part in file for part in _SITE)
+
+
+@functools.cache
+def shown_file(file: str) -> str:
+    """The name of a file without folders of this machine: below the working directory, below a library's, or its own."""
+    for part in _SITE:
+        if part in file:
+            return file.rpartition(part)[2]
+    try:
+        return Path(file).relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        pass
+    for folder in _libraries():
+        if file.startswith(folder):
+            return file[len(folder) :]
+    return os.path.basename(file)
+
+
+def line_of_user() -> Line | None:
+    """The innermost line of the user's own code that runs now, else that of the innermost library outside jax."""
+    frame, library = sys._getframe(1), None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return Line(file=shown_file(file), line=frame.f_lineno)
+        if library is None and not file.startswith(("<", *compat.package_folders())):
+            library = Line(file=shown_file(file), line=frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return library

@@ -1,0 +1,128 @@
+"""One program that jax would compile: what it is called with, and its lowering for the target."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from perfscope.profiler.aot import jax_abstract_compat as compat
+from perfscope.profiler.aot.jax_abstract_devices import answers
+from perfscope.profiler.aot.jax_abstract_places import results_at
+from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
+
+
+class SeenProgram:
+    """A function with the shapes, shardings and static arguments that it was called with."""
+
+    def __init__(
+        self, params: dict[str, Any], types: Sequence[Any], devices: Sequence[Any], place: Line | None
+    ) -> None:
+        """``params``, ``types``: what jax knows of the call; ``devices``: the target's; ``place``: who called it first."""
+        self._params, self._types, self._devices = params, tuple(types), devices
+        info = params["jaxpr"].jaxpr.debug_info
+        self.name = f"jit_{params['name']}"
+        """As the compiled module is called, but for characters that XLA replaces."""
+        self.function = str(params["name"])
+        own = info.func_filename
+        self.place = Line(file=shown_file(own), line=info.func_lineno) if own and is_users(own) else place
+        """Where the function is written, else where it was called first."""
+        self.called_at = place
+        """Where it was called first."""
+        self.calls = 0
+        self.traces = 0
+        """How often jax had to trace it: more than once is work in every run for the same program."""
+        self.guessed = results_at(params, types).guessed
+        """How many results lie where the compiler puts them."""
+        self._held: list[Any] = []
+        self._lowered: Any = None
+        self._problem: Exception | None = None
+        try:
+            self._lowered = self._lower()
+        except Exception as error:  # jax says why when the lowering is asked for
+            self._problem = error
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Abstract values of the arguments, in the order of the leaves."""
+        return tuple(one.aval for one in self._types)
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """``state.weights['head_DV']``, as jax names them in the program."""
+        closed = self._params["jaxpr"]
+        return tuple(closed.jaxpr.debug_info.safe_arg_names(len(closed.in_avals)))
+
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """Where each argument lies; ``None``: nobody said."""
+        return tuple(one.sharding if one.committed else None for one in self._types)
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Whether each argument may be overwritten."""
+        return tuple(self._params["donated_invars"])
+
+    @property
+    def mesh(self) -> dict[str, int] | None:
+        """Axes of its mesh and how many devices are along each."""
+        from jax.sharding import NamedSharding
+
+        for one in (*self._params["in_shardings"], *self._params["out_shardings"], *self.shardings):
+            if isinstance(one, NamedSharding) and not one.mesh.empty:
+                return dict(one.mesh.shape)
+        context = self._params["ctx_mesh"]
+        return None if context is None or context.empty else dict(context.shape)
+
+    def hold(self, params: dict[str, Any]) -> None:
+        """Keep a jaxpr alive whose identity stands for this program."""
+        if params["jaxpr"] is not self._params["jaxpr"] and all(one is not params["jaxpr"] for one in self._held):
+            self._held.append(params["jaxpr"])
+
+    def lower(self) -> Any:
+        """``jax.stages.Lowered`` for the target's devices, as a call of the function makes it.
+
+        It was made at the first call, where the lines and the settings of a real run are. Raises what jax raises of a
+        program that cannot be lowered for these devices.
+        """
+        if self._problem is not None:
+            raise self._problem
+        return self._lowered
+
+    def _lower(self) -> Any:
+        from jax import tree_util
+
+        stages = "jax._src.stages"
+        with answers(self._devices):
+            computation = compat.get("jax._src.pjit", "_resolve_and_lower")(
+                self._types,
+                **self._params,
+                lowering_platforms=None,
+                lowering_parameters=compat.get("jax._src.interpreters.mlir", "LoweringParameters")(),
+                pgle_profiler=None,
+            )
+        closed = self._params["jaxpr"]
+        arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
+        donated = tuple(at for at, one in enumerate(self._params["donated_invars"]) if one)
+        info = compat.get(stages, "make_args_info")(arguments, closed.in_avals, donated)
+        results = tree_util.tree_structure(tuple(range(len(closed.out_avals))))
+        return compat.get(stages, "Lowered")(computation, info, results)
+
+
+def key_of(params: dict[str, Any], types: Sequence[Any]) -> Any:
+    """What tells programs apart: the operations, arguments and where they lie; not the lines they are written in."""
+    return (
+        params["name"],
+        _text_key(params["jaxpr"]),
+        tuple(types),
+        params["in_shardings"],
+        params["out_shardings"],
+        params["in_layouts"],
+        params["out_layouts"],
+        params["donated_invars"],
+    )
+
+
+def _text_key(closed: Any) -> str:
+    text = str(closed)
+    return hashlib.sha256(text.encode()).hexdigest()
