@@ -57,7 +57,7 @@ def parse_target(text: str, memory: str | None = None) -> Target:
 
 def named_target(asked: str) -> Target:
     """The target of a name, with a number of devices or a topology behind it."""
-    if not asked or len(asked) > LONGEST:
+    if not asked or len(asked) > LONGEST or not asked.isprintable():
         raise AskedWronglyError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
     tight = re.sub(r"\s+", "", asked.lower())
     return _tpu(asked, tight) or _gpu(asked) or _refuse(asked)

@@ -1,0 +1,71 @@
+"""XLA's target configs from plain numbers: held to XLA's own of an H100, and compiled with where the plugin is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.hardware import DEVICES
+from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.profiler.aot.target_config import GENERATIONS, gpu_target_config
+from perfscope.profiler.errors import AskedWronglyError
+
+FIXTURE = Path(__file__).parents[3] / "fixtures" / "h100.txtpb"
+
+
+def _config(name: str, memory: str | None = None) -> str:
+    target = parse_target(name, memory)
+    device = target.device
+    assert target.memory_bytes is not None
+    return gpu_target_config(
+        name=device.name, architecture=device.architecture or "", cores=device.cores or 0,
+        clock_hz=device.clock_hz or 0, memory_bandwidth=device.memory_bandwidth,
+        memory_bytes=target.memory_bytes, l2_bytes=device.l2_bytes or 0,
+    )  # fmt: skip
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+): (\S+)", text))
+
+
+def test_an_h100_is_the_one_that_xla_describes() -> None:
+    ours, xlas = _fields(_config("h100")), _fields(FIXTURE.read_text())
+    assert set(ours) == set(xlas)
+    assert float(ours.pop("memory_bandwidth")) == pytest.approx(float(xlas.pop("memory_bandwidth")), rel=1e-3)
+    for shown in ("name", "device_description_str"):
+        del ours[shown], xlas[shown]
+    assert ours == xlas
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("a100", "{ major: 8 minor: 0 feature_extension: NONE }"),
+        ("a10", "{ major: 8 minor: 6 feature_extension: NONE }"),
+        ("l4", "{ major: 8 minor: 9 feature_extension: NONE }"),
+        ("h200", "{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }"),
+        ("b200", "{ major: 10 minor: 0 feature_extension: ACCELERATED_FEATURES }"),
+        ("mi300x", '{ gcn_arch_name: "gfx942:sramecc+:xnack-" }'),
+    ],
+)
+def test_capabilities(name: str, capability: str) -> None:
+    assert f"compute_capability {capability}" in _config(name)
+
+
+def test_memory_of_ones_own_is_planned_for() -> None:
+    assert f"device_memory_size: {40 << 30}\n" in _config("h100", "40GiB")
+
+
+def test_every_gpu_has_limits() -> None:
+    for device in DEVICES:
+        assert device.architecture is None or device.architecture in GENERATIONS, device.name
+
+
+def test_an_unknown_architecture_and_a_hostile_name() -> None:
+    numbers = {"cores": 1, "clock_hz": 10**9, "memory_bandwidth": 1, "memory_bytes": 1, "l2_bytes": 1}
+    with pytest.raises(AskedWronglyError, match="no limits of sm_999 are known"):
+        gpu_target_config(name="x", architecture="sm_999", **numbers)
+    text = gpu_target_config(name='x" } evil: "\n\\', architecture="sm_80", **numbers)
+    assert 'device_description_str: "x } evil: "\n' in text
