@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {
     "baseline": "perfscope.commands.baseline:baseline",
     "comment": "perfscope.commands.comment:comment",
     "compare": "perfscope.commands.compare:compare",
+    "compile": "perfscope.commands.compile:compile_",
     "doctor": "perfscope.commands.doctor:doctor",
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",

@@ -46,13 +46,13 @@ def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbo
 
 
 def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    yield _line("perfscope: ", summary.headline, style="bold")
-    yield from (_line("  ", fact) for fact in summary.facts)
+    yield line_of("perfscope: ", summary.headline, style="bold")
+    yield from (line_of("  ", fact) for fact in summary.facts)
     if summary.devices:
         yield ""
         yield _device_table(summary.devices)
     yield ""
-    yield from _findings(summary, width, verbose=verbose)
+    yield from findings_part(summary, width, verbose=verbose)
     if summary.programs is not None:
         yield from programs_section(summary.programs, width, verbose=verbose)
     if summary.compile is not None:
@@ -61,16 +61,17 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield from collectives_section(summary.collectives, width, verbose=verbose)
     if summary.memory is not None:
         yield from memory_section(summary.memory, width, verbose=verbose)
-    yield from _not_flagged(summary)
-    yield from (_line("  ", remark) for remark in summary.remarks)
+    yield from not_flagged(summary)
+    yield from (line_of("  ", remark) for remark in summary.remarks)
     if verbose:
         yield from (part for row in summary.findings for part in _detail(row))
     elif summary.findings:
         yield ""
-        yield _line("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
+        yield line_of("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
 
 
-def _findings(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """The findings, costliest first, or that there are none. Ends with an empty line."""
     rows = summary.findings if verbose else summary.findings[:MOST_FINDINGS]
     if rows:
         yield _finding_table(rows, width)
@@ -114,17 +115,18 @@ def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def _not_flagged(summary: Summary) -> Iterator[RenderableType]:
+def not_flagged(summary: Summary) -> Iterator[RenderableType]:
+    """Which rules found nothing, and which could not look."""
     if summary.clean:
-        yield _line("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
+        yield line_of("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
     blind = [f"{', '.join(rules)} ({reason})" for reason, rules in summary.abstained]
     if len(blind) == 1:
-        yield _line("  could not look: ", blind[0])
+        yield line_of("  could not look: ", blind[0])
     elif blind:
         yield "  could not look:"
-        yield from (_line("    ", text) for text in blind)
+        yield from (line_of("    ", text) for text in blind)
     for rule, reason in summary.partly:
-        yield _line("  looked at a part: ", f"{rule} ({reason})")
+        yield line_of("  looked at a part: ", f"{rule} ({reason})")
 
 
 def _detail(row: FindingRow) -> Iterator[RenderableType]:
@@ -135,7 +137,7 @@ def _detail(row: FindingRow) -> Iterator[RenderableType]:
     if row.bytes:
         known.append(f"moves {row.bytes}")
     if known:
-        yield _line("    ", ", ".join(known))
+        yield line_of("    ", ", ".join(known))
     if row.evidence:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for key, value in row.evidence[0].items():
@@ -147,10 +149,10 @@ def _detail(row: FindingRow) -> Iterator[RenderableType]:
         if row.evidence_left:
             yield f"    and {row.evidence_left} more rows in the JSON report"
     for line in row.advice.splitlines():
-        yield _line("    ", line)
+        yield line_of("    ", line)
 
 
-def _line(lead: str, text: str, style: str = "") -> RenderableType:
+def line_of(lead: str, text: str, style: str = "") -> RenderableType:
     """A paragraph that hangs below its lead word."""
     table = Table.grid(padding=0)
     table.add_column(no_wrap=True)

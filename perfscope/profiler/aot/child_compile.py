@@ -18,6 +18,8 @@ from perfscope.profiler.errors import DataError
 MOST_NAME = 80
 """Characters of a program's name in the name of its file."""
 
+MOST_NAMED = 4
+"""Files that an error names."""
 KEPT = {
     "before_optimizations.hlo.pb": "before_optimizations.hlo.pb",
     "priority_fusion_dump.txt": "priority_fusion_dump.txt",
@@ -110,7 +112,10 @@ class Compiler:
             found = [one for one in files if one.name.endswith(ending)]
             if found:
                 return max(found, key=lambda one: one.stat().st_size)
-        raise DataError("XLA wrote no compiled program: its dump is empty")
+        if any(".cpu_after_optimizations" in one.name for one in files):
+            raise DataError("the program puts it on the CPU of its host and not on a device of the target")
+        held = ", ".join(one.name for one in files[:MOST_NAMED]) or "nothing"
+        raise DataError(f"XLA did not write the compiled program, but {held}")
 
     def _write(self, source: Path, name: str) -> None:
         draft = self._folder / f".{name}.part"

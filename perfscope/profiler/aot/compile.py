@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from perfscope.profiler import store
-from perfscope.profiler.aot import compiled_file, request as requests
+from perfscope.profiler.aot import compiled_file
+from perfscope.profiler.aot import request as requests
 from perfscope.profiler.aot.compiled_file import Compiled, CompiledProgram, NotCompiled, Place, TargetSaid
 from perfscope.profiler.aot.request import Request
 from perfscope.profiler.aot.watch import Ended, watch
@@ -255,7 +256,7 @@ def _nothing(book: _Book, manifest: Compiled, stopped: str | None, directory: Pa
 
 def _last_word(tail: tuple[str, ...]) -> str:
     """The line in which XLA or libtpu says what it died of, else the last one."""
-    fatal = [line for line in tail if line.startswith("F") and "]" in line or "Check failed" in line]
+    fatal = [line for line in tail if (line.startswith("F") and "]" in line) or "Check failed" in line]
     line = (fatal or list(tail) or [""])[-1]
     return line.partition("] ")[2][:300] or line[:300]
 

@@ -1,0 +1,221 @@
+"""``perfscope compile``: what XLA or torch.compile would make of a program on a machine that is not here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.analyze import SEVERITIES, gate
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.run import TARGET, RunCommand
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
+from perfscope.profiler.store import RUNS_FOLDER
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hardware.target import Target
+    from perfscope.profiler.aot.request import Framework, Request
+
+DEFAULT_TARGET = "h100"
+DEFAULT_LIMIT_S = 900.0
+FRAMEWORKS = ("auto", "jax", "torch")
+
+
+class CompileCommand(RunCommand):
+    """As of `run`, without commands of any kind: it must be Python."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line names the two ways to say what to compile."""
+        return ["[OPTIONS]", "script.py ARGS... | -m module ARGS..."]
+
+
+@click.command(
+    "compile",
+    cls=CompileCommand,
+    epilog="Exit code: 0 done, 1 a gate was not met, 2 asked wrongly, 4 nothing was compiled (also where the program "
+    "failed before it called anything that is), 125 there is no such program.",
+)
+@click.option(
+    "--target",
+    metavar="DEVICES",
+    default=DEFAULT_TARGET,
+    show_default=True,
+    help="For what: h100, h100x8, b200, mi300x, v5e:2x4 ... or a TOML file of your own.",
+)
+@click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
+@click.option(
+    "--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step, train.py:step."
+)
+@click.option("--until-exit", is_flag=True, help="Follow the program to its end, also when it only repeats itself.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LIMIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="For all of it; what is compiled by then is kept.",
+)
+@click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
+@click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON.")
+@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RUNS_FOLDER,
+    show_default=True,
+    help="Folder that keeps the run directories.",
+)
+@click.option("--name", help="Name of the run; the script's if not given.")
+@quiet_option
+@verbose_option
+@click.pass_context
+def compile_(
+    context: click.Context,
+    *,
+    target: str,
+    memory: str | None,
+    framework: Any,
+    functions: tuple[str, ...],
+    until_exit: bool,
+    limit: float,
+    host_memory: str | None,
+    keep_ptx: bool,
+    json_file: str | None,
+    fail_on: str | None,
+    output: Path,
+    name: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compile a JAX or PyTorch program for a machine that is not here, and judge what the compiler makes of it.
+
+    Options before the program are perfscope's, everything behind it is the program's. It runs without data and without
+    devices, far enough to see what it compiles.
+    """
+    from perfscope.analyzers.hardware.target_text import parse_target
+
+    words, kind = context.meta[TARGET]
+    if not words or kind == "command":
+        raise AskedWronglyError("nothing to compile: give script.py or -m module")
+    resolved = parse_target(target, memory)
+    most = None if host_memory is None else _bytes(host_memory)
+    worst = DONE
+    for one in _frameworks(framework, words, module=kind == "module"):
+        request = request_of(
+            words, module=kind == "module", framework=one, target=resolved, functions=functions, until_exit=until_exit,
+            seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
+        )  # fmt: skip
+        folder = compiled_in(request, output, name, quiet=quiet)
+        worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
+    return worst
+
+
+def request_of(
+    words: tuple[str, ...],
+    *,
+    module: bool,
+    framework: Framework,
+    target: Target,
+    functions: tuple[str, ...] = (),
+    until_exit: bool = False,
+    seconds: float = DEFAULT_LIMIT_S,
+    memory_bytes: int | None = None,
+    keep_ptx: bool = False,
+) -> Request:
+    """What `compile_program` is asked, with the target as plain data."""
+    from perfscope.commands.compile_target import target_request
+    from perfscope.profiler.aot.request import Limits, Request
+    from perfscope.profiler.aot.watch import most_memory
+
+    return Request(
+        framework=framework,
+        arguments=words,
+        module=module,
+        target=target_request(target, configured=framework == "jax"),
+        limits=Limits(seconds=seconds, memory_bytes=memory_bytes or most_memory()),
+        functions=functions,
+        until_exit=until_exit,
+        keep_ptx=keep_ptx,
+    )
+
+
+def compiled_in(request: Request, output: Path, name: str | None, *, quiet: bool) -> Path:
+    """The run folder; while it is made a line on a terminal says what goes on."""
+    from perfscope.dashboards.shown import shown
+    from perfscope.profiler.aot.compile import NothingCompiledError, compile_program
+
+    progress = _Progress(quiet=quiet)
+    try:
+        return compile_program(request, root=output, name=name, progress=progress)
+    except NothingCompiledError as error:
+        progress.clear()
+        for line in error.lines:
+            print(f"  {shown(line)}", file=sys.stderr)
+        raise
+    finally:
+        progress.clear()
+
+
+class _Progress:
+    """One line that is written over, on a terminal only."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._on = not quiet and sys.stderr.isatty()
+        self._began = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self._on:
+            from perfscope.dashboards.shown import shown
+
+            said = f"perfscope: {shown(text)[:60]} ({time.monotonic() - self._began:.0f} s)"
+            print(f"\r\x1b[2K{said}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Leave the terminal's line empty."""
+        if self._on:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
+    from perfscope.profiler.aot.frameworks import frameworks_of
+
+    found = frameworks_of(words, module=module)
+    if asked == "jax" or asked == "torch":
+        return (asked,)
+    if not found:
+        raise AskedWronglyError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
+    return found
+
+
+def _bytes(text: str) -> int:
+    from perfscope.analyzers.hardware.bytes_text import read_bytes_text
+
+    return read_bytes_text(text, "--host-memory")
+
+
+def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: bool, verbose: bool) -> int:
+    """Analyze the folder, write its reports into it, print the page."""
+    from perfscope.analyzers.scale.judge import judge_paths
+    from perfscope.commands.terminal import color_wanted, width_of
+    from perfscope.dashboards.reports import render, write
+    from perfscope.dashboards.reports.compiled_text import compiled_page
+    from perfscope.profiler.aot import compiled_file
+
+    judged = judge_paths([folder])
+    for form in ("html", "json"):
+        write(folder / f"report.{form}", render(judged.analysis, form))
+    if json_file is not None:
+        write(json_file, render(judged.analysis, "json"))
+    if not quiet:
+        page = compiled_page(
+            compiled_file.load(folder), judged.loaded.traces[0], judged.analysis, str(folder),
+            width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose,
+        )  # fmt: skip
+        click.echo(page, nl=False, color=True)
+    return GATE_NOT_MET if fail_on is not None and gate(judged.analysis, fail_on) else DONE
