@@ -17,28 +17,35 @@ LABEL_CHARS = 60
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page; ``rule`` in the address shows those of one rule."""
-    rule = asked.parameters.get("rule", "")
-    rows = [row for row in view["findings"] if not rule or row["rule"] == rule]
-    some = rule and len(rows) < len(view["findings"])
-    everything = [html.P([f"Of {rule} alone. ", dcc.Link("all findings", href=asked.link("findings"))])] if some else []
+    """The page; ``rule`` in the address shows those of one rule, ``at`` the one of that number."""
+    rule, at = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
+    numbered = list(enumerate(view["findings"]))
+    rows = [(place, row) for place, row in numbered if (not rule or row["rule"] == rule) and at in ("", str(place))]
+    some = (rule or at) and len(rows) < len(numbered)
+    what = f"Of {rule} alone. " if rule else "One of several. "
+    everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
     nothing = [html.P("No findings.", className="ps-card")] if not rows else []
     left = [html.P(f"{view['left']:,} more are left out; the JSON report holds all.")] if view["left"] else []
     return [
         html.H1(TITLE, className="ps-title"),
         *everything,
         *nothing,
-        *(_finding(asked, row) for row in rows),
+        *(_finding(asked, place, row, opened=bool(at)) for place, row in rows),
         *left,
         Fragment(html=view["after"]),
     ]
 
 
-def _finding(asked: Asked, row: dict[str, Any]) -> Any:
+def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> Any:
     links: list[Any] = []
+    for piece in row["at"]:
+        href = asked.link("timeline", mark=piece["mark"], finding=str(place))
+        links += [html.A(piece["said"], href=href), " · "]
     for name in row["find"]:
         label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
         href = asked.link("timeline", find=f"^{re.escape(name)}$")
         links += [html.A(html.Code(label), href=href), " "]
+    links = links[:-1] if row["at"] and not row["find"] else links
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
-    return html.Div([Fragment(html=row["html"]), *shown], className="ps-finding")
+    card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
+    return html.Div([Fragment(html=card), *shown], className="ps-finding")

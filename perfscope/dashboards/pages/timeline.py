@@ -19,9 +19,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not any(one["events"] for one in view["traces"]):
         nothing = "There are no events with a time in it: compiled programs and snapshots have none."
         return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card")]
-    at = {key: asked.parameters[key] for key in ("t0", "t1", "sel", "trace", "find") if key in asked.parameters}
+    at = {
+        key: asked.parameters[key]
+        for key in ("t0", "t1", "sel", "trace", "find", "mark", "finding")
+        if key in asked.parameters
+    }
     url = f"{asked.base_path}api/timeline/{asked.item.key}/"
     return [
         html.H1(TITLE, className="ps-title ps-hidden"),
-        Timeline(id="timeline", url=url, at=at),
+        Timeline(id="timeline", url=url, at=at, findings=asked.link("findings")),
     ]

@@ -94,6 +94,18 @@ def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
 
 
+def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """The event of a lane (``trace``, ``lane``) that holds the moment ``t``, else the nearest one in time."""
+    index, moment = _index(folder, asked), _number(asked, "t", -MOST_SPAN, MOST_SPAN)
+    held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
+    if held.start == held.stop:
+        raise AskedWronglyError("lane: nothing is in it")
+    at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
+    beside = [one for one in (at, at + 1) if held.start <= one < held.stop]
+    found = min(beside, key=lambda one: max(int(index.start[one]) - moment, moment - int(index.end[one]), 0))
+    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
+
+
 def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """Of names (``names=3,17``, found by the page): events, their time, and the first one from ``t0`` on."""
     index = _index(folder, asked)
@@ -147,6 +159,7 @@ LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
     "event": event_of,
     "matches": matches_of,
     "names": names_of,
+    "near": near_of,
     "next": next_of,
     "selection": selection_of,
 }

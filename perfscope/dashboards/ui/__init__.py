@@ -13,6 +13,8 @@ SCRIPTS = (
     "timeline_wire.js",
     "timeline_draw.js",
     "timeline_picture.js",
+    "timeline_findings.js",
+    "timeline_walk.js",
     "timeline_input.js",
     "timeline_panel.js",
     "timeline.js",
@@ -77,15 +79,16 @@ class Timeline(Component):
     """The timeline of an item on a canvas.
 
     ``url``: where its tiles are. ``at``: ``{"t0", "t1", "sel", ...}``, the parameters of the address to begin with.
+    ``findings``: the address of the page of findings.
     """
 
     _children_props: list[str] = []  # noqa: RUF012
     _base_nodes = ["children"]  # noqa: RUF012
     _namespace = "perfscope_ui"
     _type = "Timeline"
-    _prop_names = ["id", "url", "at"]  # noqa: RUF012
+    _prop_names = ["id", "url", "at", "findings"]  # noqa: RUF012
     _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
-    available_properties = ["id", "url", "at"]  # noqa: RUF012
+    available_properties = ["id", "url", "at", "findings"]  # noqa: RUF012
     available_wildcard_properties: list[str] = []  # noqa: RUF012
 
     def __init__(self, url: str = "", **others: Any) -> None:

@@ -16,11 +16,13 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.tiles = new Map();
       this.coarse = new Map();
       this.counters = new Map();
-      this.open = new Set(props.at && props.at.trace ? [`t${props.at.trace}`] : []);
+      const at = props.at || {};
+      this.open = new Set([at.trace, (at.mark || "").split(":")[0]].filter(Boolean).map((number) => `t${number}`));
       this.closed = new Set();
       this.scroll = 0;
       this.pointer = null;
       this.selected = null;
+      this.chosen = null;
       this.area = null;
       this.matches = null;
       this.listeners = [];
@@ -60,12 +62,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       const at = this.props.at || {};
       this.view = { t0: Number(at.t0), t1: Number(at.t1) };
       if (!(at.t0 && at.t1 && this.view.t1 > this.view.t0)) this.view = { ...this.whole };
+      this.spread();
       this.lay();
       this.listen();
       this.join();
       this.resize();
       for (const trace of this.traces) this.wire.load_names(trace).then(() => this.paint());
       if (at.sel && at.trace) this.select(this.traces.find((one) => String(one.trace) === at.trace) || this.traces[0], Number(at.sel));
+      else if (at.mark) this.marked(at.mark, at.finding);
       if (at.find) { this.find.value = at.find; this.search(); }
     }
 
@@ -88,8 +92,10 @@ window.perfscope_ui = window.perfscope_ui || {};
         const many = this.traces.length > 8 && trace !== this.traces[0];
         if (this.traces.length > 1 && (many ? !this.open.has(key) : this.closed.has(key))) continue;
         for (const counter of trace.counters) push({ kind: "counter", trace, counter, label: counter.label }, draw.COUNTER);
-        let group = null, line = null, depths = 0;
+        let group = null, line = null, depths = 0, found = false;
+        const findings = () => { if (!found) this.finding_rows(trace, key, push); found = true; };
         trace.lanes.forEach((lane, at) => {
+          if (lane.group) findings();
           if (lane.group !== group && lane.group) push({ kind: "group", label: lane.group }, draw.HEAD);
           if (lane.group !== group || lane.label !== line) depths = trace.lanes.filter((one) => one.group === lane.group && one.label === lane.label).length;
           group = lane.group;
@@ -99,6 +105,7 @@ window.perfscope_ui = window.perfscope_ui || {};
           const word = lane.depth ? "" : lane.label + (folds ? (this.open.has(own) ? " ▾" : ` ▸ ${depths}`) : "");
           push({ kind: "lane", trace, lane: at, label: word, key: folds ? own : null }, draw.ROW);
         });
+        findings();
       }
       this.height = y;
     }
@@ -230,7 +237,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  Object.assign(View.prototype, ui.timeline_picture, ui.timeline_input, ui.timeline_panel);
+  Object.assign(View.prototype, ui.timeline_picture, ui.timeline_findings, ui.timeline_walk, ui.timeline_input, ui.timeline_panel);
 
   ui.Timeline = ui.wire.mounted(View, "url", "ps-timeline");
 })(window.perfscope_ui);

@@ -18,6 +18,26 @@ window.perfscope_ui = window.perfscope_ui || {};
       : { name: "light", ground: "#ffffff", band: "#f7f8fa", ink: "#17202b", soft: "#5c6775", line: "#dfe3e8", label: "#ffffff", head: "#eef1f5", mark: "#b45309" };
   }
 
+  // By severity of a finding; its row's sign tells it without colour.
+  const FOUND = { light: { high: "#b3261e", medium: "#a85b00", low: "#3b5bbf" }, dark: { high: "#ff8a80", medium: "#f5b453", low: "#9db7ff" } };
+
+  // The marks of one finding: never narrower than can be seen.
+  function finding(context, look, one, view, width, y) {
+    const inner = width - GUTTER, to_x = (ns) => GUTTER + ((ns - view.t0) / (view.t1 - view.t0)) * inner;
+    const color = FOUND[look.name][one.finding.severity];
+    for (const span of one.spans) {
+      const from = to_x(span.start), x0 = Math.max(GUTTER, from), x1 = Math.min(width, Math.max(to_x(span.start + span.ns), from + 3));
+      if (x1 <= x0) continue;
+      context.fillStyle = color;
+      context.fillRect(x0, y + 2, x1 - x0, ROW - 5);
+      if (x1 - x0 > 90) {
+        const room = Math.floor((x1 - x0 - 6) / 6.1), title = one.finding.title;
+        context.fillStyle = text_on(color);
+        context.fillText(title.length > room ? `${title.slice(0, room - 1)}…` : title, x0 + 4, y + ROW / 2);
+      }
+    }
+  }
+
   function text_on(color) {
     const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
     return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10151b" : "#ffffff";
@@ -118,5 +138,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     return null;
   }
 
-  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, COLORS, amount, counter, theme, text_on, ruler, tile, box_at };
+  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, COLORS, FOUND, amount, counter, finding, theme, text_on, ruler, tile, box_at };
 })(window.perfscope_ui);

@@ -10,7 +10,8 @@ window.perfscope_ui = window.perfscope_ui || {};
   const KEYS = [
     ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
     ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name"], ["click", "select an event"],
-    ["← / →", "the event before and behind; with Shift: of the same name"], ["f", "fit the selection, or everything"],
+    ["← / →", "the event before and behind; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
+    ["Home / End", "the first and the last event of the lane"], ["PageUp / PageDown", "up and down"], ["Enter", "of a finding: open it"], ["f", "fit the selection, or everything"],
     ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
@@ -97,9 +98,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (grip.moved) return;
       this.canvas.focus({ preventScroll: true });
       const row = this.rows.find((one) => { const y = one.y - this.scroll + draw.RULER; return grip.y >= y && grip.y < y + one.height; });
+      if (row && row.kind === "finding" && grip.y > draw.RULER && grip.x < draw.GUTTER) { this.go_finding({ trace: row.trace, one: row.one, at: row.one.first }); return; }
       if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || ["trace", "group"].includes(row.kind))) { this.fold(row); return; }
-      const hit = this.hit(grip.x, grip.y);
-      if (hit) this.select(hit.trace, hit.tile.box_event[hit.box]);
+      const found = row && row.kind === "finding" && this.finding_at(grip.x, grip.y), hit = this.hit(grip.x, grip.y);
+      if (found) this.choose(found);
+      else if (hit) this.select(hit.trace, hit.tile.box_event[hit.box]);
       else this.release();
     },
 
@@ -124,8 +127,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     hover(event) {
-      const hit = this.hit(event.offsetX, event.offsetY);
-      const sample = hit ? null : this.sample(event.offsetX, event.offsetY);
+      const hit = this.hit(event.offsetX, event.offsetY), found = hit ? null : this.finding_at(event.offsetX, event.offsetY);
+      const sample = hit ? null : found ? this.finding_words(found) : this.sample(event.offsetX, event.offsetY);
       this.tip.hidden = !hit && !sample;
       if (sample) { this.tip.textContent = sample; this.tell(event); }
       if (!hit) return;
@@ -167,8 +170,13 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (on_canvas) {
         does.ArrowLeft = () => this.step(-1, event.shiftKey);
         does.ArrowRight = () => this.step(1, event.shiftKey);
-        does.ArrowUp = () => { this.scroll -= 3 * draw.ROW; this.changed(); };
-        does.ArrowDown = () => { this.scroll += 3 * draw.ROW; this.changed(); };
+        does.ArrowUp = () => this.across(-1);
+        does.ArrowDown = () => this.across(1);
+        does.Home = () => this.to_end(-1);
+        does.End = () => this.to_end(1);
+        does.PageUp = () => { this.scroll -= this.shown / 2; this.changed(); };
+        does.PageDown = () => { this.scroll += this.shown / 2; this.changed(); };
+        if (this.chosen && this.props.findings) does.Enter = () => { window.location.href = this.finding_url(this.chosen.one); };
       }
       const act = does[event.key];
       if (!act) return;

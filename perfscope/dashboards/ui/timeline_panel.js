@@ -21,6 +21,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       try {
         const found = await this.wire.json("event", { trace: trace.trace, event });
         this.selected = { ...found, trace };
+        if (this.chosen) this.area = this.chosen = null;
       } catch (error) {
         this.status.textContent = error.message;
         return;
@@ -31,6 +32,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     release() {
       this.selected = null;
+      this.chosen = null;
       this.area = null;
       this.matches = null;
       this.find.value = "";
@@ -55,53 +57,28 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
       one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));
       this.panel.replaceChildren(element("h2", {}, one.text), list);
-      this.status.textContent = `${one.text}: ${format_ns(one.ns)}`;
+      this.status.textContent = `${one.text}: ${format_ns(one.ns)}, ${this.lane_words(trace, one.lane)}`;
     },
 
     // To an event: bring it into the picture where it is not, and select it.
     go(trace, other) {
-      const range = this.range_of({ ...other, trace });
-      if (range.t1 < this.view.t0 || range.t0 > this.view.t1) {
-        const span = Math.max(this.view.t1 - this.view.t0, (range.t1 - range.t0) * 4), middle = (range.t0 + range.t1) / 2;
-        this.view = { t0: middle - span / 2, t1: middle + span / 2 };
-      }
-      const row = this.rows.find((one) => one.kind === "lane" && one.trace === trace && one.lane === other.lane);
-      if (!row) {
-        const lane = trace.lanes[other.lane];
-        this.open.add(`t${trace.trace}/${lane.group}/${lane.label}`);
-        this.lay();
-      }
-      const shown = this.rows.find((one) => one.kind === "lane" && one.trace === trace && one.lane === other.lane);
-      if (shown && (shown.y < this.scroll || shown.y + shown.height > this.scroll + this.shown - draw.RULER)) this.scroll = shown.y - this.shown / 2;
+      this.bring(this.range_of({ ...other, trace }));
+      const lane = trace.lanes[other.lane];
+      this.reveal((row) => row.kind === "lane" && row.trace === trace && row.lane === other.lane, `t${trace.trace}/${lane.group}/${lane.label}`);
       this.select(trace, other.event);
     },
 
-    // The first event in sight, from the top: where the arrow keys begin.
-    first() {
-      for (const [trace, rows] of this.placed || []) {
-        const tile = this.tiles.get(trace);
-        if (!tile) continue;
-        const scale = (tile.high - tile.low) / tile.columns;
-        let best = null;
-        for (let at = 0; at < tile.box_low.length; at++) {
-          const y = rows.get(tile.lanes[tile.box_lane[at]]), start = tile.low + tile.box_low[at] * scale, end = tile.low + tile.box_high[at] * scale;
-          if (y === undefined || y < draw.RULER || end <= this.view.t0 || start >= this.view.t1) continue;
-          if (!best || y < best.y || (y === best.y && start < best.start)) best = { y, start, event: tile.box_event[at] };
-        }
-        if (best) return { trace, event: best.event };
-      }
-      return null;
+    bring(range) {
+      if (range.t1 >= this.view.t0 && range.t0 <= this.view.t1) return;
+      const span = Math.max(this.view.t1 - this.view.t0, (range.t1 - range.t0) * 4), middle = (range.t0 + range.t1) / 2;
+      this.view = { t0: middle - span / 2, t1: middle + span / 2 };
     },
 
-    async step(by, alike) {
-      if (!this.selected) {
-        const first = this.first();
-        if (first) await this.select(first.trace, first.event);
-        return;
-      }
-      const trace = this.selected.trace;
-      const found = await this.wire.json("next", { trace: trace.trace, event: this.selected.event, by, ...(alike ? { name: "1" } : {}) });
-      this.go(trace, found);
+    // Scroll to a row; `fold`: what hides it where it is not there.
+    reveal(is, fold) {
+      if (fold && !this.rows.some(is)) { this.open.add(fold); this.lay(); }
+      const row = this.rows.find(is);
+      if (row && (row.y < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
     },
 
     async search() {
@@ -142,6 +119,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const rows = [];
       let events = 0;
       for (const [trace, lanes] of this.visible()) {
+        if (range.trace && range.trace !== trace) continue;
         const query = { trace: trace.trace, t0: this.wire.absolute(trace, range.t0), t1: this.wire.absolute(trace, range.t1), lanes: ui.wire.ranges(lanes) };
         const found = await this.wire.json("selection", query);
         await this.wire.load_names(trace);
@@ -156,11 +134,13 @@ window.perfscope_ui = window.perfscope_ui || {};
       const range = area || this.view, { rows, events } = await this.sums(range);
       const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word) => element("th", { scope: "col" }, word)));
       const span = range.t1 - range.t0;
-      const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", {}, element("td", { class: "ps-n" }, format_ns(row.ns)),
+      const one = this.selected, here = (row) => (one && row.trace === one.trace && row.name === one.name && row.category === one.category ? { class: "ps-tl-here", "aria-current": "true" } : {});
+      const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", here(row), element("td", { class: "ps-n" }, format_ns(row.ns)),
         element("td", { class: "ps-n" }, `${((100 * row.ns) / span).toFixed(1)}%`), element("td", { class: "ps-n" }, row.count.toLocaleString("en")),
         element("td", { class: "ps-n" }, format_ns(row.ns / row.count)), element("td", {}, this.about.categories[row.category]),
         element("td", {}, element("code", {}, this.wire.name(row.trace, row.name) || `name ${row.name}`))));
-      const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${area ? "" : " (visible)"}`;
+      const whose = range.trace && this.traces.length > 1 ? ` of ${range.trace.label}` : "";
+      const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${whose}${area ? "" : " (visible)"}`;
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
       this.panel.replaceChildren(element("h2", {}, title),
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
@@ -201,7 +181,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
-      const own = this.linked() ? [] : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value]];
+      const own = this.linked() ? [] : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value],
+        ["mark", this.mark_word()], ["finding", this.chosen && this.chosen.one.finding.finding]];
       for (const [key, value] of own) {
         if (value === null || value === undefined || value === "") url.searchParams.delete(key);
         else url.searchParams.set(key, value);

@@ -27,6 +27,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         if (row.kind === "counter" && this.counters.has(row.counter)) {
           draw.counter(context, look, this.counters.get(row.counter), row.counter, this.view, width, y);
         }
+        if (row.kind === "finding") draw.finding(context, look, row.one, this.view, width, y);
         if (row.kind === "lane") {
           if (!at.has(row.trace)) at.set(row.trace, new Map());
           at.get(row.trace).set(row.lane, y);
@@ -63,10 +64,13 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     overlays(context, look) {
       if (this.area) {
+        const [top, bottom] = this.reach(this.area.trace), x0 = this.x(this.area.t0), wide = Math.max(this.x(this.area.t1) - x0, 1);
         context.fillStyle = look.mark;
         context.globalAlpha = 0.16;
-        context.fillRect(this.x(this.area.t0), draw.RULER, this.x(this.area.t1) - this.x(this.area.t0), this.shown);
+        context.fillRect(x0, top, wide, bottom - top);
         context.globalAlpha = 1;
+        context.fillRect(x0, top, 1, bottom - top);
+        context.fillRect(x0 + wide - 1, top, 1, bottom - top);
       }
       if (!this.selected) return;
       const corner = (one) => {
@@ -94,6 +98,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.lineWidth = 1;
     },
 
+    // From where to where the rows of a trace reach; without one, all of the picture.
+    reach(trace) {
+      const mine = trace ? this.rows.filter((row) => row.trace === trace) : [];
+      if (!mine.length) return [draw.RULER, this.shown];
+      const last = mine[mine.length - 1], y = (at) => Math.max(draw.RULER, at - this.scroll + draw.RULER);
+      return [y(mine[0].y), y(last.y + last.height)];
+    },
+
     names(context, look) {
       context.fillStyle = look.ground;
       context.fillRect(0, 0, draw.GUTTER, this.shown);
@@ -110,7 +122,7 @@ window.perfscope_ui = window.perfscope_ui || {};
           context.fillStyle = look.soft;
           context.fillText(cut(row.label), 22, y + row.height / 2 - 6);
           context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, y + row.height / 2 + 8);
-        } else if (row.kind !== "lane") {
+        } else if (row.kind !== "lane" && row.kind !== "finding") {
           context.fillStyle = look.head;
           context.fillRect(0, y, this.width, row.height);
           context.fillStyle = look.ink;
@@ -118,7 +130,7 @@ window.perfscope_ui = window.perfscope_ui || {};
           context.fillText(row.label, row.kind === "trace" ? 8 : 14, y + row.height / 2);
           context.font = "11px system-ui, sans-serif";
         } else if (row.label) {
-          context.fillStyle = look.soft;
+          context.fillStyle = row.kind === "finding" ? draw.FOUND[look.name][row.one.finding.severity] : look.soft;
           context.fillText(cut(row.label), 22, y + row.height / 2);
         }
       }

@@ -15,6 +15,7 @@ from perfscope.dashboards.timeline.counters import MOST_SERIES, series_of
 from perfscope.dashboards.timeline.counters import save as save_series
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES, Category, events_of
+from perfscope.dashboards.timeline.marks import marks
 from perfscope.dashboards.views import Job, Place
 
 MOST_NAMES = 20_000
@@ -54,7 +55,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``traces``: a rank each with its lanes; ``categories``: words by number.
+    """``traces``: a rank each with its lanes; ``categories``: words by number; ``findings``: as of `marks`.
 
     ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
     """
@@ -73,7 +74,7 @@ def view(job: Job) -> dict[str, Any]:
                 "origin": str(min(lows)) if together else one.held["low"],
             }
         )
-    return {"traces": traces, "categories": list(CATEGORY_WORDS), "together": together}
+    return {"traces": traces, "categories": list(CATEGORY_WORDS), "together": together, "findings": marks(job)}
 
 
 def _lanes(index: Index) -> list[dict[str, Any]]:

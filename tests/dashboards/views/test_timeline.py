@@ -106,3 +106,16 @@ def test_tiles_are_of_the_lanes_that_were_asked_for(tmp_path: Path) -> None:
     content = answer.tile_of(_prepared(tmp_path), {"trace": "0", "t0": "0", "t1": "100000", "w": "100", "lanes": "1,0"})
     size = int(np.frombuffer(content, "<u4", 1)[0])
     assert json.loads(content[4 : 4 + size])["lanes"] == [1, 0]
+
+
+def test_the_nearest_event_of_a_lane_is_found(tmp_path: Path) -> None:
+    folder = _prepared(tmp_path)
+    kernel = _event(folder, "gemm")
+    for moment, text in (
+        (-(2**61), "gemm"),
+        (50_000, "gemm"),
+        (64_000, "gemm"),
+        (66_000, "Memcpy HtoD"),
+        (2**61, "Memcpy HtoD"),
+    ):
+        assert _ask(folder, "near", lane=kernel["lane"], t=moment)["text"] == text, moment
