@@ -28,6 +28,18 @@ def without_unread(graph: Graph) -> None:
             return
 
 
+def without_unrun(graph: Graph) -> None:
+    """Takes out computations that nothing runs any more."""
+    waiting, seen = [graph.entry], {graph.entry}
+    while waiting:
+        for node in graph.bodies[waiting.pop()].nodes.values():
+            if node.body and node.body not in seen:
+                seen.add(node.body)
+                waiting.append(node.body)
+    for name in [name for name in graph.bodies if name not in seen]:
+        del graph.bodies[name]
+
+
 def _sweep(body: Body) -> bool:
     users = body.users()
     count = len(body.nodes)
