@@ -17,10 +17,14 @@ from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perfscope.analyzers.compare.comparison import Comparison
     from perfscope.analyzers.load import Loaded
 
 GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
+NOTHING = "none"
+"""No gate, not even those that programs for one target have of their own accord."""
 
 
 @click.command(cls=CompareCommand, epilog="perfscope compare --ab --help: two commits, launched in turns.")
@@ -35,7 +39,9 @@ GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding
     multiple=True,
     metavar="WHAT",
     help="Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
-    "costlier than before). Repeatable.",
+    "costlier than before); of compiled programs also programs, lost-fusions, hbm-bytes, peak, blocking-collectives, "
+    "launches, recompute, collective-bytes, modelled-time, most of them with :PERCENT. none: nothing. Repeatable. "
+    "[programs, where both sides were compiled for one target]",
 )
 @click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
 @quiet_option
@@ -65,9 +71,7 @@ def compare(
     from perfscope.analyzers.compare.comparison import compare as compared
     from perfscope.analyzers.load import load_path
 
-    unknown = [one for one in fail_on if one not in GATES]
-    if unknown:
-        raise AskedWronglyError(f"--fail-on {unknown[0]}: not one of {', '.join(GATES)}")
+    check_gates(fail_on)
     named = sides(base, head, baseline, store=store)
     if is_set(named.base) or is_set(named.head):
         return compare_sets(named, fail_on, outputs, strict=strict, quiet=quiet, verbose=verbose)
@@ -75,11 +79,31 @@ def compare(
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
     comparison = replace(comparison, notes=(*named.notes, *comparison.notes))
+    fail_on = own_gates(comparison, fail_on)
     failed = comparison.gates(fail_on)
     _show(comparison, failed, fail_on, outputs, quiet=quiet, verbose=verbose)
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+
+
+def check_gates(fail_on: Sequence[str]) -> None:
+    """``AskedWronglyError`` where one of them is none."""
+    from perfscope.analyzers.compare import program_gates
+
+    for one in fail_on:
+        if one not in (*GATES, NOTHING) and not program_gates.program_gate(one):
+            known = ", ".join((*GATES, *program_gates.GATES, NOTHING))
+            raise AskedWronglyError(f"--fail-on {one}: not one of {known}")
+    if NOTHING in fail_on and len(fail_on) > 1:
+        raise AskedWronglyError(f"--fail-on {NOTHING}: and {next(one for one in fail_on if one != NOTHING)}?")
+
+
+def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ...]:
+    """The gates that were asked for; where none was, those of programs that were compiled for one target."""
+    if fail_on:
+        return tuple(one for one in fail_on if one != NOTHING)
+    return ("programs",) if comparison.programs and comparison.targets.known else ()
 
 
 def _files(*loaded: Loaded) -> list[str]:

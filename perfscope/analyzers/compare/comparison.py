@@ -10,6 +10,9 @@ from typing import Literal
 from perfscope.analyzers.compare.blocks import from_single_captures
 from perfscope.analyzers.compare.causes import Cause, causes, corroborated
 from perfscope.analyzers.compare.findings import FindingChange, findings_change
+from perfscope.analyzers.compare.program_gates import gates_not_met, program_gate
+from perfscope.analyzers.compare.program_pairs import NO_TARGETS, TargetOfSide, program_changes, targets
+from perfscope.analyzers.compare.program_row import ProgramChange
 from perfscope.analyzers.compare.ranks import TimeChange, time_change
 from perfscope.analyzers.compare.structure import ExactMetric, NotLooked, structure
 from perfscope.analyzers.compare.verdict import MetricResult
@@ -21,6 +24,8 @@ from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError
 
 STEP_TIME = "step time"
+
+OTHER_TARGETS = "compiled for other targets, {base} against {head}: no gate is asked of the programs"
 
 NO_NAME = "a device without a name"
 
@@ -58,6 +63,9 @@ class Comparison:
     findings: tuple[FindingChange, ...]
     not_looked: tuple[NotLooked, ...]
     notes: tuple[str, ...]
+    programs: tuple[ProgramChange, ...] = ()
+    """Compiled programs that both sides have, explained by instruction."""
+    targets: TargetOfSide = NO_TARGETS
 
     @property
     def metrics(self) -> tuple[MetricResult, ...]:
@@ -80,15 +88,20 @@ class Comparison:
         return "no change" if "no change" in said else "inconclusive"
 
     def gates(self, fail_on: Iterable[str]) -> tuple[str, ...]:
-        """Why a build must fail, one line each; ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``.
+        """Why a build must fail, one line each.
 
-        Times of single captures never fail one. A finding fails it where it is new or costs more than before, and
-        something that can be counted changed with it.
+        ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
+        (`program_gates.GATES`), which ask nothing of programs for different targets. Times of single captures never
+        fail one. A finding fails it where it is new or costs more than before, and something that can be counted
+        changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
         said: list[str] = []
         for one in wanted:
-            if one == "regression":
+            asked = program_gate(one)
+            if asked:
+                said += [] if self.targets.differ else gates_not_met(self.programs, asked)
+            elif one == "regression":
                 said += [
                     f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == one
                 ]
@@ -101,7 +114,7 @@ class Comparison:
                     for change in self.findings
                     if change.is_worse and SEVERITIES.index(change.shown.severity) >= least
                 ]
-        return tuple(said)
+        return tuple(dict.fromkeys(said))
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
@@ -132,6 +145,8 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     built = structure(base, head)
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
     median = None if time is None else time.median
+    programs, machines = program_changes(base, head), targets(base, head)
+    told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
         base=sides[0],
@@ -142,7 +157,11 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         causes=causes(median, built, findings),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes))),
+        notes=tuple(
+            dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes, *told))
+        ),
+        programs=programs,
+        targets=machines,
     )
 
 

@@ -19,7 +19,9 @@ Source = Callable[[Sequence[OpKey]], str]
 """The line of the program as written that differs beside any of these ops; ``''`` where none does."""
 
 
-def group_rows(groups: Sequence[Group], base: Units, head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
+def group_rows(
+    groups: Sequence[Group], base: Units, head: Units, lines: LineMap, source: Source
+) -> Iterator[ProgramRow]:
     """A row for every group that is not the same on both sides."""
     for group in groups:
         if not group.same:
@@ -40,7 +42,12 @@ class _Row:
             [op_key(unit.instruction, lines) for unit in group.base],
             [op_key(unit.instruction, NO_LINES) for unit in group.head],
         )
-        every = [key for side in (*self.keys, *self.own) for held in side for key in (held if isinstance(held, list) else [held])]
+        every = [
+            key
+            for side in (*self.keys, *self.own)
+            for held in side
+            for key in (held if isinstance(held, list) else [held])
+        ]
         self.source = source(every)
         self.amounts = {
             name: (before, after)
@@ -138,8 +145,8 @@ class _Row:
             whose = op_key(source.instruction)
             at = f" ({_place(whose)})" if _place(whose) else ""
             said.append(
-                f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and read by "
-                f"{_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
+                f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and "
+                f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
             )
         return said + [f"XLA: {reason}" for reason in self._refusals()]
 

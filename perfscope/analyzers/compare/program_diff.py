@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perfscope.analyzers.compare.program_changes import group_rows
-from perfscope.analyzers.compare.program_keys import OpKey, line_map
+from perfscope.analyzers.compare.program_keys import line_map
 from perfscope.analyzers.compare.program_match import matched
 from perfscope.analyzers.compare.program_memory import peak_rows
 from perfscope.analyzers.compare.program_row import ProgramChange, ProgramRow, merged
-from perfscope.analyzers.compare.program_units import PEAK, Units, units_of
+from perfscope.analyzers.compare.program_units import PEAK, units_of
 from perfscope.analyzers.compare.program_written import written_change
 from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from perfscope.analyzers.compare.align import same_files
@@ -101,8 +102,8 @@ _What = frozenset[tuple[object, ...]]
 def line_map(base: Iterable[HloModule], head: Iterable[HloModule]) -> LineMap:
     """How lines moved from base to head, told from the ops that each line makes.
 
-    The lines of a file are two sequences of sets of ops; what is the same in them is aligned, and lines between two that
-    are aligned are one another in order where there are as many on both sides.
+    The lines of a file are two sequences of sets of ops; what is the same in them is aligned, and lines between two
+    that are aligned are one another in order where there are as many on both sides.
     """
     mine, theirs = _lines_of(base), _lines_of(head)
     files = same_files(set(mine), set(theirs))
@@ -120,7 +121,9 @@ def _lines_of(modules: Iterable[HloModule]) -> dict[str, dict[int, _What]]:
         for _, one in module.instructions():
             if one.file is not None and one.line is not None and one.op_name:
                 scope = scope_of(one.op_name)
-                held[one.file][one.line].add((plain_path(scope.path), scope.primitive, one.opcode, shape_text(one.shape)))
+                held[one.file][one.line].add(
+                    (plain_path(scope.path), scope.primitive, one.opcode, shape_text(one.shape))
+                )
     return {
         file: {line: frozenset(what) for line, what in sorted(lines.items())} for file, lines in sorted(held.items())
     }
@@ -131,7 +134,7 @@ def _lines_between(base: Mapping[int, _What], head: Mapping[int, _What]) -> tupl
     pairs = aligned(list(base.values()), list(head.values()))
     known = {left[one]: right[other] for one, other in pairs}
     edges = [(-1, -1), *pairs, (len(left), len(right))]
-    for (one, other), (end, last) in zip(edges, edges[1:], strict=False):
+    for (one, other), (end, last) in pairwise(edges):
         between = left[one + 1 : end], right[other + 1 : last]
         if len(between[0]) == len(between[1]):
             known.update(zip(*between, strict=True))

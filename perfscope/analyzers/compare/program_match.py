@@ -1,8 +1,8 @@
 """Which launches of one program are which of the other: groups of launches that do the same work, most often one each.
 
 First those that compute the same at the same place, by what they read and feed, then in order; then those that share
-most of their ops, whatever they are fused with; then those whose result is the same op. A launch that is left over joins
-the group that most of its ops were in: it was moved out of a fusion, or into one.
+most of their ops, whatever they are fused with; then those whose result is the same op. A launch that is left over
+joins the group that most of its ops were in: it was moved out of a fusion, or into one.
 """
 
 from __future__ import annotations
@@ -175,7 +175,11 @@ def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:
             rated.append((-share, -amount, abs(one - other), one, other))
     pairs, used = [], (set[int](), set[int]())
     for _, _, _, one, other in sorted(rated):
-        if one not in used[0] and other not in used[1] and _may_be(left.units[mine[one][0]], right.units[theirs[other][0]]):
+        if (
+            one not in used[0]
+            and other not in used[1]
+            and _may_be(left.units[mine[one][0]], right.units[theirs[other][0]])
+        ):
             used[0].add(one)
             used[1].add(other)
             pairs.append((mine[one][0], theirs[other][0]))
@@ -218,9 +222,7 @@ def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list
     return sorted([*groups, *alone], key=lambda one: (min(one[1], default=1 << 60), min(one[0], default=0)))
 
 
-def _homes(
-    side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple[int, int]]
-) -> list[int | None]:
+def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple[int, int]]) -> list[int | None]:
     """For each launch without a partner the changed one of the other side that holds most of its ops.
 
     ``homes``: (the changed one, its partner on this side). Of several that hold as much, the one whose partner is next

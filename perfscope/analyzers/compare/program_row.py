@@ -15,11 +15,11 @@ What = Literal[
     "more live at the peak", "less live at the peak", "changed",
 ]  # fmt: skip
 
-MORE_LIVE, LESS_LIVE = "more live at the peak", "less live at the peak"
-
-BLOCKING = "collective became blocking"
-NEW_COLLECTIVE = "new collective"
-LOST = "moved out of a fusion"
+MORE_LIVE: What = "more live at the peak"
+LESS_LIVE: What = "less live at the peak"
+BLOCKING: What = "collective became blocking"
+NEW_COLLECTIVE: What = "new collective"
+LOST: What = "moved out of a fusion"
 
 MOST_SAID = 6
 """Sentences of a row, and names of launches on a side."""
@@ -60,9 +60,7 @@ class ProgramRow:
     @property
     def is_worse(self) -> bool:
         """More of anything that costs, or a wait that was none."""
-        return self.blocking > 0 or any(
-            name in _JUDGED and head > base for name, (base, head) in self.amounts.items()
-        )
+        return self.blocking > 0 or any(name in _JUDGED and head > base for name, (base, head) in self.amounts.items())
 
     def delta(self, name: str) -> int:
         """Head minus base of a metric."""
@@ -96,6 +94,8 @@ class ProgramChange:
     """What to look at first stands first."""
     written: tuple[Written, ...] | None = None
     """``None``: the program before optimization is not there on both sides."""
+    modelled_ns: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """Time of a run of both sides by the model, (low, high) each; ``None``: they name no target, or different ones."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -120,7 +120,7 @@ def merged(rows: Iterable[ProgramRow], totals: Amounts) -> tuple[ProgramRow, ...
 
 
 def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
-    first = max(rows, key=lambda row: (max((abs(row.delta(name)) for name in row.amounts), default=0)))
+    first = max(rows, key=lambda row: max((abs(row.delta(name)) for name in row.amounts), default=0))
     names = dict.fromkeys(name for row in rows for name in row.amounts)
     sums = {name: tuple(sum(row.amounts.get(name, (0, 0))[at] for row in rows) for at in (0, 1)) for name in names}
     return replace(

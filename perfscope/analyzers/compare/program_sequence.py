@@ -1,4 +1,4 @@
-"""Two sequences side by side: what is there once on both sides is an anchor, and what lies between anchors is aligned."""
+"""Two sequences side by side: what is there once on both sides is an anchor, and between anchors it is repeated."""
 
 from __future__ import annotations
 

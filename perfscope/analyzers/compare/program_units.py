@@ -113,9 +113,7 @@ def _unit(
     )
 
 
-def _ops(
-    module: HloModule, cost: ModuleCost, row: InstructionCost, inner: dict[str, tuple[Op, ...]]
-) -> Iterator[Op]:
+def _ops(module: HloModule, cost: ModuleCost, row: InstructionCost, inner: dict[str, tuple[Op, ...]]) -> Iterator[Op]:
     """What a launch is made of; fusions inside fusions are looked into."""
     one = row.instruction
     if one.opcode in ("fusion", "async-start", "fusion-start", "call-start") and one.called:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.measures import LEAST_OF_PROGRAM, Measure
+from perfscope.analyzers.compare.program_units import (
+    BYTES,
+    FLOPS,
+    LAUNCHES,
+    PEAK,
+    RECOMPUTED,
+    WIRE,
+    computation_digests,
+)
+from perfscope.analyzers.facts.hlo_collectives import collectives_of
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.facts.hlo_program import program_label
 from perfscope.analyzers.hlo.cost import ModuleCost
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.hlo.cost_once import CONTAINERS
+from perfscope.analyzers.hlo.cost_phase import phase_of
+from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.trace import Trace
 
 MOST_PROGRAMS = 8
 """Programs that are compared one by one, those that do most: a script has two or three that matter."""
+
+BLOCKED = "collectives that block a run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,27 +45,10 @@ class ProgramSide:
 def fingerprint(module: HloModule) -> str:
     """What a program computes and how, as 16 hexadecimal digits: equal for programs that differ in names only.
 
-    Of each instruction: opcode, shape, operands by place, attributes, and what it calls; no names, no metadata.
+    Of each instruction: opcode, shape, operands by place, attributes, whether a collective waits, and what it calls; no
+    names, no metadata, no values of constants but those that loops count with.
     """
-    made: dict[str, str] = {}
-    for name in callees_first(module, lambda one: bool(one.called)):
-        made[name] = _digest(module.computations[name], made)
-    return made[module.entry][:16]
-
-
-def _digest(computation: Computation, made: Mapping[str, str]) -> str:
-    place = {one.name: number for number, one in enumerate(computation.instructions)}
-    held = hashlib.sha256()
-    for one in computation.instructions:
-        called = [made.get(name, "") for name in one.called]
-        operands = [place.get(name, -1) for name in one.operands]
-        attributes = sorted((key, value) for key, value in one.attributes.items() if "%" not in value)
-        said = (
-            one.opcode, repr(one.shape), operands, called, one.fusion_kind, one.custom_call_target,
-            one.parameter_number, one.value, one.replica_groups, one.trip_count, attributes, one.is_root,
-        )  # fmt: skip
-        held.update(repr(said).encode())
-    return held.hexdigest()
+    return computation_digests(module)[module.entry][:16]
 
 
 def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
@@ -87,9 +82,10 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
     module = cost.module
     launched = [row for row in cost.launched if row.runs]
     unknown = (f"{cost.total.unknown} instructions without a formula",) if cost.total.unknown else ()
-    computing = [(row.instruction, row.total.flops) for row in cost.rows if row.total.flops and row.place != "control"]
+    ops = [row for row in cost.rows if row.place != "control" and row.instruction.opcode not in CONTAINERS]
+    computing = [(row.instruction, row.total.flops) for row in ops if row.total.flops]
     yield Measure(
-        name="FLOPs a run",
+        name=FLOPS,
         unit="FLOP",
         value=cost.total.flops,
         places=_by_line(computing),
@@ -98,9 +94,9 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
     )
     if module.is_scheduled:
         moving = [(row.instruction, row.total.bytes) for row in launched if row.total.bytes]
-        yield Measure(name="bytes moved a run", unit="bytes", value=cost.total.bytes, places=_by_line(moving))
+        yield Measure(name=BYTES, unit="bytes", value=cost.total.bytes, places=_by_line(moving))
         yield Measure(
-            name="instructions launched a run",
+            name=LAUNCHES,
             unit="count",
             value=sum(row.runs for row in launched),
             places=_by_line((row.instruction, row.runs) for row in launched),
@@ -108,15 +104,27 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
         )
         fusions = [(row.instruction, 1) for row in cost.launched if row.instruction.opcode == "fusion"]
         yield Measure(name="fusions", unit="count", value=len(fusions), places=_by_line(fusions), neutral=True)
+        yield from _collectives(cost)
     again = [
         (row.instruction, row.total.flops)
-        for row in cost.rows
-        if "rematted_computation" in row.instruction.op_name and row.total.flops and row.place != "control"
+        for row in ops
+        if phase_of(row.instruction.op_name) == "recompute" and row.total.flops
     ]
-    yield Measure(name="recomputed FLOPs a run", unit="FLOP", value=sum(n for _, n in again), places=_by_line(again))
+    yield Measure(name=RECOMPUTED, unit="FLOP", value=sum(n for _, n in again), places=_by_line(again))
     memory = memory_timeline(module)
     if memory is not None:
-        yield Measure(name="peak memory of the program", unit="bytes", value=memory.peak_bytes)
+        yield Measure(name=PEAK, unit="bytes", value=memory.peak_bytes)
+
+
+def _collectives(cost: ModuleCost) -> Iterator[Measure]:
+    """What goes over links, and how often the device waits for it; nothing of programs for one device."""
+    sending = [(row.instruction, row.total.wire_bytes) for row in cost.launched if row.total.wire_bytes]
+    found = collectives_of(cost.module)
+    if not sending and not found:
+        return
+    waited = [(one.start, one.runs.times) for one in found if one.blocks is not None]
+    yield Measure(name=WIRE, unit="bytes", value=cost.total.wire_bytes, places=_by_line(sending))
+    yield Measure(name=BLOCKED, unit="count", value=sum(times for _, times in waited), places=_by_line(waited))
 
 
 def _by_line(rows: Iterable[tuple[Instruction, int]]) -> dict[str, float]:

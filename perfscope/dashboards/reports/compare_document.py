@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from perfscope.dashboards.reports.compare_program_types import ProgramDifference
 from perfscope.dashboards.reports.compare_types import (
     MANY,
     SOME,
@@ -50,6 +51,8 @@ class Document(Value, frozen=True, kw_only=True):
     gates: Texts = ()
     """What ``--fail-on`` asked for."""
     beside: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)] = ()
+    programs: Annotated[tuple[ProgramDifference, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Compiled programs, by instruction."""
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MANY)] = ()
     step: Step | None = None
     worst_rank: Step | None = None
@@ -108,6 +111,10 @@ def _checked(found: Document, path: str | Path) -> Document:
         problem = None if step is None else step.problem()
         if problem is not None:
             raise DataError(f"{path}: not a comparison: {name}: {problem}")
+    for program in found.programs:
+        problem = program.problem()
+        if problem is not None:
+            raise DataError(f"{path}: not a comparison: programs: {problem}")
     if any(one.base is None and one.head is None for one in found.findings):
         raise DataError(f"{path}: not a comparison: a finding that neither side has")
     return found

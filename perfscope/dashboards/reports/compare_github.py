@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.reports import compare_markdown
+from perfscope.dashboards.reports.compare_program_rows import row_of_metric
 from perfscope.dashboards.reports.compare_rows import cause_row, finding_cost, headline, rule_name
 from perfscope.dashboards.reports.compare_words import change, value
 from perfscope.dashboards.reports.markdown_text import escape
@@ -76,6 +77,10 @@ def _errors(document: Document, repository: Path) -> Iterator[_Said]:
 def _why(document: Document, metric: Metric) -> tuple[str, str]:
     """(place, words) of what stands first behind a metric: of a time the first cause, of a count its own."""
     per = "step" if document.step is None else document.step.per
+    found = row_of_metric(document, metric.name)
+    if found is not None:
+        said = f"{shown(found.change)}: {shown(found.what, 160)}"
+        return found.where(), f"; {shown(found.where())}: {said}" if found.where() else f"; {said}"
     exact = [one for one in document.causes if one.exact]
     own = [one for one in exact if any(at.name == metric.name for at in one.metrics)]
     if metric.known == "exact" and not own:

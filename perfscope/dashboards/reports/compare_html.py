@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_embedded import embedded
 from perfscope.dashboards.reports.compare_html_parts import findings_cards, metric_card, step_cards
+from perfscope.dashboards.reports.compare_program_html import program_cards
 from perfscope.dashboards.reports.compare_rows import (
     cause_row,
     changed_kernels,
@@ -79,6 +80,7 @@ def _page(document: Document) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(' → '.join(short_titles(document)))}</span></h1>"
     yield f'<p class="sub">{escape(_about(document))}</p></header>'
     yield from top_cards(document)
+    yield from program_cards(document)
     per = "step" if document.step is None else document.step.per
     yield card("What changed", "".join(_causes(document.causes, per)))
     yield metric_card(document)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.compare.keys import LEVEL_WORDS
+from perfscope.dashboards.reports.compare_program_json import programs
 from perfscope.dashboards.reports.compare_words import said_of
 from perfscope.dashboards.shown import shown_value
 
@@ -66,6 +67,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
                 ),
             ],
             "beside": [],
+            "programs": programs(comparison.programs),
             "causes": [_cause(one) for one in comparison.causes],
             "step": None if time is None else _step(time.median),
             "worst_rank": None if time is None or time.worst is None else _step(time.worst),

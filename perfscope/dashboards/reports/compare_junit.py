@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from perfscope.analyzers.compare.program_gates import ProgramGate, program_gate
 from perfscope.dashboards.reports.compare_rows import headline, method_lines, not_looked, rule_name, title
 from perfscope.dashboards.reports.compare_words import SINGLE, change, value, verdict
 from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.profiler.errors import AskedWronglyError
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -27,6 +29,7 @@ def render(document: Document) -> str:
     """The XML text. No character of it is one that XML does not allow."""
     cases = [_metric(one) for one in document.metrics[:MOST_CASES]]
     cases += [_gate(document, severity) for severity in SEVERITIES]
+    cases += _program_gates(document)
     counts = {
         "tests": str(len(cases)),
         "failures": str(sum(case.find("failure") is not None for case in cases)),
@@ -80,6 +83,28 @@ def _gate(document: Document, severity: str) -> ET.Element:
         ET.SubElement(case, "skipped", {"message": message})
         ET.SubElement(case, "system-out").text = lines
     return case
+
+
+def _program_gates(document: Document) -> list[ET.Element]:
+    """A case for each gate on compiled programs that was asked for."""
+    asked = dict.fromkeys(gate.name for text in document.gates for gate in _asked(text))
+    cases = []
+    for name in asked if document.programs else ():
+        case = _case("program", name)
+        failed = [shown(line, TEXT_LIMIT) for line in document.failed if f"{name}: " in f"{line}"]
+        if failed:
+            lines = "\n".join(failed[:MOST_LINES])
+            ET.SubElement(case, "failure", {"type": "program", "message": failed[0]}).text = lines
+        cases.append(case)
+    return cases
+
+
+def _asked(text: str) -> tuple[ProgramGate, ...]:
+    """The gates that a document names; what is none of ours asks for nothing."""
+    try:
+        return program_gate(text)
+    except AskedWronglyError:
+        return ()
 
 
 def _finding(one: FindingChange) -> str:

@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_bars import scale_of, text_bar
+from perfscope.dashboards.reports.compare_program_rows import (
+    ProgramLine,
+    modelled_line,
+    program_lines,
+    program_title,
+    written_line,
+)
 from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
@@ -51,6 +58,8 @@ _URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@!$&*+,;=%-]+")
 MOST_METRICS = 10
 MOST_CAUSES = 5
 MOST_FINDINGS = 10
+MOST_PROGRAMS = 4
+MOST_PROGRAM_ROWS = 8
 MOST_ADVISED = 5
 """Findings whose advice is given: those to begin with."""
 MOST_KERNELS = 20
@@ -134,6 +143,7 @@ def _blocks(document: Document, shrink: int) -> Iterator[str]:
         lines = [inline(shown(one)) for one in document.failed[: _few(MOST_METRICS, shrink)]]
         yield f"**Gate not met:** {'; '.join(lines)}{_more(document.failed, lines)}"
     per = "step" if document.step is None else document.step.per
+    yield from _programs(document, shrink)
     yield from _causes(document.causes, per, shrink)
     yield from _metrics(document, shrink)
     yield from _findings(document.findings, shrink)
@@ -168,6 +178,29 @@ def _sides(document: Document) -> str:
         inline(f"{held}" if key == "device" else f"{key} {held}") for key, held in environment(document)[:FEW_FACTS]
     ]
     return " · ".join(facts)
+
+
+def _programs(document: Document, shrink: int) -> Iterator[str]:
+    several = len(document.programs) > 1
+    for one in document.programs[: _few(MOST_PROGRAMS, shrink)]:
+        yield f"**By instruction**: {inline(program_title(one, several=several))}"
+        said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
+        yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
+        lines, left = program_lines(one, _few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
+        if lines:
+            yield "\n".join(f"{number}. {_program_row(row)}" for number, row in enumerate(lines, 1))
+        if left:
+            yield f"and {left:,} more changes"
+    if len(document.programs) > MOST_PROGRAMS:
+        yield f"and {len(document.programs) - MOST_PROGRAMS} more programs"
+
+
+def _program_row(row: ProgramLine) -> str:
+    mark = MARKS["regression"] if row.is_worse else NO_MARK
+    where = f" {code(row.where)}" if row.where else ""
+    amounts = f" ({inline(row.amounts)})" if row.amounts else ""
+    said = f": {inline('; '.join(row.said))}" if row.said and row.is_worse else ""
+    return f"{mark}{where} {inline(row.title)}{amounts}{said}"
 
 
 def _causes(causes: Sequence[Cause], per: str, shrink: int) -> Iterator[str]:

@@ -115,6 +115,7 @@ def is_quiet(document: Document) -> bool:
         and not any(one.exact for one in document.causes)
         and not any(one.change != "unchanged" and not one.by_time for one in document.findings)
         and not changed_kernels(document.kernels)
+        and all(one.identical for one in document.programs)
     )
 
 

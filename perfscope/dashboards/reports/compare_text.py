@@ -9,6 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.compare_program_rows import (
+    modelled_line,
+    program_lines,
+    program_title,
+    written_line,
+)
 from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 
 MOST_CAUSES = 8
 """Places on the one screen; a change of the program touches a few, a new version of a library hundreds."""
+MOST_PROGRAMS = 4
+MOST_PROGRAM_ROWS = 6
 MOST_PARTS = 8
 MOST_FINDINGS = 12
 MOST_RANKS = 16
@@ -66,6 +74,7 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
     yield ""
     yield from _metrics(document, verbose=verbose)
     per = "step" if document.step is None else document.step.per
+    yield from _programs(document, width, verbose=verbose)
     yield from _causes(document.causes, width, per, verbose=verbose)
     if document.step is not None:
         yield from _time(document, document.step, verbose=verbose)
@@ -124,6 +133,30 @@ def _cells(one: Metric) -> tuple[Text, ...]:
     return (
         Text(shown(one.name)), Text(value(one, one.base)), Text(value(one, one.head)), Text(change(one)),
     )  # fmt: skip
+
+
+def _programs(document: Document, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    several = len(document.programs) > 1
+    for one in document.programs[: MOST_ROWS if verbose else MOST_PROGRAMS]:
+        yield _line("  ", program_title(one, several=several))
+        for lead, said in (("written: ", written_line(one)), ("modelled: ", modelled_line(one))):
+            if said:
+                yield _line(f"    {lead}", said)
+        yield from (_line("    note: ", shown(note, TEXT_LIMIT)) for note in one.notes[:MOST_ROWS])
+        lines, left = program_lines(one, MOST_ROWS if verbose else MOST_PROGRAM_ROWS)
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold", ratio=1)
+        for row in lines:
+            said = "\n".join(filter(None, (row.title, row.amounts, *(row.said if row.is_worse or verbose else ()))))
+            style = "bold" if row.is_worse else ""
+            table.add_row(Text(tail(row.where or "no line", width * PLACE_SHARE // 100), style=style), Text(said))
+        if lines:
+            yield Padding(table, (0, 0, 0, 4))
+        if left:
+            yield f"    and {left:,} more{'' if verbose else ': -v shows more'}"
+    if document.programs:
+        yield ""
 
 
 def _causes(found: Sequence[Cause], width: int, per: str, *, verbose: bool) -> Iterator[RenderableType]:

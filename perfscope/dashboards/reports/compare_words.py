@@ -22,6 +22,9 @@ NO_VERDICT = "not judged"
 
 SINGLE = "single captures"
 
+IDENTICAL = "identical: same fingerprint"
+"""Of compiled programs: the same ops, shapes and schedule, whatever they are called."""
+
 MOST_PERCENT = 10
 """Relative change from which on percents are given without a decimal: +196.0%, but +1,234%."""
 
@@ -38,12 +41,16 @@ def said_of(metrics: Sequence[Judged]) -> str:
         if found:
             first = found[0]
             sides = [value(first, held) for held in (first.base, first.head)]
-            moved = " → ".join(sides) if sides[0] != sides[1] else change(first)
+            words = " → ".join(sides) if sides[0] != sides[1] else change(first)
             more = f", {len(found)} {grown} in all" if len(found) > 1 else ""
-            said.append(f"{grown}: {shown(first.name)} {moved}{more}")
+            said.append(f"{grown}: {shown(first.name)} {words}{more}")
     same = sum(one.verdict == "no change" for one in judged)
     if same and not any(one.verdict in ("regression", "improvement") for one in judged):
         said.append(f"{same} exact metric{'' if same == 1 else 's'} the same")
+    prints = [one for one in metrics if one.unit == "text"]
+    moved = any(one.verdict in ("regression", "improvement") for one in judged)
+    if prints and not moved and all(one.base == one.head is not None for one in prints):
+        said.append(IDENTICAL)
     if not said:
         said.append("no exact metric on both sides")
     if any(one.known == SINGLE and not one.gates for one in metrics):

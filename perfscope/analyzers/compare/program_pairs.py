@@ -1,0 +1,98 @@
+"""Which compiled programs of two runs are one another, each pair explained by instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.compare.program_diff import program_change
+from perfscope.analyzers.compare.program_row import ProgramChange
+from perfscope.analyzers.compare.programs_side import paired_programs, program_sides
+from perfscope.analyzers.estimate import estimate
+from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.hlo.cost import ModuleCost
+from perfscope.analyzers.readers._before import program_before
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOfSide:
+    """What the programs of a side are for; ``''``: nobody says."""
+
+    base: str
+    head: str
+
+    @property
+    def differ(self) -> bool:
+        """They are known not to be for one machine."""
+        return bool(self.base and self.head) and self.base != self.head
+
+    @property
+    def known(self) -> bool:
+        """Both sides say it, and it is one."""
+        return bool(self.base) and self.base == self.head
+
+
+NO_TARGETS = TargetOfSide(base="", head="")
+
+
+def program_changes(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:
+    """Every program that both sides have, those that do most first; none where a side has no scheduled one."""
+    sides = [next((trace for trace in side if trace.hlo), None) for side in (base, head)]
+    mine, theirs = sides
+    if mine is None or theirs is None:
+        return ()
+    costs = [
+        {id(side): cost for side, cost in zip(trace.fact(program_sides), _ordered(trace), strict=False)}
+        for trace in (mine, theirs)
+    ]
+    pairs = paired_programs(mine.fact(program_sides), theirs.fact(program_sides))
+    found = []
+    for one, other in pairs:
+        left, right = costs[0][id(one)], costs[1][id(other)]
+        if left.module.is_scheduled and right.module.is_scheduled:
+            change = program_change(
+                left.module,
+                right.module,
+                before=(program_before(left.module.source), program_before(right.module.source)),
+                costs=(left, right),
+                name=other.label,
+            )
+            found.append(replace(change, modelled_ns=_modelled(left, mine, right, theirs)))
+    return tuple(found)
+
+
+def _modelled(
+    base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace: Trace
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """The time of a run of both by the model; ``None`` unless both are for one target."""
+    if base_trace.target is None or head_trace.target is None or targets([base_trace], [head_trace]).differ:
+        return None
+    try:
+        spans = [
+            estimate(cost.module, target, cost=cost).step_ns
+            for cost, target in ((base, base_trace.target), (head, head_trace.target))
+        ]
+    except DataError:  # compiled for another platform than it says
+        return None
+    return (spans[0].low, spans[0].high), (spans[1].low, spans[1].high)
+
+
+def _ordered(trace: Trace) -> list[ModuleCost]:
+    """Costs in the order of ``program_sides``."""
+    return sorted(trace.fact(hlo_costs), key=lambda cost: -(cost.total.bytes + cost.total.flops))
+
+
+def targets(base: Sequence[Trace], head: Sequence[Trace]) -> TargetOfSide:
+    """The machine each side was compiled for, where it was compiled for one that is named."""
+    said = [next((_target(trace) for trace in side if trace.target is not None), "") for side in (base, head)]
+    return TargetOfSide(base=said[0], head=said[1])
+
+
+def _target(trace: Trace) -> str:
+    target = trace.target
+    if target is None:
+        return ""
+    memory = "" if target.memory_bytes is None else f", {target.memory_bytes:,} B each"
+    return f"{target.shown} ({target.layout}){memory}"

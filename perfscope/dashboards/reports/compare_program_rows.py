@@ -1,0 +1,121 @@
+"""What every face of a comparison says of compiled programs: rows and words, fit to be shown. Escaped for none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.compare_words import IDENTICAL, amount
+from perfscope.dashboards.shown import NAME_LIMIT, TEXT_LIMIT, shown
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.reports.compare_document import Document
+    from perfscope.dashboards.reports.compare_program_types import ProgramAmount, ProgramDifference, ProgramRow, Span
+
+_SHORT = {
+    "bytes moved a run": "moved",
+    "FLOPs a run": "FLOPs",
+    "instructions launched a run": "launches",
+    "recomputed FLOPs a run": "FLOPs recomputed",
+    "collective bytes a run": "sent to other devices",
+    "peak memory of the program": "at the peak",
+}
+"""What stands behind a row's amounts."""
+
+MOST_WRITTEN = 6
+MOST_ROWS_SAID = 3
+"""Sentences of one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramLine:
+    """A row in words."""
+
+    where: str
+    """The line to look at; ``''`` where none is known."""
+    title: str
+    """``moved out of a fusion: reduce_sum, mul (backward), 4 times; shows at model.py:16``."""
+    amounts: str
+    """``+160 MiB moved, +6 launches``."""
+    said: tuple[str, ...]
+    is_worse: bool
+
+
+def program_title(one: ProgramDifference, *, several: bool) -> str:
+    """``jit_step: 3 changes by instruction``."""
+    lead = f"{shown(one.name)}: " if several else ""
+    if one.identical:
+        return f"{lead}{IDENTICAL} ({shown(one.head_fingerprint)})"
+    count = len(one.rows) + one.other_rows.count
+    if one.base_fingerprint == one.head_fingerprint:
+        return f"{lead}same fingerprint, another plan of its memory"
+    return f"{lead}{count:,} change{'' if count == 1 else 's'} by instruction; each metric's parts sum to its change"
+
+
+def program_lines(one: ProgramDifference, most: int, *, limit: int = NAME_LIMIT) -> tuple[list[ProgramLine], int]:
+    """(the first rows in words, how many are left)."""
+    kept = one.rows[:most]
+    return [_line(row, limit) for row in kept], len(one.rows) - len(kept) + one.other_rows.count
+
+
+def _line(row: ProgramRow, limit: int) -> ProgramLine:
+    phase = f" ({shown(row.phase)})" if row.phase else ""
+    times = f", {row.count:,} times" if row.count > 1 else ""
+    at = f"; shows at {shown(row.place, limit)}" if row.source and row.place and row.place != row.source else ""
+    return ProgramLine(
+        where=shown(row.where(), limit),
+        title=f"{shown(row.change)}: {shown(row.what, limit)}{phase}{times}{at}",
+        amounts=", ".join(map(signed, row.amounts)),
+        said=tuple(shown(text, TEXT_LIMIT) for text in row.said[:MOST_ROWS_SAID]),
+        is_worse=row.is_worse,
+    )
+
+
+def signed(one: ProgramAmount) -> str:
+    """``+160 MiB moved``."""
+    change = one.head - one.base
+    name = _SHORT.get(one.name, shown(one.name))
+    return f"{'+' if change > 0 else '-'}{amount(one.unit, abs(change))}{f' {name}' if name else ''}"
+
+
+def written_line(one: ProgramDifference) -> str:
+    """What differs in the program as written; ``''`` where nothing does, or nobody knows."""
+    if not one.written:
+        return ""
+    places: dict[str, list[str]] = {}
+    for held in one.written:
+        times = f" ({held.count:,} times)" if held.count > 1 else ""
+        places.setdefault(shown(held.place), []).append(f"{shown(held.change)} {shown(held.what)}{times}")
+    said = [f"{place}: {', '.join(what[:MOST_WRITTEN])}" for place, what in places.items()]
+    more = f"; and {len(said) - MOST_WRITTEN:,} more lines" if len(said) > MOST_WRITTEN else ""
+    return "; ".join(said[:MOST_WRITTEN]) + more
+
+
+def modelled_line(one: ProgramDifference) -> str:
+    """Time of a run by the model on both sides; ``''`` where it is not known."""
+    if one.base_modelled is None or one.head_modelled is None:
+        return ""
+    return f"a run takes {_span(one.base_modelled)} → {_span(one.head_modelled)} by the model; nothing was measured"
+
+
+def _span(held: Span) -> str:
+    return f"{format_ns(held.low)} to {format_ns(held.high)}"
+
+
+def row_of_metric(document: Document, name: str) -> ProgramRow | None:
+    """The first row of a program's metric that is worse by it; ``name`` as the document's metrics have it."""
+    for one in document.programs:
+        plain = name.removeprefix(f"{one.name}: ")
+        for row in one.rows:
+            if any(held.name == plain and held.head > held.base for held in row.amounts):
+                return row
+            if plain == "collectives that block a run" and row.blocking:
+                return row
+    return None
+
+
+def changed_programs(document: Document) -> Sequence[ProgramDifference]:
+    """Programs that differ."""
+    return [one for one in document.programs if not one.identical]
