@@ -33,7 +33,7 @@ MOST_REASON = 500
 
 
 @dataclass(slots=True)
-class _Refusal:
+class Refusal:
     """A reason that was given for a pair of scheduler nodes."""
 
     first: Any
@@ -48,7 +48,7 @@ class FusionLog:
 
     def __init__(self) -> None:
         """Nothing is hooked yet."""
-        self._held: dict[tuple[str, str, str], _Refusal] = {}
+        self._held: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._undo: torch_compat.Undo | None = None
         self._bytes = 0
@@ -81,7 +81,7 @@ class FusionLog:
             if held is not None:
                 held.times += 1
             elif len(self._held) < MOST_PAIRS:
-                self._held[key] = _Refusal(first, second, reason, arguments)
+                self._held[key] = Refusal(first, second, reason, arguments)
             else:
                 self._overflow += 1
         except Exception as error:  # the program compiles: nothing of ours may stop it
@@ -97,11 +97,11 @@ class FusionLog:
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
 
-    def _write(self, scheduler: Any, refusals: list[_Refusal], left_out: int) -> None:
+    def _write(self, scheduler: Any, refusals: list[Refusal], left_out: int) -> None:
         assert self.place is not None
         path = self.place / FILE
         where = {"compile_id": torch_compat.compile_id(), "direction": torch_compat.direction()}
-        records, fused_after_all = _kernels_apart(scheduler, refusals)
+        records, fused_after_all = kernels_apart(scheduler, refusals)
         records.sort(key=lambda one: -(one["shared_bytes"] or one["common_read_bytes"] or 0))
         left_out += len(records[MOST_KEPT:])
         lines = []
@@ -128,7 +128,7 @@ class FusionLog:
             stream.write("".join((head, json.dumps(graph) + "\n", *lines)))
 
 
-def _kernels_apart(scheduler: Any, refusals: Iterable[_Refusal]) -> tuple[list[dict[str, Any]], int]:
+def kernels_apart(scheduler: Any, refusals: Iterable[Refusal]) -> tuple[list[dict[str, Any]], int]:
     """The refusals by the kernels their nodes ended in, and how many are of nodes that ended in one."""
     kernel_of = {node.get_name(): kernel for kernel in scheduler.nodes for node in kernel.get_nodes()}
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -162,7 +162,7 @@ def _ended_in(node: Any, kernel_of: dict[str, Any]) -> Any:
     return next(iter(kernels.values())) if len(kernels) == 1 else node
 
 
-def _said(refusal: _Refusal) -> str:
+def _said(refusal: Refusal) -> str:
     try:
         text = refusal.reason % refusal.arguments
     except (TypeError, ValueError):  # the words alone, where torch's own would not print

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
 
 if TYPE_CHECKING:
+    from perfscope.profiler.captures.op_graph_frames import Frames
     from perfscope.profiler.captures.op_graph_mode import RecordingMode
     from perfscope.profiler.captures.op_graph_modules import ModuleStack
     from perfscope.profiler.captures.op_graph_table import OpTable
@@ -46,8 +47,16 @@ class OpGraphCapture:
         self._thread = 0
         self._failure: str | None = None
 
-    def start(self, step: int) -> None:
-        """Begins to record; ``step`` is the number the file will carry. Needs torch."""
+    @property
+    def mode(self) -> RecordingMode | None:
+        """What records now; its ``active`` may be taken back for a while."""
+        return self._mode
+
+    def start(self, step: int, modules: ModuleStack | None = None, frames: Frames | None = None) -> None:
+        """Begins to record; ``step`` is the number the file will carry. Needs torch.
+
+        ``modules`` and ``frames`` name modules and lines, where they are to be named in another way.
+        """
         if self._mode is not None:
             raise AskedWronglyError("op graph: start() called twice without stop()")
         import torch
@@ -59,9 +68,10 @@ class OpGraphCapture:
 
         self._thread = threading.get_ident()
         self._table = OpTable(step, self._limit)
-        self._modules = ModuleStack()
+        self._modules = modules or ModuleStack()
         # The folder of now: a program that moves later would otherwise change the names of its files.
-        self._mode = RecordingMode(self._table, Frames(torch.__file__, Path.cwd()), self._modules)
+        frames = frames or Frames(torch.__file__, Path.cwd())
+        self._mode = RecordingMode(self._table, frames, self._modules)
         self._modules.start()
         _insert_lowest(self._mode)
 

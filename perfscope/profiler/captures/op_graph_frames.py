@@ -90,8 +90,14 @@ class Frames:
             data,
         )
 
+    def is_user(self, path: str) -> bool:
+        """Whether a file is the user's, where a stack is known as text only."""
+        return self._kind_of(path, "") == USER
+
     def _kind(self, code: CodeType) -> int:
-        path = code.co_filename
+        return self._kind_of(code.co_filename, code.co_name)
+
+    def _kind_of(self, path: str, function: str) -> int:
         if path.startswith("<"):
             # Frozen modules and generated code have no line to show; a notebook cell has.
             return USER if path.startswith("<ipython") else HIDDEN
@@ -99,7 +105,7 @@ class Frames:
         if _GENERATED in path or path.startswith(self._generated):
             return HIDDEN  # what torch.compile wrote; the user's line is further out
         if path.startswith(self._torch):
-            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"), code.co_name)
+            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"), function)
         if path.startswith(self._ours):
             return USER if path.startswith(self._workloads) else HIDDEN
         if path.startswith(self._stdlib) and not path.startswith(self._packages):

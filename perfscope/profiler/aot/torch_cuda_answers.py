@@ -1,0 +1,183 @@
+"""What ``torch.cuda`` answers a program that is planned: one device like the target, idle and never waited for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+_NOTHING = (
+    "synchronize", "empty_cache", "set_device", "init", "_lazy_init", "manual_seed", "manual_seed_all", "ipc_collect",
+    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "set_stream", "seed",
+    "seed_all", "set_per_process_memory_fraction",
+)  # fmt: skip
+_ZERO = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "current_device",
+    "utilization", "memory_cached", "max_memory_cached",
+)  # fmt: skip
+
+
+class CudaAnswers:
+    """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
+
+    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
+    """
+
+    def __init__(self, *, name: str, count: int, memory_bytes: int, cores: int, capability: tuple[int, int]) -> None:
+        self.name, self.count, self.memory_bytes, self.cores, self.capability = (
+            name, count, memory_bytes, cores, capability,
+        )  # fmt: skip
+        self._truth: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Change ``torch.cuda`` for good."""
+        cuda: Any = torch.cuda
+        self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
+        for name, answer in self._answers().items():
+            setattr(cuda, name, answer)
+        tensor: Any = torch.Tensor
+        tensor.cuda, tensor.pin_memory = _to_cuda, lambda tensor, *_: tensor
+        module: Any = torch.nn.Module
+        module.cuda = lambda module, *_: module.to("cuda")
+        _data_in_this_process()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While torch's own compiler asks, which must not believe that there is a GPU."""
+        cuda: Any = torch.cuda
+        shown = {name: getattr(cuda, name) for name in self._truth}
+        for name, answer in self._truth.items():
+            setattr(cuda, name, answer)
+        try:
+            yield
+        finally:
+            for name, answer in shown.items():
+                setattr(cuda, name, answer)
+
+    def _answers(self) -> dict[str, Any]:
+        def one_stream(*_: Any) -> _Stream:
+            return _Stream()
+
+        return {
+            **dict.fromkeys(_NOTHING, _nothing),
+            **dict.fromkeys(_ZERO, _zero),
+            "is_available": _true,
+            "is_initialized": _true,
+            "device_count": lambda: self.count,
+            "is_bf16_supported": lambda *_, **__: self.capability >= (8, 0),
+            "get_device_name": lambda *_: self.name,
+            "get_device_capability": lambda *_: self.capability,
+            "get_device_properties": lambda *_: self._properties(),
+            "mem_get_info": lambda *_: (self.memory_bytes, self.memory_bytes),
+            "memory_stats": lambda *_: {},
+            "memory_summary": lambda *_, **__: "",
+            "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
+            "get_rng_state": lambda *_: torch.get_rng_state(),
+            "set_rng_state": _nothing,
+            "get_rng_state_all": list,
+            "Event": _Event,
+            "Stream": _Stream,
+            "current_stream": one_stream,
+            "default_stream": one_stream,
+            "stream": _Around,
+            "device": _Around,
+        }
+
+    def _properties(self) -> SimpleNamespace:
+        major, minor = self.capability
+        return SimpleNamespace(
+            name=self.name,
+            major=major,
+            minor=minor,
+            total_memory=self.memory_bytes,
+            multi_processor_count=self.cores,
+            is_integrated=0,
+            warp_size=32,
+        )
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _true(*_: Any) -> bool:
+    return True
+
+
+def _false(*_: Any) -> bool:
+    return False
+
+
+def _to_cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **_: Any) -> torch.Tensor:
+    return tensor.to("cuda", non_blocking=non_blocking)
+
+
+class _Event:
+    """Never waits; no time passes between two."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+    def query(self) -> bool:
+        return True
+
+    record = wait = synchronize = _nothing
+
+
+class _Stream:
+    """The only one."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait_stream = wait_event = _nothing
+
+
+class _Around:
+    """``with torch.cuda.stream(...)`` and ``with torch.cuda.device(...)``."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _data_in_this_process() -> None:
+    """Workers of a ``DataLoader`` would make real data in other processes."""
+    from torch.utils.data import DataLoader
+
+    original = DataLoader.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def alone(*arguments: Any, **named: Any) -> None:
+        asked = signature.bind(*arguments, **named).arguments
+        for needs_workers in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            asked.pop(needs_workers, None)
+        original(**{**asked, "num_workers": 0, "pin_memory": False})
+
+    DataLoader.__init__ = alone

@@ -1,0 +1,214 @@
+"""A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
+
+Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
+autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
+that no data was there for, an answer is made up and counted: nothing that follows from data is known here.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from perfscope.profiler.aot.torch_plan_file import MadeUp, PlanPlace
+from perfscope.profiler.captures.op_graph_frames import Frames
+
+CHOSEN_SHARE = 0.5
+"""Of the elements of a mask that are taken to be true, where nothing is known of it."""
+
+ANSWERS: dict[str, tuple[str, Any]] = {
+    "aten.equal.default": ("equal", True),
+    "aten.allclose.default": ("equal", True),
+    "aten.is_nonzero.default": ("bool", False),
+}
+"""Read by op: what it is called, and what is answered. A number is 0.0, a whole number 1, a truth value False."""
+
+_MODULUS = {"aten.topk", "aten.sort", "aten.argmax", "aten.argmin", "aten.max", "aten.min"}
+"""Ops whose whole-number results are places in a dimension: any of its size, all alike likely."""
+_KEEPS = {
+    "aten.view", "aten.reshape", "aten._unsafe_view", "aten.clone", "aten._to_copy", "aten.alias", "aten.detach",
+    "aten.expand", "aten.slice", "aten.select", "aten.permute", "aten.transpose", "aten.t", "aten.unsqueeze",
+    "aten.squeeze",
+}  # fmt: skip
+"""Ops whose results are values of their first argument."""
+
+
+class PlanFrames(Frames):
+    """Names of files without a folder of this machine: below the import path, else their last two parts."""
+
+    def name(self, path: str) -> str:
+        """The file as the user would call it."""
+        shown = super().name(path)
+        if not Path(shown).is_absolute():
+            return shown
+        inside = Path(path)
+        while (inside.parent / "__init__.py").is_file():
+            inside = inside.parent
+        parts = Path(path).parts
+        return "/".join(parts[-2:]) if inside == Path(path) else Path(path).relative_to(inside.parent).as_posix()
+
+
+class FakeWorld:
+    """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.frames = PlanFrames(torch.__file__, Path.cwd())
+        self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
+        self._dispatch = FakeTensorMode.dispatch
+        self._swap = torch.utils.swap_tensors
+
+    def install(self) -> None:
+        """Change torch in this process: there is no way back, it is the planner's own."""
+        world, dispatch = self, self._dispatch
+
+        def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            args, kwargs = to_host(args), to_host(kwargs or {})
+            if mode is not world.mode:
+                return dispatch(mode, func, types, args, kwargs)
+            return world._answered(dispatch, mode, func, types, args, kwargs)
+
+        FakeTensorMode.dispatch = on_host
+        torch.utils.swap_tensors = self._swapped
+
+    def _swapped(self, left: Any, right: Any) -> None:
+        """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
+        if isinstance(left, FakeTensor):
+            left.data = right.detach()
+        else:
+            self._swap(left, right)
+
+    def made_up(self) -> tuple[MadeUp, ...]:
+        """What was read and answered, by line."""
+        return tuple(
+            MadeUp(
+                what=what,
+                place=None if file is None else PlanPlace(file=file, line=line or 0, function=function),
+                answer=answer,
+                times=times,
+            )
+            for (what, file, line, function, answer), times in self.reads.items()
+        )
+
+    def _answered(self, dispatch: Callable[..., Any], mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            result = dispatch(mode, func, types, args, kwargs)
+        except fake_tensor.DataDependentOutputException:
+            return self._value(func, args)
+        except fake_tensor.DynamicOutputShapeException:
+            return self._sized(mode, func, args, kwargs)
+        _remember(func, args, result)
+        return result
+
+    def _value(self, func: Any, args: Any) -> Any:
+        what, answer = ANSWERS.get(str(func), ("item", 0.0))
+        if what == "item" and isinstance(args[0], torch.Tensor):
+            kind = args[0].dtype
+            if kind is torch.bool:
+                answer = False
+            elif not kind.is_floating_point:
+                answer = 1
+        self.note(what, repr(answer))
+        return answer
+
+    def _sized(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Results whose size depends on data, at a size that is made up."""
+        packet, first = str(func).rpartition(".")[0], args[0]
+        if packet == "aten.nonzero":
+            count = _count(first)
+            self.note("nonzero", f"{count:,} of {first.numel():,} elements")
+            with mode:
+                return torch.empty((count, first.dim()), dtype=torch.int64)
+        if packet == "aten.masked_select":
+            count = _count(args[1]) * max(1, first.numel() // max(1, args[1].numel()))
+            self.note("masked_select", f"{count:,} of {first.numel():,} elements")
+            with mode:
+                return torch.empty((count,), dtype=first.dtype)
+        if packet in ("aten._unique", "aten._unique2", "aten.unique_consecutive"):
+            self.note("unique", f"all {first.numel():,} elements differ")
+            with mode:
+                values = torch.empty((first.numel(),), dtype=first.dtype)
+                return (
+                    values,
+                    torch.empty_like(first, dtype=torch.int64),
+                    torch.empty_like(values, dtype=torch.int64),
+                )[: len(func._schema.returns)]
+        if packet == "aten.repeat_interleave":
+            self.note("repeat_interleave", f"each of {first.numel():,} once")
+            with mode:
+                return torch.empty((first.numel(),), dtype=torch.int64)
+        if packet == "aten.bincount":
+            named = dict(zip(("self", "weights", "minlength"), args, strict=False), **kwargs)
+            count = max(1, int(named.get("minlength") or 0))
+            self.note("bincount", f"{count:,} bins")
+            with mode:
+                return torch.empty((count,), dtype=torch.int64)
+        raise fake_tensor.DynamicOutputShapeException(func)
+
+    def note(self, what: str, answer: str) -> None:
+        """Count a read that was answered so, at the user's line."""
+        site = self.frames.site(sys._getframe(1))
+        if not site.data:
+            self.reads[what, site.file, site.line, site.function, answer] += 1
+
+
+def to_host(tree: Any) -> Any:
+    """Arguments with every CUDA device in them replaced by the CPU."""
+    if not pytree.tree_any(_is_cuda, tree):
+        return tree
+    return pytree.tree_map_only(torch.device, lambda device: torch.device("cpu") if _is_cuda(device) else device, tree)
+
+
+def _is_cuda(thing: Any) -> bool:
+    return isinstance(thing, torch.device) and thing.type == "cuda"
+
+
+def _count(mask: Any) -> int:
+    share = getattr(mask, "_perfscope_share", CHOSEN_SHARE)
+    return max(1, round(share * prod(mask.shape))) if mask.numel() else 0
+
+
+def _remember(func: Any, args: Any, result: Any) -> None:
+    """What a later ``nonzero`` can be sized by: of E equally likely places, one in E is the one asked for."""
+    packet = str(func).rpartition(".")[0]
+    if packet in _MODULUS and args and isinstance(args[0], torch.Tensor):
+        extent = _extent(packet, args)
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, FakeTensor) and part.dtype is torch.int64:
+                part._perfscope_values = extent
+    elif packet in _KEEPS and isinstance(result, FakeTensor):
+        for name in ("_perfscope_values", "_perfscope_share"):
+            if hasattr(args[0], name):
+                setattr(result, name, getattr(args[0], name))
+    elif packet in ("aten.eq", "aten.ne") and isinstance(result, FakeTensor):
+        values = getattr(args[0], "_perfscope_values", None)
+        if values and not isinstance(args[1], torch.Tensor):
+            result._perfscope_share = 1 / values if packet == "aten.eq" else 1 - 1 / values
+
+
+def places_in(node: Any) -> int | None:
+    """Of a node of a graph that is places in a dimension (``topk``): its size."""
+    source = node.args[0] if node.op == "call_function" and node.target is operator.getitem else node
+    packet = str(getattr(source, "target", "")).rpartition(".")[0]
+    value = node.meta.get("val")
+    if packet not in _MODULUS or getattr(value, "dtype", None) is not torch.int64:
+        return None
+    return _extent(packet, [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in source.args])
+
+
+def _extent(packet: str, args: Any) -> int:
+    numbers = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
+    place = 1 if packet == "aten.topk" else 0
+    dim = numbers[place] if len(numbers) > place else -1
+    shape = args[0].shape
+    return int(shape[dim]) if shape else 1

@@ -1,0 +1,238 @@
+"""Has inductor plan a graph and stop before anything is compiled: lowering, scheduling, fusion, Triton source.
+
+Inductor's Triton backend is asked for tensors of the CPU (``config.cpu_backend``), which needs the triton package and
+neither a driver nor a compiler. Every private part of inductor that planning stands on is touched here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perfscope.profiler import torch_compat
+from perfscope.profiler.aot.torch_fake import places_in, to_host
+from perfscope.profiler.captures.compile_fusion import MOST_PAIRS, Refusal
+from perfscope.profiler.errors import DataError
+
+UNASKED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+"""Settings that run kernels to choose among them: not here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduled:
+    """What inductor has decided of one graph, alive only while it is looked at."""
+
+    scheduler: Any
+    graph: Any
+    """``GraphLowering``."""
+    backward: bool
+    inference: bool
+    compile_id: str
+    refusals: list[Refusal]
+    overflow: int
+    sources: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Scheduler node to (name, source) of the Triton kernel it is in."""
+    saved: int = 0
+    """Bytes a forward keeps for its backward."""
+
+
+class Planner:
+    """Listens to inductor. ``planned(scheduled)`` gets each graph and returns a number by which it is known."""
+
+    def __init__(
+        self,
+        planned: Callable[[Scheduled], int],
+        *,
+        called: Callable[[int], None],
+        failed: Callable[[str], None],
+        around: Callable[[], AbstractContextManager[None]],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Take the listeners.
+
+        ``called(number)``: a planned graph is run; ``failed(reason)``: one could not be planned; ``around()`` is
+        entered while inductor works, ``paused()`` while a graph runs in place of its kernels.
+        """
+        self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
+        self._refusals: dict[tuple[str, str, str], Refusal] = {}
+        self._overflow = 0
+        self._sources: dict[str, tuple[str, str]] = {}
+        self._compile_fx: Any = None
+        self.tuned = False
+        """Whether the program asked for autotuning, which is not planned."""
+
+    def install(self) -> None:
+        """Change inductor in this process; ``DataError`` in one line where this torch's is not one that is known."""
+        try:
+            self._install()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise DataError(
+                f"torch {torch.__version__}: inductor cannot plan here: a private part has changed "
+                f"({type(error).__name__}: {error}); torch 2.13 with triton 3.7 is known to work"
+            ) from error
+
+    def _install(self) -> None:
+        import torch._dynamo.config as dynamo
+        import torch._functorch.config as functorch
+        import torch._inductor.config as config
+        import torch.utils._triton as triton
+        from torch._inductor import compile_fx, graph, scheduler
+        from torch._inductor.codegen.triton import TritonScheduling
+
+        config.cpu_backend = "triton"
+        config.fx_graph_cache = config.fx_graph_remote_cache = False
+        dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
+        config.compile_threads = 1
+        functorch.enable_autograd_cache = False
+        functorch.force_non_lazy_backward_lowering = True
+        scheduler.has_triton = lambda: True
+        triton.triton_hash_with_backend = lambda: "0" * 64
+        hooked = torch_compat.hook_scheduler(self._refused, lambda _: None)
+        if isinstance(hooked, str):
+            raise AttributeError(hooked)
+        self._compile_fx, inner = compile_fx.compile_fx, compile_fx.compile_fx_inner
+        define = TritonScheduling.define_kernel
+        planner = self
+
+        def define_kernel(scheduling: Any, source: str, nodes: Any, kernel: Any) -> Any:
+            name = define(scheduling, source, nodes, kernel)
+            for node in nodes:
+                for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
+                    planner._sources[part.get_name()] = (str(name), source)
+            return name
+
+        TritonScheduling.define_kernel = define_kernel
+        graph.GraphLowering.compile_to_module = lambda lowered: planner._look(lowered)
+
+        def plan(module: Any, inputs: Sequence[Any], **named: Any) -> Any:
+            return self._plan(inner, module, inputs, named)
+
+        def compile_in_plan(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:
+            patches = dict(config_patches or {})
+            planner.tuned = planner.tuned or any(patches.pop(name, False) for name in UNASKED)
+            patches = {name: value for name, value in patches.items() if "cudagraph" not in name}
+            return self._compile(model, inputs, plan, patches)
+
+        compile_fx.compile_fx = compile_in_plan
+
+    def backend(self, module: Any, inputs: Any) -> Any:
+        """A backend of torch.compile that plans."""
+        from torch._inductor import compile_fx
+
+        return compile_fx.compile_fx(module, inputs)
+
+    def _compile(self, model: Any, inputs: Any, plan: Any, patches: dict[str, Any]) -> Any:
+        import torch._inductor.config as config
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        _on_host(model)
+        with self._around(), _disable_current_modes(), config.patch(patches):
+            return self._compile_fx(model, inputs, inner_compile=plan)
+
+    def _plan(self, inner: Any, module: Any, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+        self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
+        try:
+            inner(module, inputs, **named)
+        except _PlannedError as planned:
+            number = planned.number
+        except Exception as error:  # the program goes on with this graph as it is
+            what = str(error).strip().splitlines()
+            self._failed(f"{type(error).__name__}: {what[0] if what else ''}")
+        results = _Results(before)
+
+        def run(*arguments: Any) -> Any:
+            if number is not None:
+                self._called(number)
+            with self._paused():
+                return results.of(arguments)
+
+        return make_boxed_func(run)
+
+    def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
+        key = (first.get_name(), second.get_name(), reason)
+        held = self._refusals.get(key)
+        if held is not None:
+            held.times += 1
+        elif len(self._refusals) < MOST_PAIRS:
+            self._refusals[key] = Refusal(first, second, reason, arguments)
+        else:
+            self._overflow += 1
+
+    def _look(self, graph: Any) -> Any:
+        """In place of ``GraphLowering.compile_to_module``: everything is decided, nothing is compiled."""
+        graph.codegen()
+        scheduled = Scheduled(
+            scheduler=graph.scheduler,
+            graph=graph,
+            backward=bool(graph.is_backward),
+            inference=bool(graph.is_inference),
+            compile_id=torch_compat.compile_id() or "-",
+            refusals=list(self._refusals.values()),
+            overflow=self._overflow,
+            sources=dict(self._sources),
+        )
+        raise _PlannedError(self._planned(scheduled))
+
+
+class _PlannedError(BaseException):
+    """Ends inductor's work once the plan has been looked at. No ``Exception``, which inductor would wrap."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Results:
+    """What a planned graph gives back: fakes of the sizes it was traced with, or what its ops give, step by step."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        output = next(node for node in module.graph.nodes if node.op == "output")
+        self._known: list[tuple[Any, ...] | None] | None = []
+        for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
+            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+            if node is None:
+                self._known.append(None)
+            elif isinstance(value, torch.Tensor) and not _symbolic(value):
+                self._known.append((tuple(value.shape), tuple(value.stride()), value.dtype, places_in(node)))
+            else:
+                self._known = None
+                break
+
+    def of(self, arguments: tuple[Any, ...]) -> Any:
+        if self._known is None:
+            return self._module(*arguments)
+        return tuple(None if known is None else _made(*known) for known in self._known)
+
+
+def _made(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, extent: int | None) -> Any:
+    tensor: Any = torch.empty_strided(shape, stride, dtype=dtype)
+    if extent is not None:
+        tensor._perfscope_values = extent
+    return tensor
+
+
+def _symbolic(value: Any) -> bool:
+    return any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))
+
+
+def _on_host(module: Any) -> None:
+    """A graph that makes tensors on ``cuda`` makes them on the CPU."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return
+    for node in module.graph.nodes:
+        node.args = tuple(_host(one) for one in to_host(node.args))
+        node.kwargs = {name: _host(one) for name, one in to_host(node.kwargs).items()}
+    module.recompile()
+
+
+def _host(argument: Any) -> Any:
+    return "cpu" if isinstance(argument, str) and (argument == "cuda" or argument.startswith("cuda:")) else argument

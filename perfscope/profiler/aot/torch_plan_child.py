@@ -1,0 +1,220 @@
+"""Plans a PyTorch program in the child: runs it with fake tensors, has inductor plan its graphs, writes the plan.
+
+Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.profiler.aot.request import Request
+from perfscope.profiler.errors import DataError
+
+if TYPE_CHECKING:
+    from perfscope.profiler.aot.child import Said
+    from perfscope.profiler.aot.torch_inductor import Scheduled
+
+
+def plan_program(request: Request, said: Said) -> None:
+    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
+    if request.target.platform != "gpu":
+        raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
+    try:
+        import torch
+    except ImportError as error:
+        raise DataError(f"torch programs cannot be planned: torch is not installed ({error})") from error
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < (2, 12):
+        raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
+    _Planning(request, said).run()
+
+
+def capability_of(architecture: object) -> tuple[int, int]:
+    """Compute capability of ``sm_90a``; that of an H100 where there is none (a GPU that is not NVIDIA's)."""
+    found = re.match(r"sm_(\d+)(\d)", str(architecture))
+    return (int(found[1]), int(found[2])) if found else (9, 0)
+
+
+class _Planning:
+    """One program, from its first line to the file."""
+
+    def __init__(self, request: Request, said: Said) -> None:
+        import torch
+
+        from perfscope.profiler.aot.torch_attention import AttentionRule
+        from perfscope.profiler.aot.torch_cuda_answers import CudaAnswers
+        from perfscope.profiler.aot.torch_fake import FakeWorld
+        from perfscope.profiler.aot.torch_heard import Heard
+        from perfscope.profiler.aot.torch_inductor import Planner
+        from perfscope.profiler.aot.torch_plan_kernels import KernelReader
+        from perfscope.profiler.aot.torch_plan_steps import PlanSteps
+
+        self._torch, self._request, self._said = torch, request, said
+        first = request.arguments[0] if request.arguments else "program"
+        self._program = first if request.module else Path(first).stem
+        self._folder = Path(request.folder) / "plans"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
+        target = request.target
+        self.world, self.attention = FakeWorld(), AttentionRule()
+        device = target.description.get("device")
+        facts: dict[str, Any] = device if isinstance(device, dict) else {}
+        self.answers = CudaAnswers(
+            name=f"{target.vendor} {target.device}",
+            count=1,
+            memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
+            cores=int(facts.get("cores") or 0),
+            capability=capability_of(facts.get("architecture")),
+        )
+        self.heard = Heard(self.world.frames)
+        self.reader = KernelReader(self.world.frames)
+        self.graphs: list[Any] = []
+        self.calls: Counter[int] = Counter()
+        self.every_call: Counter[int] = Counter()
+        self.failures: list[str] = []
+        self.planner = Planner(
+            self._planned,
+            called=self._called,
+            failed=self.failures.append,
+            around=self.answers.hidden,
+            paused=lambda: self.steps.paused(),
+        )
+        self.steps = PlanSteps(
+            self._folder,
+            self._stem,
+            self.world.frames,
+            compiles=lambda: bool(self.graphs or self.failures),
+            backend=self.planner.backend,
+        )
+
+    def run(self) -> None:
+        """Run the program and write the plan, also of a program that failed."""
+        from perfscope.profiler.aot.child_program import run_program
+        from perfscope.profiler.aot.torch_plan_file import write_plan
+        from perfscope.profiler.aot.torch_plan_steps import EnoughSeenError
+
+        self.planner.install()
+        self.heard.install()
+        self.attention.install()
+        self.world.install()
+        self.answers.install()
+        self.steps.install()
+        failure = None
+        with self.world.mode:
+            try:
+                run_program(self._request)
+            except EnoughSeenError:
+                pass
+            except BaseException as error:
+                failure = self._in_words(error)
+            finally:
+                self.steps.finish()
+        plan = self._plan(failure)
+        path = self._folder / f"{self._stem}.json"
+        write_plan(path, plan)
+        self._said(
+            "planned",
+            file=f"plans/{path.name}",
+            name=self._program,
+            graphs=len(plan.graphs),
+            kernels=sum(len(graph.kernels) for graph in plan.graphs),
+            complete=plan.complete,
+            failure=plan.failure,
+            stopped=plan.stopped,
+            notes=list(plan.notes),
+            not_covered=list(plan.not_covered),
+        )
+
+    def _planned(self, scheduled: Scheduled) -> int:
+        self.graphs.append(self.reader.graph(scheduled))
+        return len(self.graphs) - 1
+
+    def _called(self, number: int) -> None:
+        self.every_call[number] += 1
+        if self.steps.counting:
+            self.calls[number] += 1
+
+    def _in_words(self, error: BaseException) -> str:
+        """The program's own exception in a line, with its innermost line of the user's."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
+        at = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
+        text = " ".join(str(error).split())[:300]
+        return f"{type(error).__name__}{at}: {text}"
+
+    def _plan(self, failure: str | None) -> Any:
+        from perfscope.profiler.aot.torch_plan_file import SCHEMA, TorchPlan
+
+        steps = self.steps
+        if steps.compiled_by is None:
+            steps.decide()
+        counted = self.calls if steps.seen_planned else self.every_call
+        graphs = tuple(
+            replace(graph, calls=counted[number], function=place[0], place=place[1])
+            for number, graph in enumerate(self.graphs)
+            if (place := self.heard.functions.get(graph.compile_id, (None, None)))
+        )
+        return TorchPlan(
+            schema=SCHEMA,
+            name=self._program,
+            compiled_by="program" if steps.compiled_by == "program" else "perfscope",
+            way="cpu-triton",
+            target=self._request.target.asked,
+            versions=_versions(),
+            graphs=graphs,
+            breaks=self.heard.breaks(),
+            recompiles=self.heard.recompiles(),
+            made_up=self.world.made_up(),
+            not_covered=tuple(self._not_covered(graphs)),
+            notes=tuple(self._notes()),
+            stopped=steps.stopped or ("the program raised" if failure else "the program ended by itself"),
+            steps_from=steps.source,
+            complete=failure is None and bool(steps.seen_planned or graphs),
+            failure=failure,
+            eager_file=steps.eager_file,
+            outside_file=steps.outside_file,
+        )
+
+    def _not_covered(self, graphs: Any) -> list[str]:
+        found = [f"a graph could not be planned: {reason}" for reason in self.failures]
+        found += [kernel.not_covered for graph in graphs for kernel in graph.kernels if kernel.not_covered]
+        if self.planner.tuned:
+            found.append("autotuning (max-autotune): kernels would be run to choose; library calls are planned instead")
+        if self.steps.source is None:
+            found.append(
+                "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
+            )
+        found += self.steps.problems
+        return list(dict.fromkeys(found))
+
+    def _notes(self) -> list[str]:
+        notes = ["planned, not measured: no kernel was compiled or run"]
+        notes += [
+            f"scaled_dot_product_attention is written out in {count:,} calls: {path}"
+            for path, count in sorted(self.attention.paths.items())
+            if path != "fused"
+        ]
+        if self.attention.paths["fused"]:
+            notes.append(
+                "scaled_dot_product_attention is planned as one fused kernel each way; which (flash, cuDNN) is for the "
+                "device to choose"
+            )
+        return notes
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]", "_", text)[:80] or "program"
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    versions = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
+    triton: Any = sys.modules.get("triton")
+    return versions if triton is None else {**versions, "triton": str(triton.__version__)}

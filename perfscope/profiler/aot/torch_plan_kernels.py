@@ -1,0 +1,276 @@
+"""From what inductor has scheduled to the kernels of a plan: members, ops, lines, bytes, FLOPs, refusals."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from perfscope.profiler.aot.torch_inductor import Scheduled
+from perfscope.profiler.aot.torch_plan_file import (
+    MAX_REFUSALS,
+    MAX_ROWS,
+    KernelKind,
+    PlannedGraph,
+    PlannedKernel,
+    PlannedRefusal,
+    PlanPlace,
+)
+from perfscope.profiler.captures.compile_fusion import kernels_apart
+from perfscope.profiler.captures.op_graph_flops import flops_of
+from perfscope.profiler.captures.op_graph_frames import Frames
+
+NO_SHARED_DATA = "no shared data"
+"""The scheduler's reason for pairs that have nothing to do with each other: most of what it says."""
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")
+ATTENTION = re.compile(r"_scaled_dot_product_\w*attention")
+UNSURE = {
+    "convolution": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
+    "convolution_backward": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
+    "_scaled_mm": "scaled products were not tried without a device: what scales and layouts the target takes is open",
+    "_scaled_grouped_mm": "scaled products were not tried without a device",
+    "_grouped_mm": "on the target a grouped product may be a Triton template of inductor's",
+    "lstm": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "gru": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "mkldnn_rnn_layer": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "_cudnn_rnn": "cuDNN runs a whole recurrent layer in kernels of its own",
+}
+"""Ops whose kernel torch chooses in C++ on the device, by name: what the plan says of them may not hold there."""
+
+_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (.+?)\s*$', re.MULTILINE)
+_EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
+
+
+class KernelReader:
+    """Reads scheduled graphs. ``frames`` tells the user's lines from others and names files as the user would."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+
+    def graph(self, scheduled: Scheduled, function: str | None = None) -> PlannedGraph:
+        """A graph as it was scheduled; bytes by the sizes it was compiled with."""
+        chosen = [kernel for kernel in scheduled.scheduler.nodes if _launches(kernel)]
+        kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
+        refusals, left = _refusals(scheduled, chosen)
+        return PlannedGraph(
+            compile_id=scheduled.compile_id,
+            direction="backward" if scheduled.backward else "inference" if scheduled.inference else "forward",
+            function=function,
+            place=None,
+            nodes=sum(len(kernel.get_nodes()) for kernel in scheduled.scheduler.nodes),
+            kernels=kernels,
+            refusals=refusals,
+            refusals_left=left,
+            dynamic=bool(getattr(scheduled.graph.sizevars, "shape_env", None) and _symbols(scheduled.graph)),
+            saved_bytes=0,
+            output_bytes=sum(_size(one) for one in scheduled.graph.graph_outputs or ()),
+        )
+
+    def _kernel(self, scheduled: Scheduled, kernel: Any) -> PlannedKernel:
+        parts = kernel.get_nodes()
+        members = tuple(part.get_name() for part in parts)
+        origins = _origins(parts)
+        named = scheduled.sources.get(members[0])
+        read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
+        if named is not None:
+            reduction = any(part.is_reduction() for part in parts)
+            return PlannedKernel(
+                name=named[0],
+                kind="foreach" if kernel.is_foreach() else "reduction" if reduction else "pointwise",
+                members=members,
+                ops=_ops(origins),
+                places=self.places(origins),
+                read_bytes=read,
+                written_bytes=written,
+                reread_bytes=_reread(parts) if named[0].startswith("triton_red") else 0,
+                dtype=_dtype(parts),
+            )
+        return self._extern(kernel, members, origins, read, written)
+
+    def _extern(
+        self, kernel: Any, members: tuple[str, ...], origins: Sequence[Any], read: int, written: int
+    ) -> PlannedKernel:
+        node = kernel.get_nodes()[0].node
+        name = str(
+            getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None) or type(node).__name__
+        )
+        origin = node.get_origin_node() if hasattr(node, "get_origin_node") else None
+        short = _EXTERN.sub("", name).split(".")[0]
+        if origin is None:
+            origin = next((one for one in origins if short in str(one.target)), None)
+        flops, dtype, shape = _work(origin)
+        kind: KernelKind = "product" if short in PRODUCTS else "attention" if ATTENTION.search(name) else "extern"
+        return PlannedKernel(
+            name=name,
+            kind=kind,
+            members=members,
+            ops=_ops([origin] if origin is not None else origins),
+            places=self.places([origin] if origin is not None else origins),
+            read_bytes=read,
+            written_bytes=written,
+            flops=flops,
+            dtype="float32" if dtype == "tf32" and kind != "product" else dtype,
+            shape=shape if kind == "product" else None,
+            not_covered=UNSURE.get(short),
+        )
+
+    def places(self, origins: Iterable[Any]) -> tuple[PlanPlace, ...]:
+        """The user's innermost line of each node, without repeats, in the order of file and line."""
+        every = (self.place(one.meta.get("stack_trace")) for one in origins)
+        found = {(place.file, place.line): place for place in every if place is not None}
+        return tuple(found[line] for line in sorted(found))[:MAX_ROWS]
+
+    def place(self, stack: str | None) -> PlanPlace | None:
+        """The innermost line of the user's in a stack trace as text."""
+        for file, line, function in reversed(_FRAME.findall(stack or "")):
+            if self._frames.is_user(file):
+                return PlanPlace(file=self._frames.name(file), line=int(line), function=function)
+        return None
+
+
+def _launches(kernel: Any) -> bool:
+    """Whether it is a launch: neither an allocation nor a part of another call's results."""
+    from torch._inductor import ir, scheduler
+
+    if isinstance(kernel, scheduler.NopKernelSchedulerNode):
+        return False
+    return not isinstance(getattr(kernel, "node", None), (ir.MultiOutput, ir.DynamicScalar, ir.AssertScalar))
+
+
+def _origins(parts: Iterable[Any]) -> list[Any]:
+    """Nodes of the FX graph that a kernel computes, by name."""
+    found = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
+    return [found[name] for name in sorted(found)]
+
+
+def _ops(origins: Iterable[Any]) -> tuple[str, ...]:
+    """ATen ops as the program has them: those before inductor took them apart, where it says."""
+    names = set()
+    for origin in origins:
+        target = origin.meta.get("original_aten") or origin.target
+        name = str(target)
+        if name.startswith(("aten.", "prims.")) or "." in name:
+            names.add(".".join(name.split(".")[:2]))
+    return tuple(sorted(names))
+
+
+def _refusals(scheduled: Scheduled, chosen: Sequence[Any]) -> tuple[tuple[PlannedRefusal, ...], int]:
+    kernels = {kernel.get_name(): index for index, kernel in enumerate(chosen)}
+    apart, _ = kernels_apart(scheduled.scheduler, scheduled.refusals)
+    found: dict[tuple[int, int, str], PlannedRefusal] = {}
+    for one in apart:
+        first, second = kernels.get(one["first"]), kernels.get(one["second"])
+        if first is None or second is None or one["reason"].startswith(NO_SHARED_DATA):
+            continue
+        pair = (min(first, second), max(first, second))
+        reason = _without_names(one["reason"])
+        before = found.get((*pair, reason))
+        found[*pair, reason] = PlannedRefusal(
+            first=pair[0],
+            second=pair[1],
+            reason=reason,
+            times=one["times"] + (before.times if before else 0),
+            shared_bytes=max(one["shared_bytes"] or 0, before.shared_bytes or 0 if before else 0),
+            common_read_bytes=max(one["common_read_bytes"] or 0, before.common_read_bytes or 0 if before else 0),
+        )
+    rows = sorted(
+        found.values(),
+        key=lambda row: (-(row.shared_bytes or 0), -(row.common_read_bytes or 0), row.first, row.second, row.reason),
+    )
+    return tuple(rows[:MAX_REFUSALS]), len(rows[MAX_REFUSALS:]) + scheduled.overflow
+
+
+def _without_names(reason: str) -> str:
+    """Addresses of objects that some reasons print would differ from build to build."""
+    return re.sub(r" at 0x[0-9a-f]+", "", reason)
+
+
+def _reread(parts: Sequence[Any]) -> int:
+    """Bytes that the passes of a reduction over rows too long for the chip read again, at most.
+
+    Each reduction of the kernel is a pass over the row, and what follows it another; a buffer is read in every pass
+    that has a member which reads it.
+    """
+    from torch._inductor.virtualized import V
+
+    outside = {name for part in parts for name in (dep.name for dep in part.read_writes.reads)}
+    outside -= {name for part in parts for name in part.get_buffer_names()}
+    readers: Counter[str] = Counter()
+    for part in parts:
+        readers.update({dep.name for dep in part.read_writes.reads} & outside)
+    passes = sum(part.is_reduction() for part in parts) + 1
+    total = 0
+    for name, count in readers.items():
+        buffer = V.graph.try_get_buffer(name)
+        if count > 1 and buffer is not None:
+            total += _size(buffer) * (min(count, passes) - 1)
+    return total
+
+
+def _size(buffer: Any) -> int:
+    """Bytes of a buffer; 0 where it has no layout or torch cannot say."""
+    from torch._inductor.utils import get_dtype_size
+    from torch._inductor.virtualized import V
+
+    try:
+        elements = 1
+        for extent in buffer.get_size():
+            elements *= int(V.graph.sizevars.optimization_hint(extent, fallback=0))
+        return elements * int(get_dtype_size(buffer.get_dtype()))
+    except Exception:  # scalars, objects, views of nothing: no bytes worth a word
+        return 0
+
+
+def _dtype(parts: Sequence[Any]) -> str | None:
+    """Of the largest thing that is written."""
+    written = [part.node for part in parts if part.node is not None]
+    largest = max(written, key=_size, default=None)
+    try:
+        return None if largest is None else str(largest.get_dtype()).removeprefix("torch.")
+    except Exception:  # a mutation has no layout
+        return None
+
+
+def _work(origin: Any) -> tuple[int | None, str | None, str | None]:
+    """FLOPs, dtype of the operands and shape of the op of an FX node, where they are known."""
+    schema = getattr(getattr(origin, "target", None), "_schema", None)
+    if schema is None:
+        return None, None, None
+    given = dict(zip((one.name for one in schema.arguments), map(_value, origin.args), strict=False))
+    given.update({name: _value(one) for name, one in origin.kwargs.items()})
+    result = origin.meta.get("val")
+    outputs = result if isinstance(result, (list, tuple)) else [result]
+    tensors = [one for one in given.values() if isinstance(one, torch.Tensor)]
+    dtype = None if not tensors else str(tensors[-1].dtype).removeprefix("torch.")
+    if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
+        dtype = "tf32"
+    try:
+        flops = flops_of(str(origin.target), given.get, outputs)
+        matrices = [one for one in tensors if one.dim() >= 2][-2:]
+        shape = None
+        if len(matrices) == 2:
+            left, right = ([int(size) for size in one.shape] for one in matrices)
+            batch = f"{left[0]}x" if len(left) == 3 else ""
+            shape = f"{batch}{left[-2]}x{left[-1]}x{right[-1]}"
+        return (None if flops is None else int(flops)), dtype, shape
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # an op called in a form of its own
+        return None, dtype, None
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
+
+
+def _symbols(graph: Any) -> bool:
+    """Whether any input has a size that is a symbol."""
+    return any(isinstance(getattr(one, "free_symbols", None), set) and one.free_symbols for one in _inputs(graph))
+
+
+def _inputs(graph: Any) -> Iterable[Any]:
+    for one in graph.graph_inputs.values():
+        sizes = one.get_size() if hasattr(one, "get_size") else (one,)
+        yield from sizes
