@@ -53,13 +53,6 @@ def values_of(timeline: MemoryTimeline) -> tuple[Value, ...]:
     )
 
 
-def capacity_bytes(trace: Trace) -> int | None:
-    """Memory of the recorded devices, the smallest."""
-    sizes = trace.rows["devices"]["memory_bytes"]
-    known = sizes[sizes > 0]
-    return int(known.min()) if len(known) else None
-
-
 def parameter_width(module: HloModule) -> int:
     """Bytes of an element of most of the arguments' memory."""
     sizes: dict[int, int] = {}

@@ -17,7 +17,6 @@ from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, rea
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
 from perfscope.analyzers.advice.hlo_predict import Predictor
 from perfscope.analyzers.advice.hlo_step import (
-    capacity_bytes,
     held_bytes,
     parameter_width,
     timeline_of,
@@ -32,7 +31,7 @@ from perfscope.analyzers.facts.hlo_memory import arena_of
 from perfscope.analyzers.facts.hlo_product import fusions_of
 from perfscope.analyzers.facts.hlo_program import program_label
 from perfscope.analyzers.facts.hlo_saving import once_ns
-from perfscope.analyzers.facts.program_device import program_device
+from perfscope.analyzers.facts.program_device import device_memory_bytes, program_device
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import HloModule
@@ -108,7 +107,7 @@ class _Program:
             gradients_in_values=True,
             step_ns=self._sum_ns(self._cost.launched),
             basis="measured" if measured else "modelled",
-            capacity_bytes=capacity_bytes(self._trace),
+            capacity_bytes=device_memory_bytes(self._trace),
             trainable_parameters_dtype_bytes=parameter_width(self._module),
             notes=notes,
             framework="jax",

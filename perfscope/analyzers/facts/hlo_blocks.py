@@ -21,6 +21,7 @@ from perfscope.analyzers.facts.hlo_liveness import live_values
 from perfscope.analyzers.facts.hlo_memory import Arena, arena_of, in_device_memory
 from perfscope.analyzers.facts.hlo_owners import Owner, Owners
 from perfscope.analyzers.facts.hlo_program import program_label
+from perfscope.analyzers.facts.program_device import device_memory_bytes
 from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
@@ -88,15 +89,8 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
         schedule = Schedule(module)
         blocks = _modelled(module, schedule) if arena is None else _assigned(module, arena, schedule)
         timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks, texts)
-        found.append(timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=_capacity(trace)))
+        found.append(timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace)))
     return tuple(found)
-
-
-def _capacity(trace: Trace) -> int | None:
-    """Memory of the recorded devices, the smallest; ``None`` where the recording does not say it."""
-    told = trace.rows["devices"]["memory_bytes"]
-    known = told[told != MISSING]
-    return int(known.min()) if len(known) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

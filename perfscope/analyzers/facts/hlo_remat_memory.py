@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.hlo_blocks import program_timelines
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed
-from perfscope.analyzers.facts.program_device import ProgramDevice, program_device
+from perfscope.analyzers.facts.program_device import ProgramDevice, device_memory_bytes, program_device
 from perfscope.analyzers.finding import Cell
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_phase import phase_of
@@ -173,7 +173,7 @@ def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]
 def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     """What a program may have of the memory of the device it is judged for.
 
-    What the allocator of the run says that it may take; else a share of the device's memory as recorded, as XLA
+    What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for, as XLA
     describes the device, or as its vendor states it.
     """
     share = USABLE_SHARE.get(module.platform or "")
@@ -182,10 +182,9 @@ def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     limit = _limit(trace)
     if limit is not None:
         return limit
-    sizes = trace.rows["devices"]["memory_bytes"]
-    recorded = sizes[sizes > 0]
-    if len(recorded):
-        return int(share * int(recorded.min()))
+    told = device_memory_bytes(trace)
+    if told is not None:
+        return int(share * told)
     known: ProgramDevice | None = trace.fact(program_device)
     if known is None:
         return None

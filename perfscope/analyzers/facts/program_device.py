@@ -52,6 +52,15 @@ def program_device(trace: Trace) -> ProgramDevice | None:
     return None if assumed is None else ProgramDevice(device=assumed, recorded=False)
 
 
+def device_memory_bytes(trace: Trace) -> int | None:
+    """Memory of the devices: the smallest that was recorded, else that of the target it was compiled for."""
+    sizes = trace.rows["devices"]["memory_bytes"]
+    known = sizes[sizes > 0]
+    if len(known):
+        return int(known.min())
+    return None if trace.target is None else trace.target.memory_bytes
+
+
 def program_platform(trace: Trace) -> str | None:
     """What all compiled programs of the trace were compiled for; ``None`` if for several, or if nothing says."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled} - {None}
