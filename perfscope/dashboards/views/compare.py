@@ -11,6 +11,7 @@ from typing import Any
 from perfscope.dashboards.reports.compare_document import Document
 from perfscope.dashboards.reports.compare_html import after_cards, cause_card, top_cards
 from perfscope.dashboards.reports.compare_html_parts import findings_cards, metric_card, step_cards
+from perfscope.dashboards.reports.compare_program_html import program_cards
 from perfscope.dashboards.reports.compare_rows import KIND_WORDS, headline, kernel_word, short_titles
 from perfscope.dashboards.reports.compare_types import Cause, Kernel, Part, PartSide, Step
 from perfscope.dashboards.shown import shown
@@ -60,7 +61,7 @@ def view_of(document: Document) -> dict[str, Any]:
         "headline": headline(document),
         "titles": list(short_titles(document)),
         "per": per,
-        "before": "".join(top_cards(document)),
+        "before": "".join((*top_cards(document), *program_cards(document))),
         "causes": [_cause(one, step, per) for one in exact[:MOST_CAUSES]],
         "causes_left": max(0, len(exact) - MOST_CAUSES),
         "metrics": metric_card(document),
