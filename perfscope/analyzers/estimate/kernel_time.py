@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from perfscope.analyzers.estimate.access import is_strided
 from perfscope.analyzers.estimate.assumptions import Factors
 from perfscope.analyzers.estimate.product_tiles import padded_share, sizes_of, wave_share
 from perfscope.analyzers.estimate.spans import Range, ns_range
@@ -68,7 +69,8 @@ def kernel_time(
     low_memory = (cost.bytes - min(cached, cost.bytes)) * NS / device.memory_bandwidth
     if cached:
         low_memory += min(cached, cost.bytes) * NS / (device.memory_bandwidth * factors.cache_speedup)
-    high_memory = memory / (factors.memory * fill)
+    reached = factors.strided if is_strided(module, instruction) else factors.memory
+    high_memory = memory / (reached * fill)
     fastest, slowest = factors.host_link
     low_host, high_host = cost.host_bytes * NS / fastest, cost.host_bytes * NS / slowest
     compute_high = max(high_products, high_rest / fill)

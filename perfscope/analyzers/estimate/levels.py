@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from perfscope.analyzers.estimate.access import is_contended
 from perfscope.analyzers.estimate.assumptions import Factors
 from perfscope.analyzers.estimate.cached import cached_bytes
 from perfscope.analyzers.estimate.collective_time import CollectiveRange, collective_range
@@ -28,10 +29,12 @@ from perfscope.analyzers.hlo.thunks import Thunks
 
 Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
 
-COMPUTE, COPIES, SIDE, COLLECTIVES, PAIRS = 0, 1, 2, 3, 4
+COMPUTE, COPIES, SIDE, COLLECTIVES, PAIRS, TO_HOST, FROM_HOST = range(7)
 """Streams. Those that a thunk sequence names follow."""
 
 _RUNS = frozenset({"while", "conditional", "call"})
+_HOST = 5
+"""Memory space of the host on every target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Piece:
     bound: Bound
     known: bool
     collective: CollectiveRange | None = None
+    contended: bool = False
+    """A scatter whose indices may be equal."""
     blocks: bool = False
     """Everything behind it waits for it."""
     inside: tuple[tuple[Level, int], ...] = ()
@@ -159,12 +164,13 @@ class Levels:
             cost=row,
             kind="copy" if copy else "compute",
             what="copy" if copy or one.opcode == "copy" else _class(one, row),
-            stream=COPIES if copy else SIDE if start else COMPUTE,
+            stream=_copies(row, one) if copy else SIDE if start else COMPUTE,
             time=found.time,
             gap=Range(low=gap[0], high=gap[1]),
             waits=waits,
             bound=found.bound,
             known=found.known,
+            contended=self._target.platform == "gpu" and is_contended(self._module, one),
         )
 
     def _exchange(
@@ -176,7 +182,7 @@ class Levels:
         named = self._streams.get(one.name)
         stream = PAIRS if collective.kind == "collective-permute" else COLLECTIVES
         if named is not None:
-            stream = self._stream_ids.setdefault(named, PAIRS + 1 + len(self._stream_ids))
+            stream = self._stream_ids.setdefault(named, FROM_HOST + 1 + len(self._stream_ids))
         blocks = collective.blocks in ("never split into start and done", "marked synchronous")
         return Piece(
             instruction=one,
@@ -314,6 +320,14 @@ def _held(level: Level, *, high: bool) -> Parts:
     parts = level.parts[1] if high else level.parts[0]
     short = (level.time.high if high else level.time.low) - parts.total
     return replace(parts, gaps=parts.gaps + short) if short else parts
+
+
+def _copies(row: InstructionCost, one: Instruction) -> int:
+    """The stream of an asynchronous copy: links to the host carry both directions at once."""
+    if not row.once.host_bytes:
+        return COPIES
+    target = one.shape.parts[0] if one.shape.parts else one.shape
+    return TO_HOST if target.memory_space == _HOST else FROM_HOST
 
 
 def _class(one: Instruction, row: InstructionCost) -> Class:

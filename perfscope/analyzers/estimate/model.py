@@ -45,6 +45,8 @@ class Row:
     wire_bytes: int
     detail: str = ""
     """Of a collective, by which algorithm; empty for kernels."""
+    contended: bool = False
+    """A scatter whose indices may be equal: its time depends on them, and may be a thousand times that of its bytes."""
     blocks: bool = False
     """A collective that the device waits for by construction."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfscope.analyzers.estimate import levels as streams
 from perfscope.analyzers.estimate.assumptions import BLIND_SPOTS, Factors, factors_for, listed
-from perfscope.analyzers.estimate.levels import COLLECTIVES, COMPUTE, COPIES, PAIRS, SIDE, Level, Levels, Piece
+from perfscope.analyzers.estimate.levels import Level, Levels, Piece
 from perfscope.analyzers.estimate.model import Estimate, Row, StreamSpan
 from perfscope.analyzers.estimate.spans import Parts, Range
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
@@ -23,7 +24,15 @@ MOST_SPANS = 400
 MOST_NAMED = 20
 """Instructions named in one list."""
 
-_STREAMS = {COMPUTE: "compute", COPIES: "copies", SIDE: "side stream", COLLECTIVES: "collectives", PAIRS: "pairs"}
+_STREAMS = {
+    streams.COMPUTE: "compute",
+    streams.COPIES: "copies",
+    streams.SIDE: "side stream",
+    streams.COLLECTIVES: "collectives",
+    streams.PAIRS: "pairs",
+    streams.TO_HOST: "to the host",
+    streams.FROM_HOST: "from the host",
+}
 
 
 def estimate(
@@ -36,8 +45,8 @@ def estimate(
 ) -> Estimate:
     """One run of a module on a target.
 
-    ``thunks``: what its runtime launches, where XLA wrote it; ``cost``: of the module, where it is counted already;
-    ``factors``: others than the vendor's.
+    ``thunks``: what its runtime launches, where not the module's own. ``cost``: of the module, where it is counted
+    already. ``factors``: others than the vendor's.
 
     ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
     """
@@ -49,13 +58,14 @@ def estimate(
             f"{target.device.name} is a {target.platform.upper()}"
         )
     counted = module_cost(module) if cost is None else cost
+    launched = module.thunks if thunks is None else thunks
     chosen = factors_for(target) if factors is None else factors
-    levels = Levels(counted, target, chosen, thunks)
+    levels = Levels(counted, target, chosen, launched)
     top = levels.level(module.entry)
     names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
     rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
     host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
-    buffers = None if thunks is None else thunks.has_command_buffers
+    buffers = None if launched is None else launched.has_command_buffers
     low, high = top.parts
     if buffers is not True and host.high > high.total:
         high = Parts(
@@ -138,6 +148,7 @@ def _row(level: Level, index: int, piece: Piece, names: dict[int, str], *, on_pa
         bytes=cost.once.bytes,
         wire_bytes=cost.once.wire_bytes,
         detail="" if piece.collective is None else piece.collective.algorithm,
+        contended=piece.contended,
         blocks=piece.blocks,
     )
 
@@ -150,6 +161,9 @@ def _lower_bounds(cost: ModuleCost, rows: tuple[Row, ...]) -> Iterator[str]:
     ]
     if loops:
         yield f"{_counted(loops, 'loop')} of unknown length, counted as one turn: {_some(loops)}"
+    scatters = [row.name for row in rows if row.contended]
+    if scatters:
+        yield f"{_counted(scatters, 'scatter')}, longer where many indices are equal: {_some(scatters)}"
     calls = [row.name for row in rows if not row.known and row.what != "collective"]
     if calls:
         yield f"{_counted(calls, 'instruction')} with arithmetic that is not known: {_some(calls)}"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.thunks import Thunks
 
 Platform = Literal["cpu", "gpu", "tpu"]
 
@@ -189,6 +192,8 @@ class HloModule:
     fusion_refusals: Mapping[str, str] = field(default_factory=dict)
     """XLA's reason why a kernel was not fused into its readers, by the kernel's name before fusions were
     renamed; empty where no dump of the priority-fusion pass lay beside the module."""
+    thunks: Thunks | None = field(default=None, repr=False)
+    """What XLA's GPU runtime launches of it; None where no thunk sequence lay beside the module."""
 
     def entry_computation(self) -> Computation:
         """The computation that is run."""

@@ -21,7 +21,7 @@ MAX_DUMP_BYTES = 256 << 20
 
 def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
     """Kernel -> XLA's reason, and a note where a dump is there and cannot be read."""
-    dump = _dump_of(path)
+    dump = dump_beside(path, SUFFIX)
     if dump is None:
         return {}, None
     try:
@@ -32,11 +32,11 @@ def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
         return {}, f"XLA's reasons are left out: {error}"
 
 
-def _dump_of(path: Path) -> Path | None:
-    """The dump whose name shares the longest beginning with that of the program."""
+def dump_beside(path: Path, ending: str) -> Path | None:
+    """The dump with an ending whose name shares the longest beginning with that of the program."""
     parts = path.name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        for suffix in (SUFFIX, f"{SUFFIX}.gz", f"{SUFFIX}.xz"):
+        for suffix in (ending, f"{ending}.gz", f"{ending}.xz"):
             found = path.with_name(".".join(parts[:count]) + suffix)
             if found != path and found.is_file():
                 return found

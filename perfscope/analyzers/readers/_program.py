@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers._fusion_dump import refusals_beside
+from perfscope.analyzers.readers._thunk_sequence import thunks_beside
 from perfscope.analyzers.trace import Source, Trace
 
 MOST_NAMED = 3
@@ -22,9 +23,10 @@ _BEFORE = "before_optimizations"
 def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> Trace:
     """The trace of modules that were handed in alone: nothing was measured, and the source says so."""
     refused, problem = refusals_beside(Path(path))
-    if refused and len(modules) == 1:
-        modules = [replace(modules[0], fusion_refusals=refused)]
-    return _trace(path, format_name, modules, [] if problem is None else [problem])
+    thunks, trouble = thunks_beside(Path(path))
+    if len(modules) == 1 and (refused or thunks):
+        modules = [replace(modules[0], fusion_refusals=refused, thunks=thunks)]
+    return _trace(path, format_name, modules, [note for note in (problem, trouble) if note is not None])
 
 
 def join_programs(traces: Sequence[Trace], path: str) -> Trace:

@@ -64,8 +64,8 @@ def xla_cut(trace: Trace) -> XlaCut:
 def _husk(module: HloModule) -> HloModule:
     """What names a program and its file: no instruction is left in it."""
     return replace(
-        module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}
-    )  # fmt: skip
+        module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}, thunks=None
+    )
 
 
 def _one_run(trace: Trace) -> Rows:
