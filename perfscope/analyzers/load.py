@@ -123,7 +123,7 @@ def resolve(path: str | Path) -> Path:
     try:
         if place.exists():
             return place
-        runs = [run.name for run in store.directories(Path(store.RUNS_FOLDER))]
+        runs = [run.name for run in store.kept(Path(store.RUNS_FOLDER))]
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise DataError(f"{path}: {_said(error)}") from error
     if str(path) == store.LATEST or (place.name and any(name.startswith(str(path)) for name in runs)):

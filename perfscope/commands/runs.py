@@ -50,7 +50,7 @@ def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
         if as_json:
             click.echo(json.dumps({"removed": [path.name for path in removed]}))
         else:
-            click.echo(f"removed {len(removed)} runs from {folder}, kept {len(store.directories(folder))}")
+            click.echo(f"removed {len(removed)} runs from {folder}, kept {len(store.kept(folder))}")
         return
     listed = store.list_runs(folder)
     if as_json:
@@ -69,7 +69,10 @@ def _print_table(listed: list[Listed]) -> None:
     rows: list[tuple[str, ...]] = [("run", "state", "ranks", "steps", "a step", "passes", "command")]
     for one in listed:
         row = row_of(one)
-        if one.run is None:
+        if one.compiled is not None:
+            state = f"{row['state']} for {row['target']}" + ("" if row["complete"] else ", not all")
+            cells = [row["id"], state, "", "", "", f"{len(row['programs'])}", " ".join(row["command"])]
+        elif one.run is None:
             cells = [row["id"], "unreadable", "", "", "", "", row["problem"]]
         else:
             state = row["state"] if row["exit_code"] in (None, 0) else f"{row['state']} ({row['exit_code']})"

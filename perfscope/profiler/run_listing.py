@@ -6,12 +6,15 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfscope.profiler.aot.compiled_file import Compiled
     from perfscope.profiler.run import Run
     from perfscope.profiler.store import Listed
 
 
 def row_of(listed: Listed) -> dict[str, Any]:
     """What a list says of one run, as JSON; of one that cannot be read its ``problem``. Times in ns."""
+    if listed.compiled is not None:
+        return _compiled_row(listed.directory.name, listed.compiled)
     if listed.run is None:
         return {"id": listed.directory.name, "state": "unreadable", "problem": listed.problem}
     run = listed.run
@@ -29,6 +32,21 @@ def row_of(listed: Listed) -> dict[str, Any]:
         ),
         "command": list(run.command),
         "notes": list(run.notes),
+    }
+
+
+def _compiled_row(name: str, compiled: Compiled) -> dict[str, Any]:
+    """What was compiled, in the words of runs: nothing ran, so that there are neither ranks nor steps."""
+    return {
+        "id": name,
+        "name": compiled.name,
+        "created_utc": compiled.created_utc,
+        "state": "compiled" if compiled.framework == "jax" else "planned",
+        "complete": compiled.complete,
+        "target": compiled.target.asked,
+        "programs": [program.name for program in compiled.programs],
+        "command": list(compiled.command),
+        "notes": list(compiled.notes),
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
 from perfscope.profiler.run import (
@@ -27,9 +28,14 @@ from perfscope.profiler.run import (
 )
 from perfscope.profiler.tasks import as_one_run
 
+if TYPE_CHECKING:
+    from perfscope.profiler.aot.compiled_file import Compiled
+
 RUNS_FOLDER = "perfscope-runs"
 """Below the folder a program was started in."""
 LATEST = "latest"
+COMPILED_FILE = "compile.json"
+"""The manifest of what `perfscope compile` wrote, beside runs and listed with them."""
 ALIVE_FILE = ".alive"
 """Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
 
@@ -48,11 +54,12 @@ MOST_TRIES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A run directory as a listing shows it; ``problem`` says why its manifest cannot be read."""
+    """A directory as a listing shows it: a run, or what was compiled; ``problem``: why its manifest cannot be read."""
 
     directory: Path
     run: Run | None
     problem: str | None = None
+    compiled: Compiled | None = None
 
 
 def create(root: Path, name: str) -> Path:
@@ -195,11 +202,25 @@ def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[
     return held, tuple(damaged)
 
 
+def is_compiled(directory: Path) -> bool:
+    """Whether `perfscope compile` wrote ``directory``: programs, and no run of any."""
+    return (directory / COMPILED_FILE).is_file()
+
+
 def directories(root: Path) -> list[Path]:
     """Run directories below ``root``, the newest first."""
+    return [path for path in kept(root) if is_run(path)]
+
+
+def kept(root: Path) -> list[Path]:
+    """Directories below ``root`` that hold a run or what was compiled, the newest first."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if not path.is_symlink() and path.is_dir() and is_run(path)]
+    found = [
+        path
+        for path in root.iterdir()
+        if not path.is_symlink() and path.is_dir() and (is_run(path) or is_compiled(path))
+    ]
     return sorted(found, key=_age, reverse=True)
 
 
@@ -207,19 +228,25 @@ def _age(directory: Path) -> tuple[str, str]:
     """The time that a name begins with; one that does not (a job's) is as old as its manifest."""
     if _STAMPED.match(directory.name):
         return directory.name[:STAMP_LENGTH], directory.name
-    written = manifests(directory)[0].stat().st_mtime
+    written = (manifests(directory) or [directory / COMPILED_FILE])[0].stat().st_mtime
     return datetime.fromtimestamp(written, UTC).strftime(STAMP), directory.name
 
 
 def list_runs(root: Path) -> list[Listed]:
-    """All runs below ``root``, the newest first; corrupt ones are listed with their problem."""
-    listed = []
-    for directory in directories(root):
-        try:
-            listed.append(Listed(directory=directory, run=read(directory)))
-        except DataError as error:
-            listed.append(Listed(directory=directory, run=None, problem=str(error)))
-    return listed
+    """All that is kept below ``root``, the newest first; corrupt ones are listed with their problem."""
+    return [listed(directory) for directory in kept(root)]
+
+
+def listed(directory: Path) -> Listed:
+    """A directory of ``kept`` as a listing shows it."""
+    try:
+        if is_compiled(directory) and not is_run(directory):
+            from perfscope.profiler.aot import compiled_file
+
+            return Listed(directory=directory, run=None, compiled=compiled_file.load(directory))
+        return Listed(directory=directory, run=read(directory))
+    except DataError as error:
+        return Listed(directory=directory, run=None, problem=str(error))
 
 
 def find(which: str, root: Path | None = None) -> Path:
@@ -229,13 +256,13 @@ def find(which: str, root: Path | None = None) -> Path:
     """
     folder = Path(RUNS_FOLDER) if root is None else root
     direct = Path(which)
-    if is_run(direct):
+    if is_run(direct) or is_compiled(direct):
         return direct
     if which == LATEST:
-        if is_run(folder / LATEST):
+        if is_run(folder / LATEST) or is_compiled(folder / LATEST):
             return (folder / LATEST).resolve()
         raise DataError(f"{folder / LATEST}: no run was captured here yet; `perfscope run` makes one")
-    held = [path for path in directories(folder) if which and path.name.startswith(which)]
+    held = [path for path in kept(folder) if which and path.name.startswith(which)]
     if len(held) == 1:
         return held[0]
     if held:
@@ -248,8 +275,8 @@ def prune(root: Path, keep: int) -> list[Path]:
     if keep < 0:
         raise AskedWronglyError(f"--prune {keep}: the number of runs to keep cannot be negative")
     removed = []
-    for directory in directories(root)[keep:]:
-        held = manifests(directory)
+    for directory in kept(root)[keep:]:
+        held = manifests(directory) or [directory / COMPILED_FILE]
         if any(is_alive(directory, task_of_file(file)) for file in held):
             continue
         try:
@@ -263,7 +290,7 @@ def prune(root: Path, keep: int) -> list[Path]:
     link = root / LATEST
     if removed and link.is_symlink() and not link.exists():
         link.unlink()
-        if remaining := directories(root):
+        if remaining := kept(root):
             point_latest(root, remaining[0].name)
     return removed
 

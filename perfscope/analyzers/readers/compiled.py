@@ -22,7 +22,8 @@ from perfscope.analyzers.hardware.target_described import described_target
 from perfscope.analyzers.readers import hlo_proto
 from perfscope.analyzers.readers._program import join_programs
 from perfscope.analyzers.trace import Trace
-from perfscope.profiler.aot.compiled_file import Compiled, is_compiled, load
+from perfscope.profiler import store
+from perfscope.profiler.aot.compiled_file import Compiled, load
 from perfscope.profiler.errors import DataError
 
 FORMAT = "compiled"
@@ -32,7 +33,7 @@ MOST_NAMED = 3
 
 def sniff(path: Path, head: bytes) -> bool:
     """True for a directory with such a manifest."""
-    return path.is_dir() and is_compiled(path)
+    return path.is_dir() and store.is_compiled(path)
 
 
 def read(path: Path) -> Trace:

@@ -15,9 +15,7 @@ from perfscope.dashboards.server.works import stored
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head, table
 from perfscope.profiler import store
-from perfscope.profiler.errors import DataError
 from perfscope.profiler.run_listing import row_of
-from perfscope.profiler.store import Listed
 
 TITLE = "Runs"
 VIEW = None
@@ -119,17 +117,14 @@ def _row(asked: Asked, item: Item) -> list[Any]:
 @lru_cache(maxsize=2048)
 def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
     """What `perfscope runs --json` says of it; the arguments behind the first: when it is to be read again."""
-    try:
-        return row_of(Listed(directory=item.path, run=store.read(item.path)))
-    except DataError as error:
-        return row_of(Listed(directory=item.path, run=None, problem=str(error)))
+    return row_of(store.listed(item.path))
 
 
 def _growth(item: Item) -> str:
     """Changes with the manifests of a run, of which each rank has one."""
 
     def changed() -> Iterator[str]:
-        for file in (*store.manifests(item.path), item.path):
+        for file in (*store.manifests(item.path), item.path / store.COMPILED_FILE, item.path):
             try:
                 yield str(file.stat().st_mtime_ns)
             except OSError:  # gone while we looked

@@ -92,10 +92,10 @@ class Shelf:
         for place in self._places:
             if not place.exists() or is_comparison(place) or is_comparison(place / "result.json"):
                 continue
-            if place.is_dir() and store.is_run(place):
+            if place.is_dir() and (store.is_run(place) or store.is_compiled(place)):
                 yield _item(place.resolve(), "run")
                 continue
-            runs = store.directories(place) if place.is_dir() else []
+            runs = store.kept(place) if place.is_dir() else []
             for directory in runs:
                 if directory.resolve().is_relative_to(place.resolve()):
                     yield _item(directory, "run")

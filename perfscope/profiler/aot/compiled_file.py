@@ -8,9 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from perfscope.profiler.errors import DataError
+from perfscope.profiler.store import COMPILED_FILE
 
 SCHEMA = "perfscope.compiled/1"
-FILE = "compile.json"
+FILE = COMPILED_FILE
 PROGRAMS = "programs"
 PLANS = "plans"
 MOST_BYTES = 64 << 20
@@ -96,18 +97,13 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """The whole command."""
 
 
-def is_compiled(folder: Path) -> bool:
-    """Whether a folder holds such a manifest."""
-    return (folder / FILE).is_file()
-
-
 def dump(manifest: Compiled) -> bytes:
     """A manifest as UTF-8 JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
 def load(path: Path) -> Compiled:
-    """The manifest in a folder or file; ``DataError`` if it is missing, corrupt, of another schema, or leads outside."""
+    """The manifest in a folder or file; ``DataError`` if missing, corrupt, of another schema, or leading outside."""
     file = path / FILE if path.is_dir() else path
     try:
         if file.stat().st_size > MOST_BYTES:
