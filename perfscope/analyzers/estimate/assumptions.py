@@ -126,7 +126,7 @@ _TPU = Factors(
     hop=(500, 1_000),
     far_hop=(10_000, 30_000),
     collective=(0, 5_000),
-    host_link=(32 * 10**9, 10 * 10**9),
+    host_link=(63 * 10**9, 10 * 10**9),
     tile=(128, 128),
     split=0,
 )

@@ -56,7 +56,9 @@ def kernel_time(
     rest = cost.flops - sum(cost.products.values())
     plain = device.peak_flops.get("float32")
     if plain is None and factors.vector_per_matrix is not None:
-        plain = round(device.peak_flops.get("bfloat16", 0) * factors.vector_per_matrix)
+        # units of 256 rows make twice as many FLOPs beside the same vector unit as those of 128
+        share = factors.vector_per_matrix * _UNIT / _UNITS.get(device.name, _UNIT)
+        plain = round(device.peak_flops.get("bfloat16", 0) * share)
     low_rest = (rest + cost.transcendentals) * NS / plain if plain and "float32" in device.peak_flops else 0.0
     high_rest = 0.0
     if plain:

@@ -84,8 +84,16 @@ class Level:
 class Levels:
     """Builds the levels of a module, callees first, each once."""
 
-    def __init__(self, cost: ModuleCost, target: Target, factors: Factors, thunks: Thunks | None) -> None:
-        """``thunks``: of the same module, or None."""
+    def __init__(
+        self,
+        cost: ModuleCost,
+        target: Target,
+        factors: Factors,
+        thunks: Thunks | None,
+        times: Mapping[tuple[str, str], Range] | None = None,
+    ) -> None:
+        """``thunks``: of the same module, or None. ``times``: of instructions that are known better than modelled."""
+        self._times = times or {}
         self._cost = cost
         self._module = cost.module
         self._target = target
@@ -130,6 +138,9 @@ class Levels:
             piece = self._piece(computation, one, waits, cached.get(one.name, 0))
             if piece is None:
                 continue
+            better = self._times.get((computation.name, one.name))
+            if better is not None and piece.what != "call":
+                piece = replace(piece, time=better)
             index = len(pieces)
             pieces.append(piece)
             if piece.stream == COMPUTE:

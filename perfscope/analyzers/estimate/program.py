@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perfscope.analyzers.estimate import levels as streams
 from perfscope.analyzers.estimate.assumptions import BLIND_SPOTS, Factors, factors_for, listed
@@ -42,11 +42,13 @@ def estimate(
     thunks: Thunks | None = None,
     cost: ModuleCost | None = None,
     factors: Factors | None = None,
+    times: Mapping[tuple[str, str], Range] | None = None,
 ) -> Estimate:
     """One run of a module on a target.
 
     ``thunks``: what its runtime launches, where not the module's own. ``cost``: of the module, where it is counted
-    already. ``factors``: others than the vendor's.
+    already. ``factors``: others than the vendor's. ``times``: of a run of instructions, by computation and name,
+    where they are known better (``calibrate``).
 
     ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
     """
@@ -60,14 +62,14 @@ def estimate(
     counted = module_cost(module) if cost is None else cost
     launched = module.thunks if thunks is None else thunks
     chosen = factors_for(target) if factors is None else factors
-    levels = Levels(counted, target, chosen, launched)
+    levels = Levels(counted, target, chosen, launched, times)
     top = levels.level(module.entry)
     names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
     rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
     host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
     buffers = None if launched is None else launched.has_command_buffers
     low, high = top.parts
-    if buffers is not True and host.high > high.total:
+    if times is None and buffers is not True and host.high > high.total:
         high = Parts(
             compute=high.compute,
             communication=high.communication,
