@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from perfscope.profiler.aot import jax_abstract_array, jax_abstract_values
 from perfscope.profiler.aot import jax_abstract_compat as compat
+from perfscope.profiler.aot.jax_abstract_aot import lowered
 from perfscope.profiler.aot.jax_abstract_array import AbstractArray
 from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_abstract_places import metaty, results_at, sharding_of_operation
@@ -28,6 +29,12 @@ class Listener(Protocol):
     def operated(self, name: str, arguments: Sequence[Any], params: dict[str, Any]) -> None:
         """An operation is called outside of any compiled function."""
 
+    def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
+        """A function is compiled ahead of its calls."""
+
+    def asked(self, what: str) -> None:
+        """The program asks what only a compiled program knows."""
+
     def read(self, how: str, array: AbstractArray) -> None:
         """The host reads a value that nobody knows."""
 
@@ -38,7 +45,9 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
     compat.check()
     jax_abstract_array.register()
     compat.leave_out_our_lines()
-    core, dispatch, pjit = (sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit"))
+    core, dispatch, pjit, stages = (
+        sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit", "stages")
+    )
     run = _Run(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(answers(devices))
@@ -46,6 +55,8 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
         stack.enter_context(compat.replaced(core.EvalTrace, "process_shard_map", run.shard_map))
         stack.enter_context(compat.replaced(dispatch, "_batched_device_put_impl", run.device_put))
         stack.enter_context(compat.replaced(pjit, "_pjit_call_impl_python", run.jit))
+        stack.enter_context(compat.replaced(pjit, "convert_to_metaty", run.metaty))
+        stack.enter_context(compat.replaced(stages.Traced, "lower", run.lower))
         jax_abstract_array.listen(listener.read)
         stack.callback(jax_abstract_array.listen, None)
         yield
@@ -104,8 +115,25 @@ class _Run:
 
         return call
 
-    def _jit(self, arguments: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-        types = [metaty(one) for one in arguments]
+    def metaty(self, real: Any) -> Any:
+        """``pjit.convert_to_metaty``: what jax keeps of an argument."""
+
+        def convert(argument: Any) -> Any:
+            return metaty(argument) if isinstance(argument, AbstractArray) else real(argument)
+
+        return convert
+
+    def lower(self, real: Any) -> Any:
+        """``Traced.lower``: a function is to be compiled ahead of its calls."""
+        standing = lowered(real, self._jit, self.listener.made, self.listener.asked)
+
+        def lower(traced: Any, **how: Any) -> Any:
+            return real(traced, **how) if compat.is_real() else standing(traced, **how)
+
+        return lower
+
+    def _jit(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any] | None = None) -> list[Any]:
+        types = [metaty(one) for one in arguments] if types is None else types
         closed = params["jaxpr"]
         placed = results_at(params, types)
         self.listener.called(arguments, params, types)

@@ -104,6 +104,29 @@ def leave_out_our_lines() -> None:
         register(str(file))
 
 
+def setting() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What of the place and time of a call a lowering depends on: its stack, meshes and device; to be set again."""
+    import jax
+
+    lines, meshes = importlib.import_module("jax._src.source_info_util"), importlib.import_module("jax._src.mesh")
+    implementations = importlib.import_module("jax._src.sharding_impls")
+    stack = lines.current().traceback
+    device = jax.config.jax_default_device
+    abstract, concrete = meshes.get_abstract_mesh(), meshes.get_concrete_mesh()
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        with (
+            lines.user_context(stack),
+            jax.default_device(device),
+            meshes.use_abstract_mesh(abstract),
+            implementations._internal_use_concrete_mesh(concrete),
+        ):
+            yield
+
+    return again
+
+
 # For real -------------------------------------------------------------------------------------------------------
 
 _here = threading.local()

@@ -144,7 +144,7 @@ def _part(closed: Any, knows: tuple[bool, ...]) -> Part | None:
             results = [at for at, aval in enumerate(closed.out_avals) if is_small(aval)]
             outputs = [at in set(results) for at in range(len(closed.out_avals))]
         else:
-            part, unknown, _ = compat.get(partial, "partial_eval_jaxpr_nounits")(
+            part, _, unknown, _ = compat.get(partial, "partial_eval_jaxpr_nounits")(
                 closed, [not one for one in knows], instantiate=False
             )
             jaxpr, consts = part.jaxpr, part.consts

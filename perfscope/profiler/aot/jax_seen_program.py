@@ -35,17 +35,19 @@ class SeenProgram:
         self.guessed = results_at(params, types).guessed
         """How many results lie where the compiler puts them."""
         self._held: list[Any] = []
-        self._lowered: Any = None
-        self._problem: Exception | None = None
-        try:
-            self._lowered = self._lower()
-        except Exception as error:  # jax says why when the lowering is asked for
-            self._problem = error
+        self._setting = compat.setting()
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Abstract values of the arguments, in the order of the leaves."""
-        return tuple(one.aval for one in self._types)
+        """``jax.ShapeDtypeStruct`` of each argument, in the order of the leaves, its sharding where somebody said it."""
+        import jax
+
+        return tuple(
+            jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype, sharding=where, weak_type=bool(one.aval.weak_type))
+            if hasattr(one.aval, "dtype")
+            else one.aval
+            for one, where in zip(self._types, self.shardings, strict=True)
+        )
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -82,18 +84,13 @@ class SeenProgram:
     def lower(self) -> Any:
         """``jax.stages.Lowered`` for the target's devices, as a call of the function makes it.
 
-        It was made at the first call, where the lines and the settings of a real run are. Raises what jax raises of a
-        program that cannot be lowered for these devices.
+        Its lines and settings are those of the first call, as in a real run. Raises what jax raises of a program that
+        cannot be lowered for these devices.
         """
-        if self._problem is not None:
-            raise self._problem
-        return self._lowered
-
-    def _lower(self) -> Any:
         from jax import tree_util
 
         stages = "jax._src.stages"
-        with answers(self._devices):
+        with answers(self._devices), self._setting():
             computation = compat.get("jax._src.pjit", "_resolve_and_lower")(
                 self._types,
                 **self._params,
