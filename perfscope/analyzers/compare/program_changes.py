@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from perfscope.analyzers.compare.program_keys import CHEAP, NO_LINES, LineMap, OpKey, op_key, shape_text
 from perfscope.analyzers.compare.program_match import Group
 from perfscope.analyzers.compare.program_row import BLOCKING, LOST, NEW_COLLECTIVE, ProgramRow, What
-from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units, origins
+from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.units import format_bytes
 
@@ -19,21 +19,19 @@ Source = Callable[[Sequence[OpKey]], str]
 """The line of the program as written that differs beside any of these ops; ``''`` where none does."""
 
 
-def group_rows(
-    groups: Sequence[Group], base: Units, head: Units, lines: LineMap, source: Source
-) -> Iterator[ProgramRow]:
+def group_rows(groups: Sequence[Group], head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
     """A row for every group that is not the same on both sides."""
     for group in groups:
         if not group.same:
-            yield _Row(group, base.module, head.module, lines, source).made()
+            yield _Row(group, head, lines, source).made()
 
 
 class _Row:
     """A group that changed, being put into words."""
 
-    def __init__(self, group: Group, base: HloModule, head: HloModule, lines: LineMap, source: Source) -> None:
+    def __init__(self, group: Group, head: Units, lines: LineMap, source: Source) -> None:
         self.group = group
-        self.modules = base, head
+        self.head = head
         self.keys = (
             [[op_key(op.instruction, lines) for op in unit.ops] for unit in group.base],
             [[op_key(op.instruction, NO_LINES) for op in unit.ops] for unit in group.head],
@@ -49,6 +47,7 @@ class _Row:
             for key in (held if isinstance(held, list) else [held])
         ]
         self.source = source(every)
+        self.edges = self._edges() if len(group.head) > 1 else []
         self.amounts = {
             name: (before, after)
             for name in dict.fromkeys(name for unit in (*group.base, *group.head) for name in unit.amounts)
@@ -141,7 +140,7 @@ class _Row:
         """Values that pass through memory between the launches that were one."""
         names = ", ".join(unit.instruction.name for unit in self.group.base[:2])
         said = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
-        for _, shape, source, readers in self._edges()[:2]:
+        for _, shape, source, readers in self.edges[:2]:
             whose = op_key(source.instruction)
             at = f" ({_place(whose)})" if _place(whose) else ""
             said.append(
@@ -155,8 +154,8 @@ class _Row:
         inside = {(unit.computation, unit.instruction.name): unit for unit in self.group.head}
         found: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
         for name in dict.fromkeys(unit.computation for unit in self.group.head):
-            computation = self.modules[1].computations[name]
-            made = origins(computation)
+            computation = self.head.module.computations[name]
+            made = self.head.origins[name]
             for unit in self.group.head:
                 if unit.computation != name:
                     continue
@@ -170,16 +169,16 @@ class _Row:
         return sorted(rows, key=lambda row: -row[0])
 
     def _refusals(self) -> list[str]:
-        refused = self.modules[1].fusion_refusals
+        refused = self.head.module.fusion_refusals
         if not refused:
             return []
-        names = (name for unit in self.group.head for name in _names(self.modules[1], unit.instruction))
+        names = (name for unit in self.group.head for name in _names(self.head.module, unit.instruction))
         return list(dict.fromkeys(refused[name] for name in names if name in refused))[:2]
 
     def _first(self, change: What) -> OpKey:
         """The op that the row is shown at: of what moved out the one whose value crosses, else the largest."""
         if change == LOST:
-            for _, _, writer, _ in self._edges():
+            for _, _, writer, _ in self.edges:
                 key = op_key(writer.instruction)
                 if key.file:
                     return key
@@ -195,7 +194,7 @@ class _Row:
             held = [key for one in (self.keys[1] if change == LOST else self.keys[0]) for key in one]
         heavy = [key for key in held if key.opcode not in CHEAP] or held
         if change == LOST:
-            heavy = [op_key(writer.instruction) for _, _, writer, _ in self._edges()] or heavy
+            heavy = [op_key(writer.instruction) for _, _, writer, _ in self.edges] or heavy
         names = dict.fromkeys(key.primitive or key.opcode for key in heavy)
         return _some(names) or (self.group.head or self.group.base)[0].instruction.opcode
 

@@ -47,7 +47,7 @@ def program_change(
     else:
         if prints[0] != prints[1]:
             near = (lambda keys: "") if source is None else source.source_of
-            rows += group_rows(matched(*units, lines), *units, lines, near)
+            rows += group_rows(matched(*units, lines), units[1], lines, near)
         rows += live
     found = ProgramChange(
         name=name or head.name,

@@ -18,6 +18,9 @@ from perfscope.analyzers.compare.program_units import Unit, Units
 MOST_HOLDERS = 64
 """Launches of a side that hold one op: an op in more of them tells none from another."""
 
+MOST_PAIRS = 2_000_000
+"""Pairs of launches that are weighed, the rarest ops first; a program that is like no other has thousands."""
+
 LEAST_SHARE = 0.25
 """Of the ops of a launch that must be in a group for it to belong there."""
 
@@ -148,10 +151,13 @@ def _shared(
             for key in counts:
                 side[key].append(at)
     found: dict[tuple[int, int], float] = defaultdict(float)
-    for key, rows in holders[0].items():
-        others = holders[1].get(key, ())
-        if not others or len(rows) > MOST_HOLDERS or len(others) > MOST_HOLDERS:
-            continue
+    shared = ((key, rows, holders[1].get(key, [])) for key, rows in holders[0].items())
+    told = (one for one in shared if one[2] and max(len(one[1]), len(one[2])) <= MOST_HOLDERS)
+    room = MOST_PAIRS
+    for key, rows, others in sorted(told, key=lambda one: len(one[1]) * len(one[2])):
+        room -= len(rows) * len(others)
+        if room < 0:
+            break
         for one in rows:
             for other in others:
                 found[one, other] += weight(key) * min(mine[one][1][key], theirs[other][1][key])

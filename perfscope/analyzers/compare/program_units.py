@@ -68,6 +68,8 @@ class Units:
     totals: Mapping[str, int]
     digests: Mapping[str, str]
     """Of each computation."""
+    origins: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """By computation: whose values each instruction is, seen through views (`origins`)."""
 
 
 def units_of(cost: ModuleCost) -> Units:
@@ -83,12 +85,12 @@ def units_of(cost: ModuleCost) -> Units:
         ops = tuple(_ops(module, cost, row, inner))
         one = collectives.get((row.computation, row.instruction.name))
         found.append(_unit(len(found), row, ops, digests, one))
-    _link(module, found)
+    made = _link(module, found)
     totals = dict.fromkeys((BYTES, FLOPS, LAUNCHES, RECOMPUTED, WIRE), 0)
     for unit in found:
         for name, amount in unit.amounts.items():
             totals[name] += amount
-    return Units(module, tuple(found), totals, digests)
+    return Units(module, tuple(found), totals, digests, made)
 
 
 def _unit(
@@ -137,18 +139,19 @@ def _ops_of(module: HloModule, cost: ModuleCost, name: str, inner: dict[str, tup
     return inner[name]
 
 
-def _link(module: HloModule, units: list[Unit]) -> None:
+def _link(module: HloModule, units: list[Unit]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Who reads whose value, through views of it."""
     at = {(one.computation, one.instruction.name): one.number for one in units}
-    for name in dict.fromkeys(one.computation for one in units):
+    every = {name: origins(module.computations[name]) for name in dict.fromkeys(one.computation for one in units)}
+    for name, made in every.items():
         computation = module.computations[name]
-        made = origins(computation)
         for one in computation.instructions:
             number = at.get((name, one.name))
             if number is None:
                 continue
             sources = (at.get((name, source)) for operand in one.operands for source in made[operand])
             units[number].reads = list(dict.fromkeys(source for source in sources if source is not None))
+    return every
 
 
 def origins(computation: Computation) -> dict[str, tuple[str, ...]]:
