@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from perfscope.analyzers.advice.hlo_dear import further_result, is_dear
 from perfscope.analyzers.advice.hlo_graph import Graph, Node, graph_of
 from perfscope.analyzers.advice.hlo_graph_edit import add_element, without_unread, without_unrun
-from perfscope.analyzers.advice.hlo_keep_single import _DEAR, _PLAIN, _RIDGE, _VIEWS, barriers_opened
+from perfscope.analyzers.advice.hlo_keep_single import barriers_opened
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_reads import takes_buffers
@@ -61,19 +62,17 @@ class _KeepLoop:
         entry = self._module.entry_computation()
         for kept in self._layers.kept:
             for one in entry.instructions:
-                if one.opcode == "get-tuple-element" and one.operands == (self._first,):
-                    if one.attributes.get("index") == str(kept.stored):
-                        yield self._flow.numbers[entry.name, one.name], kept.number
+                mine = one.opcode == "get-tuple-element" and one.operands == (self._first,)
+                if mine and one.attributes.get("index") == str(kept.stored):
+                    yield self._flow.numbers[entry.name, one.name], kept.number
 
     def made_of_it(self) -> Graph:
         """All steps."""
         self._find_forward()
-        behind = barriers_opened(self._graph, self._back.name)
+        barriers_opened(self._graph, self._back.name)
         for one in self._back_code.instructions:
-            if one.name in self._back.nodes and one.opcode not in ("bitcast", "get-tuple-element", "parameter"):
-                if one is not self._back_code.root:
-                    self._read_kept(one)
-        del behind
+            if one is not self._back_code.root and one.opcode not in ("bitcast", "get-tuple-element", "parameter"):
+                self._read_kept(one)
         self._twice()
         without_unread(self._graph)
         without_unrun(self._graph)
@@ -92,9 +91,9 @@ class _KeepLoop:
             if one.opcode == "fusion":
                 for inner in self._module.computations[one.called[0]].instructions:
                     made = self._flow.numbers[one.called[0], inner.name]
-                    if inner.opcode not in ("parameter", "bitcast", "tuple") and self._from_something(made):
-                        if not self._forth.nodes[one.name].updates:
-                            self._makers.setdefault(self._sames.of(made), (one.name, made))
+                    makes = inner.opcode not in ("parameter", "bitcast", "tuple") and self._from_something(made)
+                    if makes and not self._forth.nodes[one.name].updates:
+                        self._makers.setdefault(self._sames.of(made), (one.name, made))
 
     def _from_something(self, number: int) -> bool:
         """Whether it is computed from arguments or states at all; masks and the like are not."""
@@ -111,7 +110,6 @@ class _KeepLoop:
             missing = [each for each in behind if each not in self._anything]
             if missing:
                 waiting += missing
-                self._anything.setdefault(-1, False)
                 continue
             self._anything[one] = given or any(self._anything[each] for each in behind)
             waiting.pop()
@@ -272,7 +270,7 @@ class _KeepLoop:
                 found[self._holders[kind]] = None
                 continue
             made = self._makers.get(kind)
-            if made is not None and self._is_dear(made[1]):
+            if made is not None and is_dear(self._flow, made[1], self._is_held):
                 found[self._made_once(kind, one)] = None
                 continue
             for operand in self._sames.behind(self._sames.source(one)):
@@ -281,39 +279,11 @@ class _KeepLoop:
                     waiting.append(operand)
         return tuple(found)
 
-    def _is_dear(self, number: int) -> bool:
-        one, inside = self._flow.values[number].instruction, self._flow.values[number].computation.name
-        waiting, seen, work = [number], {number}, 0
-        while waiting:
-            value = self._flow.values[waiting.pop()]
-            if value.instruction.opcode not in _PLAIN and value.instruction.shape.elements == one.shape.elements:
-                work += _DEAR.get(value.instruction.opcode, 1)
-            for operand in value.operands:
-                if operand not in seen and self._flow.values[operand].computation.name == inside:
-                    if self._sames.of(operand) not in self._holders:
-                        seen.add(operand)
-                        waiting.append(operand)
-        return work * one.shape.elements > _RIDGE * one.shape.bytes
+    def _is_held(self, number: int) -> bool:
+        return self._sames.of(number) in self._holders
 
     def _made_once(self, kind: int, number: int) -> str:
         """A further result of the kernel of the forward that computes it."""
-        maker, _ = self._makers[kind]
-        size = self._flow.values[self._sames.source(number)].instruction.shape.bytes
-        kernel = self._forth.nodes[maker]
-        if kernel.opcode == "get-tuple-element":
-            kernel = self._forth.nodes[kernel.operands[0]]
-        if not kernel.is_tuple:
-            kernel = replace(kernel, name=f"{maker}.more", is_tuple=True)
-            self._forth.add(kernel)
-            self._forth.add(
-                Node(name=maker, opcode="get-tuple-element", operands=(kernel.name,), sizes=kernel.sizes, index=0)
-            )
-        at = len(kernel.sizes)
-        self._forth.change(kernel.name, sizes=(*kernel.sizes, size))
-        self._holders[kind] = self._forth.add(
-            Node(name=f"once.{kind}", opcode="get-tuple-element", operands=(kernel.name,), sizes=(size,), index=at)
-        )
+        size = self._bytes(self._value(number))
+        self._holders[kind] = further_result(self._forth, self._makers[kind][0], f"once{self._mark}.{kind}", size)
         return self._holders[kind]
-
-
-__all__ = ["_VIEWS", "kept_loop"]

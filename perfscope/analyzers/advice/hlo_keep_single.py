@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from perfscope.analyzers.advice.hlo_dear import PLAIN, further_result, is_dear
 from perfscope.analyzers.advice.hlo_graph import Graph, Node, graph_of
 from perfscope.analyzers.advice.hlo_graph_edit import without_unread, without_unrun
 from perfscope.analyzers.advice.hlo_kept import runs_again
@@ -18,11 +19,6 @@ from perfscope.analyzers.advice.hlo_same import Sames
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 
-_PLAIN = frozenset({"constant", "iota", "broadcast", "parameter", "tuple"})
-_DEAR = {name: 10 for name in ("divide", "exponential", "log", "tanh", "rsqrt", "sqrt", "power", "sine", "cosine")}
-"""Instructions of a processor for an element, roughly, where it is more than one."""
-_RIDGE = 20
-"""Arithmetic of an H100 in the time that a byte takes from its memory: 67 TFLOP/s over 3.35 TB/s."""
 _VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple"})
 
 
@@ -89,14 +85,12 @@ class _KeepSingle:
         """Values that an instruction makes, by number in ``Flow``, and the name that holds each."""
         if one.opcode in ("bitcast", "parameter"):
             return
-        if one.opcode == "get-tuple-element":
-            yield self._flow.numbers[self._code.name, one.name], one.name
-        elif one.shape.dtype != "tuple":
+        if one.opcode == "get-tuple-element" or one.shape.dtype != "tuple":
             yield self._flow.numbers[self._code.name, one.name], one.name
 
     def _is_plain(self, number: int) -> bool:
         value = self._flow.values[self._sames.source(number)]
-        return value.instruction.opcode in _PLAIN and not value.names
+        return value.instruction.opcode in PLAIN and not value.names
 
     def _read_instead(self, one: Instruction) -> None:
         node = self._entry.nodes[one.name]
@@ -111,7 +105,7 @@ class _KeepSingle:
         for at, name in enumerate(results):
             number = self._flow.numbers[inside.name, name]
             held = None if self._is_plain(number) else self._held(number)
-            if held is None and self._is_dear(number, inside.name, handed_on=True):
+            if held is None and self._is_dear(number, handed_on=True):
                 held = self._made_once(number)
             if held is None:
                 waiting.append(number)
@@ -137,13 +131,12 @@ class _KeepSingle:
         found: dict[str, None] = {}
         slots: dict[int, str] = {}
         seen = set(waiting)
-        first = True
         roots = set(waiting)
         while waiting:
             number = waiting.pop()
             value = self._flow.values[number]
             held = None if number in roots or self._is_plain(number) else self._held(number)
-            if held is None and number not in roots and self._is_dear(number, inside):
+            if held is None and number not in roots and self._is_dear(number):
                 held = self._made_once(number)
             if value.instruction.opcode == "parameter" and value.computation.name == inside:
                 slot = value.instruction.parameter_number or 0
@@ -157,7 +150,6 @@ class _KeepSingle:
                     if operand not in seen:
                         seen.add(operand)
                         waiting.append(operand)
-        del first
         node = self._entry.nodes[one.name]
         operands = tuple(sorted(found, key=lambda name: _place(node, one, slots, name)))
         places = {name: at for at, name in enumerate(operands)}
@@ -168,8 +160,7 @@ class _KeepSingle:
             reuses=tuple((part, places[slots[slot]]) for part, slot in node.reuses if slot in slots),
         )
 
-
-    def _is_dear(self, number: int, inside: str, *, handed_on: bool = False) -> bool:
+    def _is_dear(self, number: int, *, handed_on: bool = False) -> bool:
         """Whether XLA would rather read a value than compute it a second time: by an H100's arithmetic for a byte."""
         if not runs_again(self._flow.values[number].instruction.op_name, loops=False):
             return False
@@ -179,39 +170,14 @@ class _KeepSingle:
             return False
         if self._sames.of(number) not in self._makers:
             return False
-        one = self._flow.values[number].instruction
-        waiting, seen, work = [number], {number}, 0
-        while waiting:
-            value = self._flow.values[waiting.pop()]
-            if value.instruction.opcode not in _PLAIN and value.instruction.shape.elements == one.shape.elements:
-                work += _DEAR.get(value.instruction.opcode, 1)
-            for operand in value.operands:
-                if operand not in seen and self._flow.values[operand].computation.name == inside:
-                    if self._held(operand) is None:
-                        seen.add(operand)
-                        waiting.append(operand)
-        return work * one.shape.elements > _RIDGE * one.shape.bytes
+        return is_dear(self._flow, number, lambda operand: self._held(operand) is not None)
 
     def _made_once(self, number: int) -> str:
         """A further result of the kernel of the forward that computes it."""
         kind = self._sames.of(number)
-        maker, size = self._makers[kind], self._flow.values[number].instruction.shape.bytes
-        kernel = self._entry.nodes[maker]
-        if kernel.opcode == "get-tuple-element":
-            kernel = self._entry.nodes[kernel.operands[0]]
-        if not kernel.is_tuple:
-            kernel = replace(kernel, name=f"{maker}.more", sizes=kernel.sizes, is_tuple=True)
-            self._entry.add(kernel)
-            self._entry.add(
-                Node(name=maker, opcode="get-tuple-element", operands=(kernel.name,), sizes=kernel.sizes, index=0)
-            )
-        at = len(kernel.sizes)
-        self._entry.change(kernel.name, sizes=(*kernel.sizes, size))
-        name = f"once.{number}"
-        self._holders[kind] = self._entry.add(
-            Node(name=name, opcode="get-tuple-element", operands=(kernel.name,), sizes=(size,), index=at)
-        )
-        return name
+        size = self._flow.values[number].instruction.shape.bytes
+        self._holders[kind] = further_result(self._entry, self._makers[kind], f"once.{number}", size)
+        return self._holders[kind]
 
 
 def _place(node: Node, one: Instruction, slots: dict[int, str], name: str) -> tuple[int, str]:

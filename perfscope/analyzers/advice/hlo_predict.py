@@ -1,6 +1,7 @@
 """What a compiled program would need with another checkpoint policy for its layers.
 
-The program with the policy is worked out as a graph of kernels (``hlo_plan_loop.py``, ``hlo_plan_single.py``), ordered
+The program with the policy is worked out as a graph of kernels (``hlo_plan_loop.py``, ``hlo_plan_single.py``; of a
+program with checkpoints what it would be without, ``hlo_keep_loop.py``, ``hlo_keep_single.py``), ordered
 as XLA's memory schedulers order it (``hlo_orders.py``), and its peak is that of XLA's heap simulation in the order that
 XLA would choose (``hlo_heap.py``). How near this comes to programs compiled with the policy is in docs/memory.md.
 """
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
 from perfscope.analyzers.advice.hlo_graph_values import Values
 from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_peak
+from perfscope.analyzers.advice.hlo_keep_loop import kept_loop
+from perfscope.analyzers.advice.hlo_keep_single import kept_single
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_plan_loop import loop_plan
 from perfscope.analyzers.advice.hlo_plan_single import single_plan
@@ -50,7 +53,24 @@ class Predictor:
 
         ``ValueError`` where the program with the policy cannot be ordered.
         """
-        predicted, _ = planned_peak(Values(self.graph(keeps)))
+        return self._peak_of(self.graph(keeps), today)
+
+    def peak_of_all(self, today: int) -> int:
+        """Bytes at the peak with everything kept for all layers, which are checkpointed now; as ``peak``."""
+        return self._peak_of(self.graph_of_all(), today)
+
+    def graph_of_all(self) -> Graph:
+        """The program without its checkpoints."""
+        if self._layers[0].scope:
+            return kept_single(self._module, self._flow)
+        graph: Graph | None = None
+        for layers in self._layers:
+            graph = kept_loop(self._module, self._flow, self._schedule, layers, graph)
+        assert graph is not None
+        return graph
+
+    def _peak_of(self, graph: Graph, today: int) -> int:
+        predicted, _ = planned_peak(Values(graph))
         if self._shares_results():
             predicted += today - needed_peak(Values(graph_of(self._module)), self._order_today())
         return predicted

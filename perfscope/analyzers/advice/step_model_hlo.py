@@ -7,7 +7,7 @@ can. How far this is from programs compiled with the policy is in docs/memory.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from perfscope.analyzers.advice.hlo_again import again_of
 from perfscope.analyzers.advice.hlo_bounds import notes_on
@@ -151,42 +151,53 @@ class _Program:
         if shift is None:
             return
         again = again_of(Layer(self._flow, layers), layers.kept, keeps)
-        weights = [sum(one.bytes for one in each.kept) for each in self.layers]
-        at = next(at for at, each in enumerate(self.layers) if each is layers)
-        # what is rounded off goes to the last, so that all layers together make the whole
-        before, behind = (shift * sum(weights[:end]) // max(1, sum(weights)) for end in (at, at + 1))
+        share = self._share(shift, layers, [sum(one.bytes for one in each.kept) for each in self.layers])
         yield (
             policy,
             Change(
-                spans=((0, self._timeline.last + 1, behind - before),),
+                spans=((0, self._timeline.last + 1, share),),
                 recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
                 recomputed=len(again.launched),
             ),
         )
 
-    def _shift(self, keeps: Keeps) -> int | None:
-        """Bytes that the peak changes by where all layers have a policy."""
+    def _shift(self, keeps: Keeps | None) -> int | None:
+        """Bytes that the peak changes by where all layers have a policy; without one, keep everything."""
         today = self._timeline.peak()[1]
-        if not self._predictor.can or self._predictor.keeps_in_loops(keeps):
+        if not self._predictor.can or (keeps is not None and self._predictor.keeps_in_loops(keeps)):
             return None
         try:
-            return self._predictor.peak(keeps, today) - today
+            return (self._predictor.peak_of_all(today) if keeps is None else self._predictor.peak(keeps, today)) - today
         except ValueError:  # a program that nobody has seen: kernels that need each other
             return None
 
     def _more(self, layers: Layers) -> Change:
-        """Everything kept, of layers that are checkpointed today."""
-        body, scope = self._backward_body(layers), layers.scope
-        values = read_again(self._module, self._flow, body, scope)
+        """Everything kept, of layers that are checkpointed today; where that cannot be ordered, what they read."""
+        if "keep" not in self._shifts:
+            self._shifts["keep"] = self._shift(None)
+        shift = self._shifts["keep"]
+        if shift is None:
+            size = self._read_again(layers)
+            return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
+        share = self._share(shift, layers, [max(1, self._read_again(each)) for each in self.layers])
+        return Change(spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0)
+
+    def _share(self, shift: int, layers: Layers, weights: Sequence[int]) -> int:
+        """That of these layers; what is rounded off goes to the last, so that all together make the whole."""
+        at = next(at for at, each in enumerate(self.layers) if each is layers)
+        before, behind = (shift * sum(weights[:end]) // max(1, sum(weights)) for end in (at, at + 1))
+        return behind - before
+
+    def _read_again(self, layers: Layers) -> int:
+        """Bytes that the backward reads of what it computes again."""
+        values = read_again(self._module, self._flow, self._backward_body(layers), layers.scope)
         size = layers.count * sum(size for _, size in values)
         if layers.scope:
             # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
-            size -= sum(one.bytes for one in layers.kept if self._is_slice(one))
-        else:
-            # the backward needs what is computed from the kept products, and seldom the products themselves
-            products = unbatched_products(self._flow)
-            size -= sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
-        return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
+            return size - sum(one.bytes for one in layers.kept if self._is_slice(one))
+        # the backward needs what is computed from the kept products, and seldom the products themselves
+        products = unbatched_products(self._flow)
+        return size - sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
 
     def _today(self, layers: Layers) -> Policy:
         if not self._again(layers):
