@@ -90,6 +90,45 @@ def test_it_draws_without_a_word_from_the_console(tab: Tab, server: Server) -> N
     assert tab.went_away() == []
 
 
+COLOURS_AT = """(places) => {
+  const one = document.querySelector('.ps-timeline').perfscope, ratio = window.devicePixelRatio;
+  const wide = one.canvas.width, held = one.canvas.getContext('2d').getImageData(0, 0, wide, one.canvas.height).data;
+  return places.map(([label, below, ns]) => {
+    const row = one.rows[one.rows.findIndex((each) => each.label.startsWith(label)) + below];
+    const y = Math.round((row.y - one.scroll + window.perfscope_ui.draw.RULER + 2) * ratio);
+    const at = 4 * (y * wide + Math.round(one.x(ns) * ratio));
+    return [...held.slice(at, at + 3)];
+  });
+}"""
+SWATCH = """(word) => {
+  const one = [...document.querySelectorAll('.ps-tl-legend li')].find((each) => each.textContent === word);
+  return getComputedStyle(one.querySelector('span')).backgroundColor.match(/\\d+/g).map(Number);
+}"""
+
+
+def _near(one: list[int], other: list[int]) -> bool:
+    return all(abs(a - b) <= 45 for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_legend_tells_the_colours_of_devices_and_host(tab: Tab, server: Server, scheme: str) -> None:
+    _open(tab, server, "&t0=0&t1=100000")
+    if scheme == "dark":
+        tab.page.focus("#dark")
+        tab.page.keyboard.press("Space")
+        tab.until("document.documentElement.dataset.psScheme === 'dark'")
+    tab.page.wait_for_timeout(300)
+    words = tab.page.eval_on_selector_all(".ps-tl-legend li", "(all) => all.map((one) => one.textContent)")
+    assert {"matrix product", "step", "annotation", "launch"} < set(words)
+    assert "attention" not in words  # there is none
+    matrix, launch = tab.page.evaluate(SWATCH, "matrix product"), tab.page.evaluate(SWATCH, "launch")
+    kernel, op = tab.page.evaluate(COLOURS_AT, [["stream 7", 0, 33_000], ["thread 1", 1, 21_000]])
+    assert _near(kernel, matrix)
+    assert _near(op, matrix)  # the op that asks for a product looks like the kernel that computes it
+    assert not _near(launch, matrix)
+    assert tab.wrong == []
+
+
 def test_a_kernel_leads_to_its_launch_and_back(tab: Tab, server: Server) -> None:
     _open(tab, server)
     _click_lane(tab, "stream 7", 20_000 + 8_000 + 5_000)

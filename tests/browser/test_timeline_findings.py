@@ -24,7 +24,8 @@ MARK = """() => {
   const one = document.querySelector('.ps-timeline').perfscope;
   return { area: one.area && { t0: one.area.t0, t1: one.area.t1, rank: one.area.trace && one.area.trace.rank },
            chosen: one.chosen && one.chosen.one.finding.rule, view: one.view,
-           rows: one.rows.filter((row) => row.kind === 'finding').map((row) => [row.trace.rank, row.one.finding.rule, row.label[0]]) };
+           rows: one.rows.filter((row) => row.kind === 'finding')
+             .map((row) => [row.trace.rank, row.one.finding.rule, row.label[0]]) };
 }"""
 
 
@@ -86,15 +87,16 @@ def test_a_click_tells_the_finding_and_opens_it(tab: Tab, server: Server) -> Non
     _open(tab, server, "timeline", READY)
     x, y = tab.page.evaluate(
         """([rule, ns]) => { const one = document.querySelector('.ps-timeline').perfscope;
-        const row = one.rows.find((each) => each.kind === 'finding' && each.trace.rank === 1 && each.one.finding.rule === rule);
+        const found = one.rows.filter((each) => each.kind === 'finding' && each.trace.rank === 1);
+        const row = found.find((each) => each.one.finding.rule === rule);
         const box = one.canvas.getBoundingClientRect();
         return [box.left + one.x(ns), box.top + row.y - one.scroll + window.perfscope_ui.draw.RULER + 8]; }""",
         [RULE, sum(_gap(1)) / 2],
     )
     colour = tab.page.evaluate(
         """([x, y]) => { const canvas = document.querySelector('.ps-tl-canvas'), box = canvas.getBoundingClientRect();
-        const ratio = window.devicePixelRatio;
-        return [...canvas.getContext('2d').getImageData((x - box.left) * ratio, (y - box.top + 4) * ratio, 1, 1).data]; }""",
+        const [at, below] = [x - box.left, y - box.top + 4].map((one) => one * window.devicePixelRatio);
+        return [...canvas.getContext('2d').getImageData(at, below, 1, 1).data]; }""",
         [x, y],
     )
     assert colour[0] > colour[2] + 60, colour  # a severe one is red

@@ -11,6 +11,8 @@ from perfscope.dashboards.ui import Timeline
 
 TITLE = "Timeline"
 VIEW = "timeline"
+KEPT = ("t0", "t1", "sel", "trace", "find", "mark", "finding")
+"""Of the address, that the picture begins with."""
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
@@ -19,11 +21,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not any(one["events"] for one in view["traces"]):
         nothing = "There are no events with a time in it: compiled programs and snapshots have none."
         return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card")]
-    at = {
-        key: asked.parameters[key]
-        for key in ("t0", "t1", "sel", "trace", "find", "mark", "finding")
-        if key in asked.parameters
-    }
+    at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
     url = f"{asked.base_path}api/timeline/{asked.item.key}/"
     return [
         html.H1(TITLE, className="ps-title ps-hidden"),

@@ -13,7 +13,8 @@ import numpy as np
 from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.timeline.counters import piece
 from perfscope.dashboards.timeline.index import Index, load
-from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES
+from perfscope.dashboards.timeline.lanes import TABLES
+from perfscope.dashboards.timeline.palette import CATEGORY_WORDS
 from perfscope.dashboards.timeline.tile import MOST_COLUMNS, MOST_LANES, edges_of, tile
 from perfscope.profiler.errors import AskedWronglyError, DataError
 

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.intervals import Int64
-from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, Category, Events, Int32, Lane, UInt8
+from perfscope.dashboards.timeline.lanes import Events, Int32, Lane, UInt8
+from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, Category
 from perfscope.profiler.errors import DataError
 
 CLASSES = 64

@@ -13,51 +13,12 @@ import numpy.typing as npt
 from perfscope.analyzers.compare.kernel_names import work_class
 from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.trace import MISSING, CallKind, SliceKind, Trace
+from perfscope.dashboards.timeline.palette import OF_CLASS, Category, op_category
 
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
 
 
-class Category(IntEnum):
-    """What an event is: its colour."""
-
-    MATRIX = 0
-    ATTENTION = 1
-    ELEMENTWISE = 2
-    REDUCTION = 3
-    COLLECTIVE = 4
-    COPY = 5
-    KERNEL = 6
-    """Any other kernel."""
-    OP = 7
-    PYTHON = 8
-    ANNOTATION = 9
-    LAUNCH = 10
-    SYNC = 11
-    CALL = 12
-    """Any other call of the runtime."""
-    INSTRUCTION = 13
-    OVERHEAD = 14
-    STEP = 15
-
-
-CATEGORY_WORDS = (
-    "matrix product", "attention", "elementwise", "reduction", "collective", "copy", "other kernel", "op", "Python",
-    "annotation", "launch", "wait of the host", "other call", "compiled instruction", "profiler", "step",
-)  # fmt: skip
-
-_OF_CLASS = {
-    "collective": Category.COLLECTIVE,
-    "attention": Category.ATTENTION,
-    "convolution": Category.MATRIX,
-    "matrix product": Category.MATRIX,
-    "normalisation": Category.REDUCTION,
-    "softmax": Category.REDUCTION,
-    "reduction": Category.REDUCTION,
-    "elementwise": Category.ELEMENTWISE,
-    "fused": Category.ELEMENTWISE,
-    "copy": Category.COPY,
-}
 _OF_SLICE = {
     SliceKind.OP: Category.OP,
     SliceKind.ANNOTATION: Category.ANNOTATION,
@@ -65,6 +26,9 @@ _OF_SLICE = {
     SliceKind.OVERHEAD: Category.OVERHEAD,
     SliceKind.OTHER: Category.OP,
 }
+_NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
+"""Kinds of host spans whose name says what they work at; of others the kind alone does."""
+
 _OF_CALL = {
     CallKind.KERNEL: Category.LAUNCH,
     CallKind.GRAPH: Category.LAUNCH,
@@ -195,7 +159,7 @@ def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     for ordinal in np.unique(ops["ordinal"][alone]).tolist():
         rows = np.flatnonzero(alone & (ops["ordinal"] == ordinal))
         group = "XLA" if ordinal == MISSING else f"XLA device {ordinal}"
-        categories = np.full(len(rows), Category.INSTRUCTION)
+        categories = _named(trace, ops["name"][rows], np.full(len(rows), Category.INSTRUCTION, np.uint8))
         yield group, "instructions", [_part(trace, "hlo_ops", rows, categories, label="instructions", group=group)]
 
 
@@ -204,6 +168,8 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     slices, calls, threads = trace.rows["slices"], trace.rows["calls"], trace.rows["threads"]
     python = slices["kind"] == SliceKind.PYTHON
     of_slice = _mapped(slices["kind"], _OF_SLICE)
+    told = np.flatnonzero(np.isin(slices["kind"], _NAMED))
+    of_slice[told] = _named(trace, slices["name"][told], of_slice[told])
     of_call = _mapped(calls["kind"], _OF_CALL)
     depth = np.where(python, _depths(slices["parent"], python), _depths(slices["parent"], ~python))
     below = np.zeros(len(calls), np.int64)
@@ -269,9 +235,20 @@ def _part(
 def _kernel_categories(trace: Trace) -> UInt8:
     kernels = trace.rows["kernels"]
     codes, at = np.unique(kernels["name"], return_inverse=True)
-    known = np.array([_OF_CLASS.get(work_class(trace.text(int(code))), Category.KERNEL) for code in codes], np.uint8)
+    known = np.array([OF_CLASS.get(work_class(trace.text(int(code))), Category.KERNEL) for code in codes], np.uint8)
     found = known[at] if len(codes) else np.empty(0, np.uint8)
     return np.where(kernels["communication"], np.uint8(Category.COLLECTIVE), found)
+
+
+def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8:
+    """What names stand for; ``others`` where they tell nothing."""
+    if not len(names):
+        return others
+    codes, at = np.unique(names, return_inverse=True)
+    unknown = 255
+    told = [op_category(trace.text(int(code)), None) for code in codes]
+    found = np.array([unknown if one is None else one for one in told], np.uint8)[at]
+    return np.where(found == unknown, others, found)
 
 
 def _mapped(

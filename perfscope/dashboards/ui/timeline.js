@@ -42,13 +42,15 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.canvas = element("canvas", { class: "ps-tl-canvas", tabindex: "0", role: "application", "aria-label": "timeline; press question mark for its keys, t for a table of what is visible" });
       this.panel = element("section", { class: "ps-tl-panel", "aria-label": "selection" });
       this.tip = element("div", { class: "ps-tl-tip", hidden: "" });
-      this.root.append(this.bar, this.canvas, this.tip, this.panel);
+      this.colours = element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" });
+      this.root.append(this.bar, this.colours, this.canvas, this.tip, this.panel);
       try {
         this.about = await this.wire.about();
       } catch (error) {
         this.status.textContent = error.message;
         return;
       }
+      draw.use(this.about.colors);
       this.traces = this.about.traces.filter((one) => one.events);
       if (this.dead || !this.traces.length) return;
       this.whole = { t0: Infinity, t1: -Infinity };
@@ -66,6 +68,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.lay();
       this.listen();
       this.join();
+      this.legend();
       this.resize();
       for (const trace of this.traces) this.wire.load_names(trace).then(() => this.paint());
       if (at.sel && at.trace) this.select(this.traces.find((one) => String(one.trace) === at.trace) || this.traces[0], Number(at.sel));
@@ -124,7 +127,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       on(document, "keydown", (event) => this.key(event));
       on(this.find, "input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.search(), 200); });
       on(this.find, "keydown", (event) => { if (event.key === "Enter") this.jump(event.shiftKey ? -1 : 1); });
-      const watch = new MutationObserver(() => this.paint());
+      const watch = new MutationObserver(() => { this.legend(); this.paint(); });
       watch.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ps-scheme"] });
       this.listeners.push(() => watch.disconnect());
     }

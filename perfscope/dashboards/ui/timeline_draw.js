@@ -5,17 +5,31 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   const RULER = 26, GUTTER = 196, ROW = 17, HEAD = 22, COUNTER = 46;
 
-  // By Category of dashboards/timeline/lanes.py; light and dark. Each pair is readable under its label.
-  const COLORS = {
-    light: ["#4e79a7", "#8a5fa8", "#76b7b2", "#c98bb9", "#f28e2b", "#d9b310", "#7f9ccb", "#a7c7a0", "#c9b8a0", "#b4bcc8", "#5d9c59", "#d1495b", "#9aa5b3", "#6c8ebf", "#d0d4da", "#8899aa"],
-    dark: ["#5b8ac0", "#a179c0", "#67aaa5", "#b87aa8", "#e08428", "#bfa01c", "#7590c4", "#6f9a67", "#8f7f68", "#66707f", "#56944f", "#d1566a", "#6d7886", "#5b7db3", "#454d58", "#5f6d7c"],
-  };
+  // By category of dashboards/timeline/palette.py, which the server names; light and dark.
+  let colors_of = { light: [], dark: [] };
+  function use(colors) { colors_of = colors; }
+
+  // Three shades of a colour, by the hash of a name: the same name has the same in every run.
+  const SHADES = [0, 0.16, -0.14], made = new Map();
+  function shade_of(text) {
+    let hash = 2166136261;
+    for (let at = 0; at < text.length; at++) hash = Math.imul(hash ^ text.charCodeAt(at), 16777619);
+    return (hash >>> 0) % SHADES.length;
+  }
+  function shaded(color, shade) {
+    const key = color + shade;
+    if (!made.has(key)) {
+      const by = SHADES[shade], to = by > 0 ? 255 : 0, part = (at) => { const value = parseInt(color.slice(at, at + 2), 16); return Math.round(value + (to - value) * Math.abs(by)); };
+      made.set(key, `#${[1, 3, 5].map((at) => part(at).toString(16).padStart(2, "0")).join("")}`);
+    }
+    return made.get(key);
+  }
 
   function theme() {
     const dark = document.documentElement.dataset.psScheme === "dark";
     return dark
-      ? { name: "dark", ground: "#1a2029", band: "#1f2630", ink: "#e5e9ef", soft: "#9aa5b3", line: "#2c3440", label: "#10151b", head: "#232b36", mark: "#f2c46e" }
-      : { name: "light", ground: "#ffffff", band: "#f7f8fa", ink: "#17202b", soft: "#5c6775", line: "#dfe3e8", label: "#ffffff", head: "#eef1f5", mark: "#b45309" };
+      ? { name: "dark", ground: "#1a2029", band: "#1f2630", ink: "#e5e9ef", soft: "#9aa5b3", line: "#2c3440", label: "#10151b", head: "#232b36", mark: "#f2c46e", counter: "#5b8ac0" }
+      : { name: "light", ground: "#ffffff", band: "#f7f8fa", ink: "#17202b", soft: "#5c6775", line: "#dfe3e8", label: "#ffffff", head: "#eef1f5", mark: "#b45309", counter: "#4e79a7" };
   }
 
   // By severity of a finding; its row's sign tells it without colour.
@@ -64,7 +78,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Cells and boxes of one tile; `place` gives the y of a lane's row, or null where it is not on the screen.
   function tile(context, look, held, view, width, place, options) {
-    const colors = COLORS[look.name], inner = width - GUTTER;
+    const colors = colors_of[look.name], inner = width - GUTTER;
     const scale = (held.high - held.low) / held.columns;
     const to_x = (pixel) => GUTTER + ((held.low + pixel * scale - view.t0) / (view.t1 - view.t0)) * inner;
     const rows = held.lanes.map(place);
@@ -83,7 +97,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (y === null) continue;
       const x0 = Math.max(GUTTER, to_x(held.box_low[at])), x1 = Math.min(width, to_x(held.box_high[at]));
       if (x1 <= x0) continue;
-      const color = colors[held.box_category[at]];
+      const color = shaded(colors[held.box_category[at]], options.shade(held.box_name[at]));
       const found = options.matches && options.matches.has(held.box_name[at]);
       context.globalAlpha = options.matches && !found ? 0.25 : 1;
       context.fillStyle = color;
@@ -112,7 +126,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   function counter(context, look, held, about, view, width, y) {
     const inner = width - GUTTER, columns = held.high.length, floor = Math.min(about.least, 0), top = Math.max(about.most, floor + 1e-9);
     const to_y = (value) => y + COUNTER - 3 - ((value - floor) / (top - floor)) * (COUNTER - 8);
-    context.fillStyle = COLORS[look.name][0];
+    context.fillStyle = look.counter;
     for (let at = 0; at < columns; at++) {
       if (held.high[at] === null) continue;
       const from = held.t0 + ((held.t1 - held.t0) * at) / columns, to = held.t0 + ((held.t1 - held.t0) * (at + 1)) / columns;
@@ -138,5 +152,5 @@ window.perfscope_ui = window.perfscope_ui || {};
     return null;
   }
 
-  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, COLORS, FOUND, amount, counter, finding, theme, text_on, ruler, tile, box_at };
+  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, ruler, tile, box_at };
 })(window.perfscope_ui);

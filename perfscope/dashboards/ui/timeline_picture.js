@@ -3,10 +3,22 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const draw = ui.draw;
-  const { format_mark } = ui.wire;
+  const { format_mark, element } = ui.wire;
 
   // Parts of the class in timeline.js.
   ui.timeline_picture = {
+    // What the colours stand for, of what there is here.
+    legend() {
+      const peers = this.peers ? [...this.peers] : [this];
+      if (peers[0] !== this) return;
+      const look = draw.theme();
+      this.colours.replaceChildren(...this.about.kinds.map((category) => {
+        const swatch = element("span", { class: "ps-swatch", "aria-hidden": "true" });
+        swatch.style.background = draw.color(look, category);
+        return element("li", { "data-category": category }, swatch, this.about.categories[category]);
+      }));
+    },
+
     paint() {
       if (this.dead || this.waiting || !this.view) return;
       this.waiting = true;
@@ -37,7 +49,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.placed = at;
       for (const [trace, rows] of at) {
         const place = (lane) => (rows.has(lane) ? rows.get(lane) : null);
-        const options = { name: (code) => this.wire.name(trace, code), matches: this.matches && this.matches.get(trace), dim: Boolean(this.matches) };
+        const options = { name: (code) => this.wire.name(trace, code), shade: (code) => this.wire.shade(trace, code), matches: this.matches && this.matches.get(trace), dim: Boolean(this.matches) };
         const fine = this.tiles.get(trace), coarse = this.coarse.get(trace);
         const covers = fine && fine.low <= this.view.t0 + 1 && fine.high >= this.view.t1 - 1;
         if (coarse && coarse !== fine && !covers) draw.tile(context, look, coarse, this.view, width, place, options);

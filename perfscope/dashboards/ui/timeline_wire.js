@@ -56,16 +56,21 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     async load_names(trace) {
       if (this.names.has(trace.trace)) return this.names.get(trace.trace);
-      const held = { text: new Map(), rows: [] };
+      const held = { text: new Map(), shade: new Map(), rows: [] };
       this.names.set(trace.trace, held);
       held.rows = await this.json("names", { trace: trace.trace });
-      for (const [code, text] of held.rows) held.text.set(code, text);
+      for (const [code, text] of held.rows) { held.text.set(code, text); held.shade.set(code, ui.draw.shade_of(text)); }
       return held;
     }
 
     name(trace, code) {
       const held = this.names.get(trace.trace);
       return (held && held.text.get(code)) || "";
+    }
+
+    shade(trace, code) {
+      const held = this.names.get(trace.trace);
+      return (held && held.shade.get(code)) || 0;
     }
 
     // A tile; the one before it of the same slot is given up.

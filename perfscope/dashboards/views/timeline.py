@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -9,14 +11,15 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.facts.call_sites import call_site
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.timeline.counters import MOST_SERIES, series_of
 from perfscope.dashboards.timeline.counters import save as save_series
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
-from perfscope.dashboards.timeline.lanes import CATEGORY_WORDS, TABLES, Category, events_of
+from perfscope.dashboards.timeline.lanes import TABLES, events_of
 from perfscope.dashboards.timeline.marks import marks
-from perfscope.dashboards.views import Job, Place
+from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, COLORS
+from perfscope.dashboards.views import Gathered, Job, Place
 
 MOST_NAMES = 20_000
 """Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
@@ -51,12 +54,22 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     names = [[code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
     (place.folder / "names.json").write_bytes(msgspec.json.encode(names[:MOST_NAMES]))
     (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, _, _ in names}))
-    return {"low": str(low), "high": str(high), "events": len(index), "lanes": _lanes(index), "counters": counters}
+    kinds = np.bincount(index.category, weights=(index.end - index.start), minlength=len(CATEGORY_WORDS))
+    events = np.bincount(index.category, minlength=len(CATEGORY_WORDS))
+    return {
+        "low": str(low),
+        "high": str(high),
+        "events": len(index),
+        "lanes": _lanes(index),
+        "counters": counters,
+        "kinds": [[at, int(kinds[at])] for at in np.flatnonzero(events).tolist()],
+    }
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``traces``: a rank each with its lanes; ``categories``: words by number; ``findings``: as of `marks`.
+    """``traces``: a rank each with its lanes; ``categories`` and ``colors`` by number; ``findings``: as of `marks`.
 
+    ``kinds``: the categories that there are, those with most time first.
     ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
     """
     held = [one for one in job.gathered if one.held["events"]]
@@ -74,7 +87,22 @@ def view(job: Job) -> dict[str, Any]:
                 "origin": str(min(lows)) if together else one.held["low"],
             }
         )
-    return {"traces": traces, "categories": list(CATEGORY_WORDS), "together": together, "findings": marks(job)}
+    return {
+        "traces": traces,
+        "categories": list(CATEGORY_WORDS),
+        "colors": {ground: list(held) for ground, held in COLORS.items()},
+        "kinds": _kinds(held),
+        "together": together,
+        "findings": marks(job),
+    }
+
+
+def _kinds(gathered: Sequence[Gathered]) -> list[int]:
+    total: Counter[int] = Counter()
+    for one in gathered:
+        for category, ns in one.held["kinds"]:
+            total[category] += ns
+    return [category for category, _ in total.most_common()]
 
 
 def _lanes(index: Index) -> list[dict[str, Any]]:
@@ -122,7 +150,8 @@ def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]
         mine = np.flatnonzero(index.table == TABLES.index(table))
         op[mine] = trace.rows[table]["op"][index.row[mine]]
     asked = np.unique(op[op != MISSING])[:MOST_SITES]
-    own = np.flatnonzero((index.table == TABLES.index("slices")) & (index.category == Category.OP))
+    slices = np.flatnonzero(index.table == TABLES.index("slices"))
+    own = slices[np.isin(trace.rows["slices"]["kind"][index.row[slices]], (SliceKind.OP, SliceKind.OTHER))]
     op[own] = index.row[own]
     asked = np.union1d(asked, index.row[own[: max(0, MOST_SITES - len(asked))]]).astype(np.int64)
     if not len(asked):

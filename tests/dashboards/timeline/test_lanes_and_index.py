@@ -14,7 +14,8 @@ from perfscope.analyzers.load import load
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.timeline.index import load as load_index
-from perfscope.dashboards.timeline.lanes import Category, Events, Lane, events_of
+from perfscope.dashboards.timeline.lanes import Events, Lane, events_of
+from perfscope.dashboards.timeline.palette import Category
 from perfscope.profiler.errors import DataError
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfscope.dashboards.timeline.index import build
-from perfscope.dashboards.timeline.lanes import Category, events_of
+from perfscope.dashboards.timeline.lanes import events_of
+from perfscope.dashboards.timeline.palette import Category
 from perfscope.dashboards.timeline.tile import tile
 from tests.build import TraceBuilder
 

@@ -111,11 +111,6 @@ def test_tiles_are_of_the_lanes_that_were_asked_for(tmp_path: Path) -> None:
 def test_the_nearest_event_of_a_lane_is_found(tmp_path: Path) -> None:
     folder = _prepared(tmp_path)
     kernel = _event(folder, "gemm")
-    for moment, text in (
-        (-(2**61), "gemm"),
-        (50_000, "gemm"),
-        (64_000, "gemm"),
-        (66_000, "Memcpy HtoD"),
-        (2**61, "Memcpy HtoD"),
-    ):
+    first, last = "gemm", "Memcpy HtoD"
+    for moment, text in ((-(2**61), first), (50_000, first), (64_000, first), (66_000, last), (2**61, last)):
         assert _ask(folder, "near", lane=kernel["lane"], t=moment)["text"] == text, moment
