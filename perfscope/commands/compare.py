@@ -27,7 +27,11 @@ NOTHING = "none"
 """No gate, not even those that programs for one target have of their own accord."""
 
 
-@click.command(cls=CompareCommand, epilog="perfscope compare --ab --help: two commits, launched in turns.")
+@click.command(
+    cls=CompareCommand,
+    epilog="perfscope compare --ab --help: two commits, launched in turns. perfscope compare --programs --help: two "
+    "commits, compiled for a machine that is not here.",
+)
 @click.argument("base", metavar="BASE", required=False)
 @click.argument("head", metavar="HEAD", required=False)
 @baseline_option

@@ -17,6 +17,7 @@ from perfscope.profiler.errors import AskedWronglyError, DataError
 from perfscope.profiler.store import RUNS_FOLDER, STAMP
 
 FLAG = "--ab"
+PROGRAMS = "--programs"
 PAIRS = 10
 CALIBRATION = 5
 PROFILE = 1
@@ -26,17 +27,26 @@ SEEDS = 1 << 32
 
 
 class CompareCommand(click.Command):
-    """``compare BASE HEAD``; with ``--ab`` before the program begins, the command of this file instead."""
+    """``compare BASE HEAD``; with ``--ab`` or ``--programs`` before the program begins, another command instead."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Hand over to ``--ab`` where it is asked for."""
+        """Hand over to ``--ab`` or ``--programs`` where it is asked for."""
         ours = args[: args.index("--")] if "--" in args else args
-        if FLAG in ours:
-            rest = [*args[: args.index(FLAG)], *args[args.index(FLAG) + 1 :]]
-            return ab.make_context(f"{info_name} {FLAG}", rest, parent=parent, **extra)
+        flag = next((word for word in ours if word in (FLAG, PROGRAMS)), None)
+        if flag is not None:
+            rest = [*args[: args.index(flag)], *args[args.index(flag) + 1 :]]
+            return _command(flag).make_context(f"{info_name} {flag}", rest, parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
+
+
+def _command(flag: str) -> click.Command:
+    if flag == FLAG:
+        return ab
+    from perfscope.commands.compare_programs import programs
+
+    return programs
 
 
 class AbCommand(RunCommand):

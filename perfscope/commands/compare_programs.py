@@ -1,0 +1,240 @@
+"""``perfscope compare --programs``: two commits, both compiled for a machine that is not here, compared exactly."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.compare_ab import AbCommand
+from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
+from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
+from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.run import TARGET
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError, DataError
+from perfscope.profiler.store import RUNS_FOLDER, STAMP
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.profiler.ab_pairs import Arm
+
+FLAG = "--programs"
+RESULT_FILE = "result.json"
+
+
+class ProgramsCommand(AbCommand):
+    """As `compare --ab` splits its line, for programs that are Python."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line names the two ways to say what to compile."""
+        return ["[OPTIONS]", "-- script.py ARGS... | -m module ARGS..."]
+
+
+form_of_compare = click.command(
+    "compare --programs",
+    cls=ProgramsCommand,
+    epilog="Exit code: 0 done, 1 a gate was not met, 2 asked wrongly, 4 one of them was not compiled.",
+)
+"""No verb of its own: ``compare`` hands over to it."""
+
+
+@form_of_compare
+@click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
+@click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
+@click.option(
+    "--target", metavar="DEVICES", default=DEFAULT_TARGET, show_default=True, help="As of `perfscope compile`."
+)
+@click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
+@click.option("--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step. Repeatable.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=DEFAULT_LIMIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="For each of the two.",
+)
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder that git does not track (data), relative to the top, for both. Repeatable.",
+)
+@click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree beforehand.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RUNS_FOLDER,
+    show_default=True,
+    help="Folder that keeps what was compiled.",
+)
+@output_options
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="WHAT",
+    help="As of `perfscope compare`. [programs: lost fusions, more bytes through memory, a higher peak, collectives "
+    "that block]",
+)
+@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
+@quiet_option
+@verbose_option
+@click.pass_context
+def programs(
+    context: click.Context,
+    *,
+    base: str | None,
+    head: str,
+    target: str,
+    memory: str | None,
+    framework: str,
+    functions: tuple[str, ...],
+    limit: float,
+    links: tuple[str, ...],
+    build: str | None,
+    output: Path,
+    outputs: Outputs,
+    fail_on: tuple[str, ...],
+    strict: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compile a program at two commits for a machine that is not here, and say by instruction what changed.
+
+    Both are checked out beside the checkout, which is not touched, and go again. The program runs without data and
+    without devices, far enough to see what it compiles. The compiler is deterministic, so once each is enough.
+    """
+    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.commands.compare import check_gates
+    from perfscope.profiler.ab_programs import Compilation, compile_both, refused
+    from perfscope.profiler.ab_worktrees import checkout
+
+    words, kind = context.meta[TARGET]
+    if not words or kind == "command":
+        raise AskedWronglyError("nothing to compile: give -- script.py or -m module")
+    if base is None:
+        raise AskedWronglyError("--base REF: which commit to compare with?")
+    check_gates(fail_on)
+    machine = parse_target(target, memory)
+    repository = checkout()
+    commits: dict[Arm, str] = {"base": repository.commit(base), "head": repository.commit(head)}
+    tell = _quiet if quiet else _tell
+    for remark in (*repository.remarks(), *refused(commits)):
+        tell(remark)
+    wanted = Compilation(
+        options=_options(target, memory, framework, functions, limit),
+        program=("-m", *words) if kind == "module" else words,
+        limit_s=limit,
+        links=links,
+        build=build,
+    )
+    directory = _directory(output)
+    folders = compile_both(wanted, repository, commits, directory, tell=tell)
+    method = {
+        "kind": f"compiled once each for {machine.shown}; nothing ran on one",
+        "base_ref": base,
+        "base_commit": commits["base"],
+        "head_ref": head,
+        "head_commit": commits["head"],
+        "command": [*words],
+    }
+    return end(
+        folders, method, directory, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet, verbose=verbose
+    )  # fmt: skip
+
+
+def end(
+    folders: dict[Arm, Path],
+    method: dict[str, Any],
+    directory: Path,
+    *,
+    fail_on: tuple[str, ...],
+    strict: bool,
+    outputs: Outputs,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
+    from perfscope.analyzers.compare.comparison import compare
+    from perfscope.analyzers.load import load
+    from perfscope.commands.compare import own_gates
+    from perfscope.dashboards.reports import compare_document, compare_json, write
+    from perfscope.dashboards.shown import shown, shown_value
+
+    found = compare(load(folders["base"]), load(folders["head"]))
+    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *_not_compiled(folders)))))
+    gates = own_gates(found, fail_on)
+    failed = found.gates(gates)
+    held = compare_json.document(found, failed=failed, gates=gates)
+    held["method"] |= shown_value(method)
+    write(directory / RESULT_FILE, compare_json.as_text(held))
+    if not write_outputs(held, outputs, quiet=quiet):
+        show_screen(compare_document.of(held), failed, verbose=verbose)
+        if not quiet:
+            _tell(f"what was compiled is kept in {shown(str(directory), 400)}")
+    if failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and _open(found) else DONE
+
+
+def _open(found: Comparison) -> bool:
+    """Whether something could not be judged: also where only one side was compiled to its end."""
+    return bool(found.inconclusive) or any("not compiled" in note for note in found.notes)
+
+
+def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
+    """What a side saw and did not compile: it is in no gate."""
+    from perfscope.profiler.aot import compiled_file
+
+    said = []
+    for arm, folder in folders.items():
+        manifest = compiled_file.load(folder)
+        if not manifest.complete:
+            said.append(f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not say why'}")
+        said += [f"{arm}: {one.name} was not compiled: {one.reason}" for one in manifest.not_compiled]
+    return said
+
+
+def _options(
+    target: str, memory: str | None, framework: str, functions: tuple[str, ...], limit: float
+) -> tuple[str, ...]:
+    """For `perfscope compile`, which runs in another folder."""
+    file = Path(target)
+    line = [
+        "--target",
+        str(file.resolve()) if file.is_file() else target,
+        "--framework",
+        framework,
+        "--limit",
+        f"{limit:g}",
+    ]
+    line += [] if memory is None else ["--memory", memory]
+    return (*line, *(word for name in functions for word in ("--function", name)))
+
+
+def _directory(root: Path) -> Path:
+    """A new folder for a comparison; `latest` goes on naming a run."""
+    path = root / f"programs-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be made: {error.strerror or error}") from error
+    return path
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+def _tell(line: str) -> None:
+    from perfscope.dashboards.shown import shown
+
+    print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)
