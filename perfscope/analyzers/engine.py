@@ -10,6 +10,7 @@ from typing import Any
 
 from perfscope.analyzers.collectives_section import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.compile_section import NO_COMPILE, CompileSection, compile_section
+from perfscope.analyzers.estimate_section import NO_ESTIMATE, EstimateSection, estimate_section
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
@@ -73,6 +74,8 @@ class Analysis:
     """Ranks of a job side by side: their collectives, who waited, and bandwidth."""
     memory: MemorySection = NO_MEMORY
     """Memories, their peaks and who holds them."""
+    estimate: EstimateSection = NO_ESTIMATE
+    """Modelled time of programs that were compiled for a target."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
@@ -162,6 +165,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         compile=compile_section(held),
         collectives=collectives_section(held),
         memory=memory_section(held),
+        estimate=estimate_section(held),
         starts_ns=tuple(one.start_ns for one in examined),
     )
 
@@ -218,13 +222,15 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
 
 
 def _checked(rule: Rule, trace: Trace) -> Outcome:
-    absent = [key for key in rule.needs if key not in trace.recorded]
+    planned = rule.plan is not None and "torch_plan" in trace.recorded
+    absent = [] if planned else [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:
         absent = ["device_work"]  # links and calls of work that is not there are no second reason
     if absent:
         return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
     try:
-        findings = sorted(rule.check(trace), key=_cost_order)
+        check = rule.plan if planned and rule.plan is not None else rule.check
+        findings = sorted(check(trace), key=_cost_order)
     except AbstainError as reason:
         return Outcome(rule=rule.id, status="abstained", reason=str(reason))
     except Exception as error:  # a broken third-party rule must not cost the user the other answers

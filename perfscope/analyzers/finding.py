@@ -97,6 +97,8 @@ class Rule:
     check: Callable[[Trace], Iterable[Finding]]
     compare: Callable[[Sequence[Trace]], Iterable[Finding]] | None = None
     """What shows only where several programs or runs lie side by side; it is asked once, with all traces."""
+    plan: Callable[[Trace], Iterable[Finding]] | None = None
+    """What it says of a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it needs nothing else."""
     replaces: bool = False
     """What ``compare`` finds of a subject takes the place of what single traces say of it: it says the same better."""
 

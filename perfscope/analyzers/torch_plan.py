@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from perfscope.analyzers.compile_log import GraphBreak
+from perfscope.analyzers.op_graph import OpGraph
 from perfscope.profiler.aot.torch_plan_file import (
     MadeUp,
     PlanBreak,
@@ -22,6 +24,7 @@ from perfscope.profiler.aot.torch_plan_file import (
 )
 
 __all__ = [
+    "HeldPlan",
     "MadeUp",
     "PlanBreak",
     "PlanPlace",
@@ -65,6 +68,19 @@ class PlanTotals:
     def bytes(self) -> int:
         """Bytes read and written."""
         return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPlan:
+    """A plan as it was read, with the ops that lay beside it. ``None``: not kept, or damaged (the source says)."""
+
+    plan: TorchPlan
+    breaks: tuple[tuple[str | None, GraphBreak], ...] = ()
+    """``plan.breaks`` with torch's text taken apart, each with the function of its frame."""
+    eager: OpGraph | None = None
+    """All ops of one step without torch.compile."""
+    outside: OpGraph | None = None
+    """The ops of the planned step that no planned graph holds."""
 
 
 def kernels_of(plan: TorchPlan) -> Iterator[tuple[PlannedGraph, PlannedKernel]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.facts.fusion_groups import region_bytes
 from perfscope.analyzers.facts.graph_flow import trace_flow
 from perfscope.analyzers.facts.graph_time import graph_time, ops_time
+from perfscope.analyzers.facts.plan_time import bytes_ns, plan_works, shortest_ns
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
 from perfscope.analyzers.finding import Severity, severity_of
@@ -45,6 +46,17 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
     whole_bytes = trace.fact(step_bytes)
     byte_share = saved_bytes / whole_bytes if whole_bytes else 0.0
     time = ops_time(trace, chosen)
+    planned = trace.fact(planned_step_ns)
+    if time is None and planned is not None and trace.target is not None:
+        saved_ns = bytes_ns(trace.target, saved_bytes) + fewer * shortest_ns(trace.target)
+        return Saving(
+            bytes=saved_bytes,
+            share_of_bytes=byte_share,
+            time=None,
+            ns=saved_ns,
+            share=saved_ns / planned if planned else 0.0,
+            severity=severity_of(saved_ns, planned),
+        )
     if time is None:
         return Saving(
             bytes=saved_bytes,
@@ -56,7 +68,7 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
         )
     fixed = min(trace.fact(fixed_cost_ns), time.exposed_ns / len(chosen)) if chosen else 0
     saved_ns = round(fewer * fixed + (time.exposed_ns - len(chosen) * fixed) * saved_part)
-    step = whole_ns(trace) / steps_in(trace)
+    step = step_ns(trace)
     return Saving(
         bytes=saved_bytes,
         share_of_bytes=byte_share,
@@ -65,6 +77,22 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
         share=saved_ns / step if step else 0.0,
         severity=severity_of(saved_ns, step),
     )
+
+
+def planned_step_ns(trace: Trace) -> int | None:
+    """Of a plan for a device that is not there: the modelled low end of the step the ops are of; ``None``: no plan."""
+    works = trace.fact(plan_works)
+    if not works:
+        return None
+    compiled = works[0].held.plan.compiled_by == "program"
+    work = (works[0].compiled or works[0].inside) if compiled else works[0].eager
+    return None if work is None else work.device.low
+
+
+def step_ns(trace: Trace) -> float:
+    """What a step takes: measured, or of a plan modelled; 0 where neither is known."""
+    planned = trace.fact(planned_step_ns)
+    return float(planned) if planned is not None else whole_ns(trace) / steps_in(trace)
 
 
 def fixed_cost_ns(trace: Trace) -> int:
@@ -96,6 +124,8 @@ def steps_in(trace: Trace) -> int:
 
 def how_joined(trace: Trace) -> str:
     """How sure the times of graph ops are, in words, for a finding."""
+    if trace.fact(planned_step_ns) is not None and trace.target is not None:
+        return f"planned, modelled for {trace.target.device.name}"
     place = trace.fact(graph_time)
     cut = "; the graph is cut at its op limit" if trace.op_graph is not None and trace.op_graph.truncated else ""
     if place.known:

@@ -70,18 +70,23 @@ class OptimizerStep:
     @property
     def fused_share(self) -> float:
         """Part of the bytes moved now that a fused step would still move; 1 where nothing is known."""
-        if not self.ops:
-            return 1.0
-        parameters = min(self.ops.values())
-        now = sum(PASSES[name] * count for name, count in self.ops.items())
-        adds = "add_" in self.ops and not ({"sqrt", "rsqrt"} & set(self.ops))  # SGD: adds a tensor, not eps
-        now += self.ops["add_"] if adds else 0
-        return min(1.0, FUSED_PASSES.get(self.optimizer, LEAST_PASSES) * parameters / now)
+        return fused_share(self.optimizer, self.ops)
 
     @property
     def saved_ns(self) -> int:
         """At most, if the step were fused: the bytes it need not move, and the idle between its kernels."""
         return round(self.time.exposed_ns * (1 - self.fused_share)) + self.idle_ns
+
+
+def fused_share(optimizer: str, ops: Counter[str]) -> float:
+    """Part of the bytes its update ops move that a fused step would still move; 1 where nothing is known."""
+    if not ops:
+        return 1.0
+    parameters = min(ops.values())
+    now = sum(PASSES[name] * count for name, count in ops.items())
+    adds = "add_" in ops and not ({"sqrt", "rsqrt"} & set(ops))  # SGD: adds a tensor, not eps
+    now += ops["add_"] if adds else 0
+    return min(1.0, FUSED_PASSES.get(optimizer, LEAST_PASSES) * parameters / now)
 
 
 def optimizer_steps(trace: Trace) -> tuple[OptimizerStep, ...]:

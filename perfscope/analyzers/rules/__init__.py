@@ -2,7 +2,8 @@
 
 A rule's module has ``NEEDS`` (keys of ``perfscope.analyzers.trace.RECORDED``) and
 ``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where several
-traces lie side by side. Its docstring is its page in ``docs/rules``.
+traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring is its
+page in ``docs/rules``.
 """
 
 from __future__ import annotations
@@ -75,5 +76,6 @@ def load_rule(rule_id: str) -> Rule:
         needs=tuple(module.NEEDS),
         check=module.check,
         compare=getattr(module, "compare", None),
+        plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),
     )

@@ -46,6 +46,7 @@ from perfscope.analyzers.facts.compile_frames import (
     plain_function,
     where_of,
 )
+from perfscope.analyzers.facts.plan_breaks import break_findings
 from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.finding import Cell, Finding, severity_of
 from perfscope.analyzers.trace import Trace
@@ -82,6 +83,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         finding = None if line.seen is False else _finding(trace, line)
         if finding is not None:
             yield finding
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line that ends a planned graph, or would if the program's model were compiled."""
+    return break_findings(trace, fixes=FIXES, other=OTHER_FIX)
 
 
 def _finding(trace: Trace, line: BrokenLine) -> Finding | None:

@@ -43,6 +43,7 @@ from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.hlo_saving import Price, is_alone, price
 from perfscope.analyzers.facts.hlo_scan import Loop, loops
 from perfscope.analyzers.facts.hlo_scan_time import LAUNCH_NS, launching_ns, measured_loop_ns, parallel_ns, part_of
+from perfscope.analyzers.facts.plan_scan import scan_findings
 from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns
@@ -76,6 +77,17 @@ def check(trace: Trace) -> Iterable[Finding]:
         saved = price(trace, (part_of(trace, loop) for loop in found))
         if saved is None or saved.cost_ns:  # what was measured may be as fast as a parallel prefix already
             yield _finding(trace, place, sorted(found, key=lambda loop: -loop.launches), saved)
+
+
+PLAN_ADVICE = (
+    "Compute the recurrence h = a * h + b over the whole sequence at once: by doubling (log2 of the length steps over "
+    "all of it), in chunks as matrix products, or with torch._higher_order_ops.associative_scan under torch.compile."
+)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line of a PyTorch program whose loop over time is launch-bound and linear in its carry."""
+    return scan_findings(trace, least_turns=MIN_TRIPS, advice=PLAN_ADVICE)
 
 
 def _is_tiny(loop: Loop) -> bool:

@@ -59,6 +59,7 @@ from perfscope.analyzers.facts.graph_flow import short_name
 from perfscope.analyzers.facts.graph_time import spans_time
 from perfscope.analyzers.facts.hlo_attention_findings import program_findings
 from perfscope.analyzers.facts.op_signature import ITEM_SIZES
+from perfscope.analyzers.facts.plan_attention import compiled_attention_findings
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
@@ -102,6 +103,13 @@ def check(trace: Trace) -> Iterable[Finding]:
         )
 
 
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Eager programs: as from an op graph, with modelled time. Compiled ones: what the planned kernels still move."""
+    yield from compiled_attention_findings(trace, advice=ADVICE, least=MIN_SHARE)
+    if trace.op_graph is not None:
+        yield from _from_graph(trace, trace.op_graph)
+
+
 def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
     places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
     for attention in trace.fact(graph_attentions):
@@ -124,7 +132,7 @@ def _graph_finding(
     first = members[0]
     title = f"{_what(by_sdpa)} {_times(len(members))}: {format_bytes(saved.bytes)} of traffic "
     title += f"on {_shape(first.score_shape)} scores"
-    if saved.ns is not None and saved.time is not None:
+    if saved.ns is not None:
         title += f", {format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
     else:
         title += f" ({100 * saved.share_of_bytes:.1f}% of the step's bytes; no time)"

@@ -76,10 +76,11 @@ from perfscope.analyzers.facts.fusion_heuristic import (
     KernelChain,
     forward_chains,
 )
-from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, step_bytes, steps_in
+from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.analyzers.facts.hlo_fusion_findings import program_findings
 from perfscope.analyzers.facts.inductor_fusion import log_has_refusals
 from perfscope.analyzers.facts.inductor_fusion_findings import inductor_findings
+from perfscope.analyzers.facts.plan_fusion import fusion_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
@@ -116,13 +117,21 @@ def check(trace: Trace) -> Iterable[Finding]:
         )
 
 
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Chains that run op by op, and kernels that inductor would keep apart."""
+    yield from fusion_findings(trace, least=MIN_SHARE)
+    for site in trace.fact(chain_sites):
+        if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
+            yield from _from_site(trace, site)
+
+
 def _from_site(trace: Trace, site: Site) -> Iterator[Finding]:
     priced = [(pattern, _saving(trace, pattern)) for pattern in site.patterns]
     timed = all(saved.ns is not None for _, saved in priced)
     total_bytes = sum(saved.bytes for _, saved in priced)
     total_ns = sum(saved.ns or 0 for _, saved in priced)
-    step_ns = whole_ns(trace) / steps_in(trace)
-    share = (total_ns / step_ns if step_ns else 0.0) if timed else total_bytes / (trace.fact(step_bytes) or 1)
+    whole = step_ns(trace)
+    share = (total_ns / whole if whole else 0.0) if timed else total_bytes / (trace.fact(step_bytes) or 1)
     if share < MIN_SHARE:
         return
     groups = sum(len(pattern.groups) for pattern in site.patterns)

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.optimizer_steps import OptimizerStep, Style, optimizer_steps
+from perfscope.analyzers.facts.plan_optimizer import optimizer_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
@@ -65,6 +66,13 @@ def check(trace: Trace) -> Iterable[Finding]:
         cost = sum(step.saved_ns for step in members)
         if cost >= MIN_SHARE * whole and cost > 0:
             yield _finding(trace, optimizer, style, members, cost)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """The optimizer of a planned program, with modelled time."""
+    if not any(held.plan.optimizers for held in trace.torch_plans):
+        raise AbstainError("no optimizer step in the plan (inference, or an optimizer that is not torch.optim's)")
+    return optimizer_findings(trace, fewest=FEWEST_UPDATES, least=MIN_SHARE, have_fused=HAVE_FUSED, advice=_advice)
 
 
 def _finding(trace: Trace, optimizer: str, style: Style, members: list[OptimizerStep], cost: int) -> Finding:

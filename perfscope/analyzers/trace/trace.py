@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.jax_log import CompileEvent, HostRead
     from perfscope.analyzers.memory.counters import AllocatorCounters
     from perfscope.analyzers.op_graph import OpGraph
+    from perfscope.analyzers.torch_plan import HeldPlan
 
 RECORDED: dict[str, str] = {
     "device_work": "kernels and copies of an accelerator",
@@ -44,6 +45,7 @@ RECORDED: dict[str, str] = {
     "host_reads": "reads of jax arrays by the host (`perfscope run`)",
     "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
     "flight_record": "the NCCL flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
+    "torch_plan": "what torch.compile would make of the program (`perfscope compile` of a PyTorch program)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -140,6 +142,8 @@ class Trace:
         """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
         self.judged_device: str | None = None
         """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
+        self.torch_plans: tuple[HeldPlan, ...] = ()
+        """Plans of a PyTorch program for a device that is not there. Set by the reader."""
         self.topology: Topology | None = None
         """What the user said of the machines' links; only comparing ranks asks for it."""
         self.target: Target | None = None

@@ -17,6 +17,15 @@ _PATH = re.compile(r"(?<![\w/.])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
+def _listed(payload: Any) -> list[Any]:
+    """Reasons of a recompilation: a JSON list, or (one guard, torch since 2.11) plain text."""
+    try:
+        said = json.loads(payload) if isinstance(payload, str) else payload
+    except ValueError:
+        said = payload
+    return said if isinstance(said, list) else [said]
+
+
 class Heard(logging.Handler):
     """A handler of torch's structured trace that keeps breaks and recompilations, and forgets the rest."""
 
@@ -73,8 +82,7 @@ class Heard(logging.Handler):
         if name == "dynamo_graph_break_reason":
             self._breaks.append((compile_id, self._shown(str(payload))))
         elif name == "recompile_reasons":
-            said = json.loads(payload) if isinstance(payload, str) else payload
-            reasons = said if isinstance(said, list) else [said]
+            reasons = _listed(payload)
             self._recompiles.append((compile_id, tuple(self._shown(str(one)) for one in reasons[:MAX_ROWS])))
 
     def _started(self, compile_id: str, stack: Any) -> None:

@@ -19,6 +19,7 @@ from perfscope.profiler.errors import DataError
 if TYPE_CHECKING:
     from perfscope.profiler.aot.child import Said
     from perfscope.profiler.aot.torch_inductor import Scheduled
+    from perfscope.profiler.aot.torch_plan_file import TorchPlan
 
 
 def plan_program(request: Request, said: Said) -> None:
@@ -117,19 +118,34 @@ class _Planning:
                 self.steps.finish()
         plan = self._plan(failure)
         path = self._folder / f"{self._stem}.json"
-        write_plan(path, plan)
-        self._said(
-            "planned",
-            file=f"plans/{path.name}",
-            name=self._program,
-            graphs=len(plan.graphs),
-            kernels=sum(len(graph.kernels) for graph in plan.graphs),
-            complete=plan.complete,
-            failure=plan.failure,
-            stopped=plan.stopped,
-            notes=list(plan.notes),
-            not_covered=list(plan.not_covered),
-        )
+        plan = write_plan(path, plan)
+        self._tell(plan, f"plans/{path.name}")
+
+    def _tell(self, plan: TorchPlan, file: str) -> None:
+        """What the manifest says of it: one entry a graph, and one for a program that has none."""
+        if not plan.graphs and (plan.eager_file or plan.outside_file):
+            self._said("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
+        for graph in plan.graphs:
+            place = None if graph.place is None else {"file": graph.place.file, "line": graph.place.line}
+            self._said(
+                "planned",
+                program={
+                    "file": file,
+                    "name": f"{graph.compile_id} {graph.direction}",
+                    "function": graph.function or "",
+                    "place": place,
+                    "calls": graph.calls,
+                    "output_bytes": graph.output_bytes,
+                    "fingerprint": plan.fingerprint,
+                },
+            )
+        for reason in self.failures:
+            self._said("not_planned", what={"name": "a graph", "reason": reason})
+        for note in (*plan.notes, *(f"not covered by the plan: {text}" for text in plan.not_covered)):
+            self._said("note", text=note)
+        self._said("stopped", reason=plan.stopped)
+        if plan.failure is not None:
+            self._said("failure", failure={"text": plan.failure, "lines": []})
 
     def _planned(self, scheduled: Scheduled) -> int:
         self.graphs.append(self.reader.graph(scheduled))
@@ -174,6 +190,8 @@ class _Planning:
             not_covered=tuple(self._not_covered(graphs)),
             notes=tuple(self._notes()),
             stopped=steps.stopped or ("the program raised" if failure else "the program ended by itself"),
+            float32_products="float32" if self._torch.get_float32_matmul_precision() == "highest" else "tf32",
+            optimizers=tuple(sorted(steps.optimizers)),
             steps_from=steps.source,
             complete=failure is None and bool(steps.seen_planned or graphs),
             failure=failure,

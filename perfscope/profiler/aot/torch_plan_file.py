@@ -113,6 +113,8 @@ class PlannedRefusal:
     """What the second reads of what the first writes."""
     common_read_bytes: Bytes | None = None
     """What the second reads of what the first reads as well."""
+    needed_elsewhere: bool = True
+    """Whether something besides the second needs what it reads of the first: then only the read would go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,10 @@ class TorchPlan:
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     stopped: Text = ""
     """Where the program was stopped, in words."""
+    float32_products: Literal["float32", "tf32"] = "float32"
+    """What products of float32 operands are computed in, as the program sets it."""
+    optimizers: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    """Classes of the optimizers that stepped: ``AdamW``."""
     steps_from: Text | None = None
     """What said where a step begins: ``optimizer.step``."""
     complete: bool = True
@@ -214,12 +220,13 @@ def fingerprint_of(plan: TorchPlan) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 
-def write_plan(path: Path, plan: TorchPlan) -> None:
-    """Writes the plan with its fingerprint, in one go."""
+def write_plan(path: Path, plan: TorchPlan) -> TorchPlan:
+    """Writes the plan with its fingerprint, in one go, and gives it back."""
     stamped = replace(plan, fingerprint=fingerprint_of(plan))
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(msgspec.json.encode(stamped, order="deterministic") + b"\n")
     partial.replace(path)
+    return stamped
 
 
 def read_plan(path: Path) -> TorchPlan:

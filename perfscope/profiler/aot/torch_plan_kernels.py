@@ -24,7 +24,8 @@ from perfscope.profiler.captures.op_graph_flops import flops_of
 from perfscope.profiler.captures.op_graph_frames import Frames
 
 NO_SHARED_DATA = "no shared data"
-"""The scheduler's reason for pairs that have nothing to do with each other: most of what it says."""
+"""The scheduler's reason for pairs that have nothing to do with each other: most of what it says. It is kept where the
+second does read what the first writes, in another order."""
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")
 ATTENTION = re.compile(r"_scaled_dot_product_\w*attention")
@@ -164,7 +165,9 @@ def _refusals(scheduled: Scheduled, chosen: Sequence[Any]) -> tuple[tuple[Planne
     found: dict[tuple[int, int, str], PlannedRefusal] = {}
     for one in apart:
         first, second = kernels.get(one["first"]), kernels.get(one["second"])
-        if first is None or second is None or one["reason"].startswith(NO_SHARED_DATA):
+        if first is None or second is None:
+            continue
+        if one["reason"].startswith(NO_SHARED_DATA) and not one["shared_bytes"]:
             continue
         pair = (min(first, second), max(first, second))
         reason = _without_names(one["reason"])
@@ -176,12 +179,26 @@ def _refusals(scheduled: Scheduled, chosen: Sequence[Any]) -> tuple[tuple[Planne
             times=one["times"] + (before.times if before else 0),
             shared_bytes=max(one["shared_bytes"] or 0, before.shared_bytes or 0 if before else 0),
             common_read_bytes=max(one["common_read_bytes"] or 0, before.common_read_bytes or 0 if before else 0),
+            needed_elsewhere=_needed_elsewhere(chosen[first], chosen[second]),
         )
     rows = sorted(
         found.values(),
         key=lambda row: (-(row.shared_bytes or 0), -(row.common_read_bytes or 0), row.first, row.second, row.reason),
     )
     return tuple(rows[:MAX_REFUSALS]), len(rows[MAX_REFUSALS:]) + scheduled.overflow
+
+
+def _needed_elsewhere(first: Any, second: Any) -> bool:
+    """Whether anything but the second (the graph's results too) uses a value that goes from the first to it."""
+    inside = {part.get_name() for kernel in (first, second) for part in kernel.get_nodes()}
+    read = {dep.name for dep in second.read_writes.reads}
+    for output in first.get_outputs():
+        if output.get_name() not in read:
+            continue
+        users = {user.get_name() for user in output.users if not getattr(user, "is_weak", False)}
+        if users - inside:
+            return True
+    return False
 
 
 def _without_names(reason: str) -> str:

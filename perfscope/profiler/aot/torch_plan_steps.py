@@ -54,6 +54,8 @@ class PlanSteps:
         self.eager_file: str | None = None
         self.outside_file: str | None = None
         self.problems: list[str] = []
+        self.optimizers: set[str] = set()
+        """Classes of those that stepped."""
         self.seen_planned = False
 
     def install(self) -> None:
@@ -120,6 +122,7 @@ class PlanSteps:
             elif what == PLANNED:
                 self.outside_file, self.seen_planned = file, True
         self.counting = False
+        self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
         self._hooks.remove()
         self._unwrap()
 

@@ -1,0 +1,199 @@
+"""Modelled time of planned kernels and of ops that run eagerly, on the target of the plan. Nothing here was measured.
+
+A kernel takes ``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks
+for the low end, at the assumed shares of them for the high end (`estimate/assumptions.py`, with sources). A step takes
+its kernels one after another, or the host's launches where those take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfscope.analyzers.estimate.assumptions import Factors, factors_for
+from perfscope.analyzers.estimate.spans import NO_TIME, Range, ns_range
+from perfscope.analyzers.facts.fusion_groups import region_bytes
+from perfscope.analyzers.facts.graph_flow import Flow, flow_of
+from perfscope.analyzers.hardware.device import Device
+from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.op_graph import GraphOp, OpGraph
+from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel
+from perfscope.analyzers.trace import Trace
+
+NS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Kernels in a row: exact counts, modelled time."""
+
+    launches: int = 0
+    bytes: int = 0
+    flops: int = 0
+    device: Range = NO_TIME
+    """One after another."""
+    step: Range = NO_TIME
+    """The same, or the host's launches where they take longer."""
+    unknown: int = 0
+    """Kernels whose arithmetic is not known; they count by their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphWork:
+    """A planned graph."""
+
+    graph: PlannedGraph
+    kernels: tuple[Range, ...]
+    """One run of each."""
+    once: Work
+    """One run of the graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWork:
+    """One step of a plan."""
+
+    held: HeldPlan
+    graphs: tuple[GraphWork, ...]
+    inside: Work
+    """All graphs, as often as a step runs them."""
+    outside: Work | None
+    """The ops of the step that are in no graph; ``None``: not kept."""
+    compiled: Work | None
+    """Both together."""
+    eager: Work | None
+    """The same step without torch.compile."""
+
+
+def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
+    """One for each plan of a trace; none where the target is not known."""
+    target = trace.target
+    return () if target is None else tuple(_plan_work(held, target) for held in trace.torch_plans)
+
+
+def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
+    """Bytes that an op of a graph reads and writes."""
+    return region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+
+
+def bytes_ns(target: Target, moved: int) -> int:
+    """The time of so many bytes at the bandwidth of the target's memory."""
+    return round(moved * NS / target.device.memory_bandwidth)
+
+
+def shortest_ns(target: Target) -> int:
+    """The least a kernel takes on the target."""
+    return factors_for(target).kernel[0]
+
+
+def kernel_range(
+    device: Device, factors: Factors, *, moved: int, flops: int | None, dtype: str | None, strided: bool
+) -> Range:
+    """One run of a kernel that moves so many bytes. FLOPs count where the device states a peak for the dtype."""
+    peak = device.peak_flops.get(dtype or "", 0)
+    arithmetic = (flops or 0) * NS / peak if peak else 0.0
+    memory = moved * NS / device.memory_bandwidth
+    shortest, small = factors.kernel
+    reached = factors.strided if strided else factors.memory
+    return ns_range(max(arithmetic, memory, shortest), max(arithmetic / factors.matrix, memory / reached) + small)
+
+
+def _plan_work(held: HeldPlan, target: Target) -> PlanWork:
+    factors = factors_for(target)
+    graphs = tuple(_graph_work(graph, target.device, factors) for graph in held.plan.graphs)
+    inside = together((one.once, one.graph.calls) for one in graphs)
+    inside = _stepped(inside, factors)
+    outside = None if held.outside is None else graph_work(held.outside, target, held.plan.float32_products)
+    eager = None if held.eager is None else graph_work(held.eager, target, held.plan.float32_products)
+    compiled = None if outside is None else _stepped(together([(inside, 1), (outside, 1)]), factors)
+    return PlanWork(held=held, graphs=graphs, inside=inside, outside=outside, compiled=compiled, eager=eager)
+
+
+def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphWork:
+    ranges = tuple(_planned(kernel, device, factors) for kernel in graph.kernels)
+    once = Work(
+        launches=len(ranges),
+        bytes=sum(kernel.bytes for kernel in graph.kernels),
+        flops=sum(kernel.flops or 0 for kernel in graph.kernels),
+        device=_sum(ranges),
+        unknown=sum(kernel.kind in ("product", "attention") and kernel.flops is None for kernel in graph.kernels),
+    )
+    return GraphWork(graph=graph, kernels=ranges, once=_stepped(once, factors))
+
+
+def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
+    once = kernel_range(
+        device,
+        factors,
+        moved=kernel.bytes,
+        flops=kernel.flops,
+        dtype=kernel.dtype,
+        strided=kernel.kind in ("reduction", "extern"),
+    )
+    if not kernel.reread_bytes:
+        return once
+    again = kernel.reread_bytes * NS / device.memory_bandwidth / factors.strided
+    return ns_range(once.low, once.high + again)
+
+
+def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
+    """The ops of a graph as they would launch, each a kernel. Views and allocations are none."""
+    factors, flow = factors_for(target), flow_of(graph)
+    launches = moved = flops = unknown = 0
+    ranges = []
+    for index, op in enumerate(graph.ops):
+        if op.view:
+            continue
+        size = op_bytes(graph, flow, index)
+        launches, moved, flops = launches + 1, moved + size, flops + (op.flops or 0)
+        ranges.append(
+            kernel_range(
+                target.device,
+                factors,
+                moved=size,
+                flops=op.flops,
+                dtype=product_dtype(graph, op, float32_products),
+                strided=op.reduction or not op.pointwise,
+            )
+        )
+    whole = Work(launches=launches, bytes=moved, flops=flops, device=_sum(ranges), unknown=unknown)
+    return _stepped(whole, factors)
+
+
+def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:
+    """What a product is computed in: the dtype of its last operand, float32 as the program sets it."""
+    if not op.inputs:
+        return None
+    dtype = graph.tensors[op.inputs[-1]].dtype
+    return float32_products if dtype == "float32" else dtype
+
+
+def together(parts: Iterable[tuple[Work, int]]) -> Work:
+    """Several in a row, each so many times."""
+    whole = Work()
+    for one, times in parts:
+        whole = Work(
+            launches=whole.launches + times * one.launches,
+            bytes=whole.bytes + times * one.bytes,
+            flops=whole.flops + times * one.flops,
+            device=whole.device + one.device.times(times),
+            unknown=whole.unknown + times * one.unknown,
+        )
+    return whole
+
+
+def _stepped(work: Work, factors: Factors) -> Work:
+    gaps = factors.gap[1] * work.launches
+    host = Range(low=factors.host[0] * work.launches, high=factors.host[1] * work.launches)
+    device = work.device
+    step = Range(low=max(device.low, host.low), high=max(device.high + gaps, host.high))
+    return Work(
+        launches=work.launches, bytes=work.bytes, flops=work.flops, device=device, step=step, unknown=work.unknown
+    )
+
+
+def _sum(ranges: Iterable[Range]) -> Range:
+    whole = NO_TIME
+    for one in ranges:
+        whole = whole + one
+    return whole
