@@ -67,7 +67,7 @@ def estimate(
     names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
     rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
     host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
-    buffers = None if launched is None else launched.has_command_buffers
+    buffers = True if launched is not None and launched.has_command_buffers else None  # most dumps are from before
     low, high = top.parts
     if times is None and buffers is not True and host.high > high.total:
         high = Parts(

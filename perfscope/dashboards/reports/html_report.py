@@ -16,6 +16,7 @@ from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
 from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.reports.html_compile import compile_card
+from perfscope.dashboards.reports.html_estimate import estimate_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_memory import memory_cards
 from perfscope.dashboards.reports.html_page import page
@@ -82,6 +83,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield tiles(summary, analysis)
     yield from findings(summary)
+    if summary.estimate is not None:
+        yield estimate_card(summary.estimate)
     if summary.programs is not None:
         yield from programs_cards(summary.programs)
     if summary.compile is not None:

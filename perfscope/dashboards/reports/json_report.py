@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.reports.collective_json import collectives_document
 from perfscope.dashboards.reports.compile_json import compile_document
+from perfscope.dashboards.reports.estimate_json import estimate_document
 from perfscope.dashboards.reports.memory_json import memory_document
 from perfscope.dashboards.reports.program_json import programs_document
 from perfscope.dashboards.reports.summary import programs_alone
@@ -49,6 +50,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "compile": _plain(compile_document(analysis.compile)),
             "collectives": _plain(collectives_document(analysis.collectives)),
             "memory": _plain(memory_document(analysis.memory)),
+            "estimate": _plain(estimate_document(analysis.estimate)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
+from perfscope.dashboards.reports.estimate_markdown import estimate_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
 from perfscope.dashboards.reports.memory_markdown import memory_details
@@ -73,6 +74,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    if summary.estimate is not None:
+        yield estimate_details(summary.estimate)
     if summary.programs is not None:
         yield programs_details(summary.programs)
     if summary.compile is not None:

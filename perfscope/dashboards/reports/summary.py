@@ -19,6 +19,7 @@ from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_
 from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
 from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
+from perfscope.dashboards.reports.estimate_rows import EstimateView, estimate_view
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.reports.memory_rows import MemoriesView, memory_view
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
@@ -160,6 +161,8 @@ class Summary:
     """Ranks of a job side by side; ``None`` where there are no two."""
     memory: MemoriesView | None = None
     """Memories and who holds their peaks; ``None`` where none is known of."""
+    estimate: EstimateView | None = None
+    """Modelled time of programs compiled for a target; ``None`` where there are none."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -171,6 +174,7 @@ def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
+    modelled = estimate_view(analysis.estimate)
     starts = starts_by_label(analysis)
     rows = [
         _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
@@ -180,6 +184,7 @@ def summarize(analysis: Analysis) -> Summary:
         headline=_headline(analysis),
         facts=(
             *_facts(analysis),
+            *([modelled.headline] if modelled is not None and modelled.headline else []),
             *([compiled.headline] if compiled is not None and compiled.headline else []),
             *([memory.summary] if memory is not None and memory.summary else []),
         ),
@@ -199,6 +204,7 @@ def summarize(analysis: Analysis) -> Summary:
         compile=compiled,
         collectives=collectives_view(analysis.collectives),
         memory=memory,
+        estimate=modelled,
     )
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_text import collectives_section
 from perfscope.dashboards.reports.compile_text import compile_section
+from perfscope.dashboards.reports.estimate_text import estimate_section
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.memory_text import memory_section
 from perfscope.dashboards.reports.program_text import programs_section
@@ -53,6 +54,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield _device_table(summary.devices)
     yield ""
     yield from findings_part(summary, width, verbose=verbose)
+    if summary.estimate is not None:
+        yield from estimate_section(summary.estimate, width, verbose=verbose)
     if summary.programs is not None:
         yield from programs_section(summary.programs, width, verbose=verbose)
     if summary.compile is not None:
