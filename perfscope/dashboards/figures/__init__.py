@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from perfscope.dashboards.figures.memory import memory_timeline as memory_timeline
     from perfscope.dashboards.figures.spans import timeline as timeline
     from perfscope.dashboards.figures.steps import step_times as step_times
+    from perfscope.dashboards.figures.sweeps import pareto as pareto
 
 FIGURES: dict[str, str] = {
     "device_time": "perfscope.dashboards.figures.devices",
     "kernel_time": "perfscope.dashboards.figures.kernels",
     "memory_timeline": "perfscope.dashboards.figures.memory",
+    "pareto": "perfscope.dashboards.figures.sweeps",
     "step_times": "perfscope.dashboards.figures.steps",
     "timeline": "perfscope.dashboards.figures.spans",
 }
 
-__all__ = ["FIGURES", "device_time", "kernel_time", "memory_timeline", "step_times", "timeline"]
+__all__ = ["FIGURES", "device_time", "kernel_time", "memory_timeline", "pareto", "step_times", "timeline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,142 @@
+"""Which variants are held against each other, and which of those nothing beats. Exact: no tolerance, ties stay.
+
+Variants that do the same work are one group: they differ in choices only, never in a size. An axis is a size where
+the user says so, or where its values are whole numbers and the bytes of the step's inputs differ along it; a block
+size leaves them alone, a batch or a length does not.
+
+One variant dominates another if it is no slower at both ends of its modelled time, needs no more memory at its peak,
+and is better in one of the three. The front of a group is what nothing dominates; of equals all are on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.sweep.point import Point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """An axis as it was asked for."""
+
+    name: str
+    values: tuple[str, ...]
+    kind: str | None = None
+    """``size`` or ``choice`` where the user said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dominance:
+    """A choice that another beats wherever both are known."""
+
+    worse: str
+    """``policy=full``."""
+    better: str
+    groups: int
+    """Sizes at which both are known; the better one dominates at each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """A sweep, compared."""
+
+    sizes: tuple[str, ...]
+    """Axes along which the work changes."""
+    choices: tuple[str, ...]
+    on_front: frozenset[int]
+    """Numbers of points."""
+    beaten_by: Mapping[int, tuple[int, ...]]
+    """Number of a point -> those of its group that dominate it, those of the front first."""
+    same: tuple[tuple[int, ...], ...]
+    """Points of one group that are the same program, or cannot be told apart by time and peak."""
+    dominated: tuple[Dominance, ...]
+
+
+def front_of(axes: Sequence[Swept], points: Sequence[Point]) -> Front:
+    """The fronts of all groups. Points that do not fit, or whose time or peak is not known, are on none."""
+    sizes = tuple(axis.name for axis in axes if is_size(axis, points))
+    choices = tuple(axis.name for axis in axes if axis.name not in sizes)
+    groups: dict[tuple[str | None, ...], list[int]] = {}
+    for number, point in enumerate(points):
+        if point.judged and point.state in ("fits", "compiled"):
+            groups.setdefault(tuple(point.value(name) for name in sizes), []).append(number)
+    beaten: dict[int, tuple[int, ...]] = {}
+    for members in groups.values():
+        for number in members:
+            beaten[number] = tuple(one for one in members if dominates(points[one], points[number]))
+    front = frozenset(number for number, by in beaten.items() if not by)
+    ordered = {
+        number: tuple(sorted(by, key=lambda one: (one not in front, one))) for number, by in beaten.items() if by
+    }
+    return Front(
+        sizes=sizes,
+        choices=choices,
+        on_front=front,
+        beaten_by=ordered,
+        same=tuple(same for members in groups.values() for same in _same(points, members)),
+        dominated=_dominated(points, choices, sizes),
+    )
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False where something is not known."""
+    if one.step is None or other.step is None or one.peak_bytes is None or other.peak_bytes is None:
+        return False
+    pairs = (
+        (one.step.low, other.step.low),
+        (one.step.high, other.step.high),
+        (one.peak_bytes, other.peak_bytes),
+    )
+    return all(mine <= its for mine, its in pairs) and any(mine < its for mine, its in pairs)
+
+
+def is_size(axis: Swept, points: Sequence[Point]) -> bool:
+    """Whether the work changes along an axis."""
+    if axis.kind is not None:
+        return axis.kind == "size"
+    if axis.name in ("target", "memory") or not all(value.isdigit() for value in axis.values):
+        return False
+    rest: dict[tuple[tuple[str, str], ...], set[tuple[int, int]]] = {}
+    for point in points:
+        if point.inputs is not None:
+            key = tuple(one for one in point.settings if one[0] != axis.name)
+            rest.setdefault(key, set()).add(point.inputs)
+    seen = [inputs for inputs in rest.values() if inputs]
+    known = sum(1 for point in points if point.inputs is not None)
+    # where no two variants along it are known, whole numbers are taken for sizes: nothing is held against each other
+    return known <= len(seen) or any(len(inputs) > 1 for inputs in seen)
+
+
+def _same(points: Sequence[Point], members: Sequence[int]) -> list[tuple[int, ...]]:
+    found: dict[object, list[int]] = {}
+    for number in members:
+        point = points[number]
+        found.setdefault((point.step, point.peak_bytes), []).append(number)
+    return [tuple(numbers) for numbers in found.values() if len(numbers) > 1]
+
+
+def _dominated(points: Sequence[Point], choices: tuple[str, ...], sizes: tuple[str, ...]) -> tuple[Dominance, ...]:
+    """Choices that one other choice dominates at every size at which both are known, the widest reason of each.
+
+    A choice that fits where the better one does not, or is known where that is not, is not dominated by it.
+    """
+    by_choice: dict[str, dict[str, Point]] = {}
+    for point in points:
+        by_choice.setdefault(point.words(choices), {})[point.words(sizes)] = point
+    found = []
+    for worse, mine in by_choice.items():
+        known = {size: point for size, point in mine.items() if point.judged and point.state in ("fits", "compiled")}
+        if not worse or not known:
+            continue
+        for better, its in by_choice.items():
+            if better != worse and all(
+                size in its and its[size].state in ("fits", "compiled") and dominates(its[size], point)
+                for size, point in known.items()
+            ):
+                found.append(Dominance(worse=worse, better=better, groups=len(known)))
+    beaten = {one.worse for one in found}
+    first: dict[str, Dominance] = {}
+    for one in sorted(found, key=lambda one: one.better in beaten):
+        first.setdefault(one.worse, one)
+    return tuple(first.values())

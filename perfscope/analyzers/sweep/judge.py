@@ -1,0 +1,132 @@
+"""A variant's run folder to a point: the time of its step, its peak, and whether that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.analyzers.estimate import estimate
+from perfscope.analyzers.estimate.spans import Range
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.load import load_one
+from perfscope.analyzers.sweep.point import Point, State
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.aot import compiled_file
+from perfscope.profiler.aot.compiled_file import CompiledProgram
+from perfscope.profiler.errors import PerfscopeError
+
+_TOO_MUCH = re.compile(
+    r"RESOURCE_EXHAUSTED|Ran out of memory in memory space|exceeded (?:the )?(?:hbm|memory) capacity", re.I
+)
+_USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])", re.I)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    module: HloModule
+    said: CompiledProgram
+    time: Range | None
+    peak: int | None
+    why: str = ""
+
+
+def judged(folder: Path, settings: Sequence[tuple[str, str]]) -> Point:
+    """The point of a variant that was compiled; one that failed, with the reason, where it cannot be judged."""
+    try:
+        manifest = compiled_file.load(folder)
+        trace = load_one(folder)
+    except PerfscopeError as error:
+        return Point(settings=tuple(settings), state="failed", reason=str(error).removeprefix(f"{folder}: "))
+    point = judged_trace(trace, manifest.programs, settings)
+    left = [one for one in manifest.not_compiled if too_much(one.reason)]
+    if left:
+        used = used_bytes(left[0].reason) or point.peak_bytes
+        return Point(
+            settings=tuple(settings), state="does not fit", target=point.target, peak_bytes=used,
+            memory_bytes=point.memory_bytes, reason=f"{left[0].name}: {left[0].reason}"[:300],
+        )  # fmt: skip
+    return point
+
+
+def judged_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequence[tuple[str, str]]) -> Point:
+    """The point of compiled programs with their target. ``said``: what the manifest says of them."""
+    target = trace.target
+    if target is None:
+        return Point(settings=tuple(settings), state="failed", reason="the run folder does not say what it is for")
+    if not trace.hlo:
+        return Point(
+            settings=tuple(settings), state="failed", reason="no compiled program: plans have no time and peak"
+        )
+    programs = []
+    for module, program in zip(trace.hlo, _matched(trace.hlo, said), strict=True):
+        try:
+            found = estimate(module, target)
+            programs.append(_Program(module=module, said=program, time=found.step_ns, peak=found.peak_bytes))
+        except PerfscopeError as error:
+            programs.append(_Program(module=module, said=program, time=None, peak=None, why=str(error)))
+    step = step_of(programs)
+    times = [one.time for one in step if one.time is not None]
+    peaks = [one.peak for one in programs if one.peak is not None]
+    time = (
+        Range(low=sum(one.low for one in times), high=sum(one.high for one in times))
+        if len(times) == len(step)
+        else None
+    )
+    peak = max(peaks) if len(peaks) == len(programs) else None
+    whys = [one.why for one in programs if one.why]
+    if not whys and peak is None:
+        whys = ["the peak of its memory is not known: no buffer assignment that can be replayed"]
+    state: State = "compiled"
+    if peak is not None and target.memory_bytes is not None:
+        state = "fits" if peak <= target.memory_bytes else "does not fit"
+    return Point(
+        settings=tuple(settings), state=state, target=target.shown, step=time, peak_bytes=peak,
+        memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
+        inputs=_inputs([one.said for one in step]), programs=tuple(one.module.name for one in step),
+        fingerprints=tuple(one.said.fingerprint for one in step),
+    )  # fmt: skip
+
+
+def step_of(programs: Sequence[_Program]) -> list[_Program]:
+    """The programs that one step runs: the longest, and those that were called as often, if it was called again.
+
+    A step may be two programs, one for gradients and one for the update; what is called once beside a step that
+    is called again makes weights, and what is called more often than the step is no part of it alone.
+    """
+    longest = max(programs, key=lambda one: (one.time is None, 0 if one.time is None else one.time.middle))
+    if longest.said.calls < 2:
+        return [longest]
+    return [one for one in programs if one.said.calls == longest.said.calls]
+
+
+def too_much(reason: str) -> bool:
+    """Whether a compiler refused a program because it needs more memory than a device has."""
+    return _TOO_MUCH.search(reason) is not None
+
+
+def used_bytes(reason: str) -> int | None:
+    """Bytes that a refused program would take, where the compiler says so: ``Used 21.30G of 15.75G hbm``."""
+    found = _USED.search(reason)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _matched(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> list[CompiledProgram]:
+    """What the manifest says of each module, by its file, else by its name."""
+    found = []
+    for module in modules:
+        source = str(module.source or "")
+        match = next((one for one in said if source.endswith(one.file)), None)
+        match = match or next((one for one in said if one.name == module.name), None)
+        found.append(match or CompiledProgram(file="", name=module.name))
+    return found
+
+
+def _inputs(said: Sequence[CompiledProgram]) -> tuple[int, int] | None:
+    pairs = [(one.argument_bytes, one.output_bytes) for one in said]
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    if len(known) < len(pairs):
+        return None
+    return sum(first for first, _ in known), sum(second for _, second in known)

@@ -1,0 +1,111 @@
+"""What a sweep says in sentences: how far each choice goes, and which one there is no reason to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfscope.analyzers.sweep.front import Dominance, Front
+from perfscope.analyzers.sweep.point import Point
+from perfscope.analyzers.sweep.reach import Reach
+from perfscope.analyzers.units import format_bytes
+
+MOST_SAID = 24
+"""Sentences; the table has the rest."""
+
+
+def sentences(front: Front, reaches: Sequence[Reach], points: Sequence[Point]) -> tuple[str, ...]:
+    """All of them, what to leave first."""
+    said = [
+        *(_dominated(one, front) for one in front.dominated),
+        *(_same(numbers, points, front) for numbers in _whole(front, points)),
+        *(_reach(one, points) for one in reaches),
+        *_counted(points),
+    ]
+    if len(said) > MOST_SAID:
+        said = [*said[:MOST_SAID], f"and {len(said) - MOST_SAID} more like these: the table has them"]
+    return tuple(said)
+
+
+def _dominated(one: Dominance, front: Front) -> str:
+    sizes = ", ".join(front.sizes)
+    if not sizes:
+        where = ""
+    elif one.groups == 1:
+        where = f" at the one {sizes} at which both are known"
+    else:
+        where = f" at each {sizes} at which it is known ({one.groups})"
+    return f"{one.worse} is dominated by {one.better}: neither quicker nor leaner{where}"
+
+
+def _whole(front: Front, points: Sequence[Point]) -> list[tuple[str, ...]]:
+    """Choices that cannot be told apart at any size at which one of them is known."""
+    together: dict[frozenset[str], set[str]] = {}
+    for numbers in front.same:
+        key = frozenset(points[number].words(front.choices) for number in numbers)
+        together.setdefault(key, set()).add(points[numbers[0]].words(front.sizes))
+    known: dict[str, set[str]] = {}
+    for point in points:
+        if point.judged and point.state in ("fits", "compiled"):
+            known.setdefault(point.words(front.choices), set()).add(point.words(front.sizes))
+    return [tuple(sorted(key)) for key, sizes in together.items() if all(known.get(one) == sizes for one in key)]
+
+
+def _same(choices: tuple[str, ...], points: Sequence[Point], front: Front) -> str:
+    prints = {
+        point.words(front.sizes): {
+            other.fingerprints
+            for other in points
+            if other.words(front.choices) in choices and other.words(front.sizes) == point.words(front.sizes)
+        }
+        for point in points
+        if point.words(front.choices) in choices and point.judged
+    }
+    same = all(len(found) == 1 and all(next(iter(found))) and next(iter(found)) for found in prints.values())
+    what = "compile to the same program" if same else "have the same modelled time and the same peak"
+    return f"{' and '.join(choices)} {what}"
+
+
+def _reach(one: Reach, points: Sequence[Point]) -> str:
+    who = f"{one.rest} " if one.rest else ""
+    memory = "" if one.memory_bytes is None else f" on {format_bytes(one.memory_bytes)}"
+    if one.fits_to is not None:
+        said = f"{who}fits up to {one.axis}={one.fits_to}{memory}"
+        if one.fits_to == one.most_tried:
+            said += ", the most that was tried"
+        elif one.first_that_does_not is not None:
+            said += f"; {one.axis}={one.first_that_does_not} {_needs(one, points)}"
+    elif one.first_that_does_not is not None and not [
+        value for value in one.not_known if value < one.first_that_does_not
+    ]:
+        said = f"{who}does not fit at {one.axis}={one.first_that_does_not}{memory}: it {_needs(one, points)}"
+    else:
+        said = f"{who}is not known to fit at any {one.axis}"
+    if one.fits_again:
+        said += f"; it fits again at {_listed(one.axis, one.fits_again)}: the compiler recomputes more there"
+    if one.not_known:
+        said += f"; not known: {_listed(one.axis, one.not_known)}"
+    return said
+
+
+def _needs(one: Reach, points: Sequence[Point]) -> str:
+    for point in points:
+        rest = tuple(name for name, _ in point.settings if name != one.axis)
+        if point.words(rest) == one.rest and point.value(one.axis) == str(one.first_that_does_not):
+            return "does not" if point.peak_bytes is None else f"needs {format_bytes(point.peak_bytes)}"
+    return "does not"
+
+
+def _listed(axis: str, values: Sequence[int]) -> str:
+    return ", ".join(f"{axis}={value}" for value in values)
+
+
+def _counted(points: Sequence[Point]) -> list[str]:
+    said = []
+    failed = [point for point in points if point.state == "failed"]
+    if failed:
+        few = "variant was" if len(failed) == 1 else "variants were"
+        said.append(f"{len(failed)} of {len(points)} {few} not compiled: the table has the reason")
+    missing = sum(point.state == "not reached" for point in points)
+    if missing:
+        said.append(f"{missing} of {len(points)} variants were not reached; the same command goes on with them")
+    return said

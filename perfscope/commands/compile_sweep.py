@@ -1,0 +1,275 @@
+"""``perfscope compile --sweep``: many variants of one program, compiled side by side and held against each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perfscope.profiler.errors import DATA_UNREADABLE, DONE
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hardware.target import Target
+    from perfscope.analyzers.sweep.front import Swept
+    from perfscope.analyzers.sweep.point import Point
+    from perfscope.dashboards.reports.sweep_document import Sweep
+    from perfscope.profiler.aot.request import Request
+    from perfscope.profiler.aot.sweep_axes import Axis, Variant
+    from perfscope.profiler.aot.sweep_worker import Outcome
+
+VARIANTS = "variants"
+"""Folder of a sweep that holds the run folders."""
+KEPT = "variant.json"
+"""In a variant's run folder: its key, so that another sweep finds it."""
+MOST_SEARCHED = 5_000
+"""Run folders of earlier sweeps that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAsked:
+    """What the command line says of a sweep."""
+
+    sweeps: tuple[str, ...]
+    words: tuple[str, ...]
+    """Script or module, and its arguments."""
+    module: bool
+    target: str
+    memory: str | None
+    output: Path
+    name: str | None
+    jobs: int | None
+    host_memory_bytes: int | None
+    json_file: str | None
+    html_file: str | None
+    again: bool
+    """Compile all of it, also what an earlier sweep has."""
+    quiet: bool
+
+
+def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Target], Request]) -> int:
+    """Compile all variants, write the sweep's folder, print its table; the exit code.
+
+    ``request_for``: what `compile_program` is asked for arguments and a target. 4 where not one variant was compiled.
+    On an interrupt what is done is written and printed, and the interrupt goes on.
+    """
+    from perfscope.analyzers.sweep.front import Swept
+    from perfscope.profiler.aot.sweep_axes import parse_axes, variants
+    from perfscope.profiler.store import create
+
+    axes = parse_axes(asked.sweeps)
+    found = variants(axes, asked.words)
+    requests = [request_for(one.arguments, _target(asked, one)) for one in found]
+    name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
+    folder = create(asked.output, f"{name}-sweep")
+    sweep = _Sweep(
+        asked=asked, axes=axes, swept=tuple(Swept(name=one.name, values=one.values, kind=one.kind) for one in axes),
+        variants=found, requests=requests, folder=folder, name=name,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    try:
+        sweep.run()
+    finally:
+        sweep.end()
+    return DONE if any(point is not None and point.state != "failed" for point in sweep.points) else DATA_UNREADABLE
+
+
+class _Sweep:
+    """One sweep under way."""
+
+    def __init__(
+        self,
+        *,
+        asked: SweepAsked,
+        axes: tuple[Axis, ...],
+        swept: tuple[Swept, ...],
+        variants: tuple[Variant, ...],
+        requests: Sequence[Request],
+        folder: Path,
+        name: str,
+        created_utc: str,
+    ) -> None:
+        self.asked, self.axes, self.swept, self.variants = asked, axes, swept, variants
+        self.requests, self.folder, self.name, self.created_utc = requests, folder, name, created_utc
+        self.points: list[Point | None] = [None] * len(variants)
+        self.notes: list[str] = []
+        self._keys: list[str | None] = [None] * len(variants)
+
+    def run(self) -> None:
+        """Take what an earlier sweep has, and compile the rest."""
+        from perfscope.profiler.aot.sweep_key import sources_digest, variant_key
+        from perfscope.profiler.aot.sweep_run import run_jobs
+        from perfscope.profiler.aot.sweep_worker import Job
+
+        root = self.folder / VARIANTS
+        root.mkdir()
+        sources = sources_digest(self.asked.words, module=self.asked.module)
+        if sources is None:
+            self.notes.append("no earlier sweep was looked at: the program's folder is too large to see changes in")
+        else:
+            self._keys = [variant_key(one, sources) for one in self.requests]
+        kept = {} if self.asked.again else _kept(self.asked.output, {key for key in self._keys if key is not None})
+        left = []
+        for number, key in enumerate(self._keys):
+            earlier = kept.get(key) if key is not None else None
+            if earlier is None:
+                left.append(number)
+            else:
+                self._judge(number, earlier, reused=True)
+        jobs = [
+            Job(request=self.requests[number], root=str(root), name=_short(self.variants[number])) for number in left
+        ]
+        self._write()
+        if jobs:
+            run_jobs(
+                jobs,
+                lambda at, outcome: self._ended(left[at], outcome),
+                most_at_once=self.asked.jobs,
+                memory_bytes=self.asked.host_memory_bytes,
+            )
+
+    def end(self) -> None:
+        """Write all faces, and print the table."""
+        from perfscope.commands.terminal import color_wanted, width_of
+        from perfscope.dashboards.reports import sweep_html, sweep_text, write
+        from perfscope.dashboards.reports.sweep_document import dump
+        from perfscope.dashboards.shown import shown
+
+        document = self._write()
+        page = sweep_html.render(document)
+        write(self.folder / "sweep.html", page)
+        for file, text in ((self.asked.json_file, dump(document).decode()), (self.asked.html_file, page)):
+            if file == "-":
+                click.echo(text, nl=False)
+            elif file is not None:
+                write(file, text)
+                if not self.asked.quiet:
+                    click.echo(f"perfscope: wrote {shown(file)}", err=True)
+        if not self.asked.quiet and self.asked.json_file != "-":
+            color = color_wanted(sys.stdout)
+            text = sweep_text.render(document, width=width_of(sys.stdout), color=color)
+            click.echo(text, nl=False, color=True)
+            click.echo(f"\n  {shown(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
+
+    def _ended(self, number: int, outcome: Outcome) -> None:
+        from perfscope.analyzers.sweep.judge import too_much, used_bytes
+        from perfscope.analyzers.sweep.point import Point
+        from perfscope.dashboards.shown import shown
+
+        settings = self.variants[number].settings
+        if outcome.state == "compiled":
+            self._judge(number, self.folder / VARIANTS / outcome.folder, outcome=outcome)
+        elif outcome.state == "stopped":
+            return
+        else:
+            refused = too_much(outcome.reason)
+            target = self.requests[number].target
+            self.points[number] = Point(
+                settings=settings, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
+                peak_bytes=used_bytes(outcome.reason) if refused else None, memory_bytes=target.memory_bytes,
+                folder=f"{VARIANTS}/{outcome.folder}" if outcome.folder else "", seconds=outcome.seconds,
+                host_bytes=outcome.host_bytes,
+            )  # fmt: skip
+        self._write()
+        point = self.points[number]
+        if point is not None and not self.asked.quiet:
+            done = sum(one is not None for one in self.points)
+            what = _said(point)
+            click.echo(f"perfscope: {done} of {len(self.points)}: {shown(point.words())}: {shown(what, 200)}", err=True)
+
+    def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
+        from perfscope.analyzers.sweep.judge import judged
+        from perfscope.profiler.store import write_atomically
+
+        point = judged(folder, self.variants[number].settings)
+        where = Path(VARIANTS) / folder.name if not reused else _beside(folder, self.folder)
+        self.points[number] = replace(
+            point, folder=str(where), reused=reused, seconds=None if outcome is None else outcome.seconds,
+            host_bytes=None if outcome is None else outcome.host_bytes,
+        )  # fmt: skip
+        key = self._keys[number]
+        if not reused and key is not None and point.state in ("fits", "does not fit", "compiled"):
+            write_atomically(folder / KEPT, _kept_text(key), durable=False)
+
+    def _write(self) -> Sweep:
+        from perfscope.analyzers.sweep.point import Point
+        from perfscope.dashboards.reports.sweep_document import FILE, dump, sweep_document
+        from perfscope.profiler.environment import redact
+        from perfscope.profiler.store import write_atomically
+
+        points = [
+            point if point is not None else Point(settings=variant.settings, state="not reached")
+            for point, variant in zip(self.points, self.variants, strict=True)
+        ]
+        command = ("-m", *self.asked.words) if self.asked.module else self.asked.words
+        notes = [*self.notes, *dict.fromkeys(said for one in self.requests for said in _assumed(one))]
+        document = sweep_document(
+            self.swept, points, name=self.name, command=redact(command), created_utc=self.created_utc, notes=notes
+        )
+        write_atomically(self.folder / FILE, dump(document), durable=False)
+        return document
+
+
+def _target(asked: SweepAsked, variant: Variant) -> Target:
+    from perfscope.analyzers.hardware.target_text import parse_target
+
+    return parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
+
+
+def _said(point: Point) -> str:
+    from perfscope.analyzers.units import format_bytes, format_ns
+
+    if point.state == "failed":
+        return f"failed: {point.reason}"
+    parts = []
+    if point.step is not None:
+        parts.append(f"{format_ns(point.step.low)} to {format_ns(point.step.high)} a step")
+    if point.peak_bytes is not None:
+        parts.append(format_bytes(point.peak_bytes))
+    if point.state == "does not fit":
+        parts.append("does not fit")
+    return ", ".join(parts) or point.state
+
+
+def _short(variant: Variant) -> str:
+    """The name of a variant's run folder: ``dots-1024``."""
+    return "-".join(value for _, value in variant.settings)
+
+
+def _assumed(request: Request) -> tuple[str, ...]:
+    assumptions = request.target.description.get("assumptions")
+    return tuple(str(one) for one in assumptions) if isinstance(assumptions, list) else ()
+
+
+def _kept_text(key: str) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode({"schema": "perfscope.sweep.variant/1", "key": key})
+
+
+def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
+    """Run folders of earlier sweeps by key, the latest of each; only those that are asked for."""
+    import msgspec
+
+    found: dict[str, Path] = {}
+    if not keys:
+        return found
+    places = sorted(root.glob(f"*/{VARIANTS}/*/{KEPT}"), reverse=True)
+    for place in places[:MOST_SEARCHED]:
+        try:
+            said = msgspec.json.decode(place.read_bytes())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        key = said.get("key") if isinstance(said, dict) else None
+        if isinstance(key, str) and key in keys:
+            found.setdefault(key, place.parent)
+    return found
+
+
+def _beside(folder: Path, sweep: Path) -> Path:
+    """The way from a sweep's folder to a variant of an earlier one."""
+    return Path("..") / folder.resolve().relative_to(sweep.resolve().parent)

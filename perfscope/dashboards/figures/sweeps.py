@@ -1,0 +1,65 @@
+"""The variants of a sweep: peak of memory against modelled time, with the front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes
+from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out, plain
+from perfscope.dashboards.reports.sweep_document import Sweep, load
+from perfscope.dashboards.reports.sweep_rows import choice_words, headline, words
+from perfscope.dashboards.reports.sweep_svg import TOO_MUCH, colors_of, drawn
+from perfscope.profiler.errors import AskedWronglyError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+GIB = 1 << 30
+
+
+def pareto(sweep: Sweep | str | Path) -> go.Figure:
+    """Peak in GiB against modelled ms of a step, a colour a choice, rings around the front. Both axes are logarithmic.
+
+    ``sweep``: the document, or the path of one or of a sweep's folder. ``AskedWronglyError`` where nothing was judged.
+    """
+    plotly = graph_objects()
+    document = sweep if isinstance(sweep, Sweep) else load(Path(sweep))
+    numbers = drawn(document)
+    if not numbers:
+        raise AskedWronglyError("no variant of the sweep has both a time and a peak")
+    figure = plotly.Figure()
+    sized = any(axis.kind == "size" for axis in document.axes)
+    for name, color in colors_of(document).items():
+        members = [number for number in numbers if choice_words(document, document.variants[number]) == name]
+        ones = [document.variants[number] for number in members]
+        if not ones:
+            continue
+        times = [(one.step_ns or 0) / MS for one in ones]
+        figure.add_scatter(
+            name=plain(name) or "variants",
+            x=times,
+            y=[(one.peak_bytes or 0) / GIB for one in ones],
+            mode="markers+lines" if sized else "markers",
+            line={"color": color, "width": 1, "dash": "dot"},
+            marker={
+                "size": 10,
+                "color": [TOO_MUCH if one.state == "does not fit" else color for one in ones],
+                "line": {"width": [2 if one.on_front else 0 for one in ones], "color": "#17202b"},
+            },
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [(one.step_high_ns or 0) / MS - time for one, time in zip(ones, times, strict=True)],
+                "arrayminus": [time - (one.step_low_ns or 0) / MS for one, time in zip(ones, times, strict=True)],
+                "color": color,
+                "thickness": 1,
+            },
+            text=[plain(words(document, number)) for number in members],
+            hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.3g} GiB<extra></extra>",
+        )
+    for memory in sorted({one.memory_bytes for one in document.variants if one.memory_bytes}):
+        figure.add_hline(y=memory / GIB, line={"dash": "dash", "width": 1}, annotation_text=format_bytes(memory))
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return laid_out(figure, title=f"{headline(document)}, modelled", x="ms a step", y="GiB at the peak")

@@ -1,0 +1,219 @@
+"""The document of a sweep, ``perfscope.sweep/1``: what was varied, what became of each variant, the front.
+
+Every face of a sweep is drawn from it. It is read like a stranger's file: bounded, and what is wrong is one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from perfscope.analyzers.estimate.spans import Range
+from perfscope.analyzers.sweep.front import Swept, front_of
+from perfscope.analyzers.sweep.point import Point, State
+from perfscope.analyzers.sweep.reach import reaches
+from perfscope.analyzers.sweep.said import sentences
+from perfscope.dashboards.reports.compare_types import Count, Ns, Texts, Value
+from perfscope.dashboards.shown import shown
+from perfscope.profiler.errors import DataError
+
+SCHEMA = "perfscope.sweep/1"
+FILE = "sweep.json"
+MOST_BYTES = 16 << 20
+MOST_POINTS = 4096
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=MOST_POINTS)]
+"""Of a variant, from 0."""
+Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=MOST_POINTS)]
+
+
+class SweptAxis(Value, frozen=True, kw_only=True):
+    """One thing that was varied."""
+
+    name: str
+    values: Texts
+    kind: Literal["size", "choice"]
+    """Of a size the work changes: variants that differ in it are not held against each other."""
+
+
+class SweptVariant(Value, frozen=True, kw_only=True):
+    """What became of one variant. Times are modelled; bytes are of one device."""
+
+    settings: dict[str, str]
+    state: State
+    target: str = ""
+    step_low_ns: Ns | None = None
+    step_high_ns: Ns | None = None
+    peak_bytes: Count | None = None
+    memory_bytes: Count | None = None
+    on_front: bool = False
+    dominated_by: Numbers = ()
+    same_as: Numbers = ()
+    reason: str = ""
+    programs: Texts = ()
+    """Those that the step was taken for."""
+    folder: str = ""
+    """Relative to the document's folder."""
+    seconds_to_compile: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    host_bytes: Count | None = None
+    """Memory of the machine that compiled it."""
+    reused: bool = False
+
+    @property
+    def step_ns(self) -> int | None:
+        """Geometric mean of the range."""
+        if self.step_low_ns is None or self.step_high_ns is None:
+            return None
+        return Range(low=self.step_low_ns, high=self.step_high_ns).middle
+
+
+class SweptReach(Value, frozen=True, kw_only=True):
+    """Up to which size a choice fits, as far as was tried."""
+
+    held: str
+    axis: str
+    memory_bytes: Count | None
+    fits_to: Count | None
+    first_that_does_not: Count | None
+    not_known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
+
+
+class SweptDominance(Value, frozen=True, kw_only=True):
+    """A choice that another one beats at every size at which it is known."""
+
+    worse: str
+    better: str
+    sizes: Count
+
+
+class Sweep(Value, frozen=True, kw_only=True):
+    """All of a sweep."""
+
+    schema: str
+    name: str
+    command: Texts
+    created_utc: str
+    basis: Literal["modelled"] = "modelled"
+    axes: Annotated[tuple[SweptAxis, ...], msgspec.Meta(max_length=16)]
+    variants: Annotated[tuple[SweptVariant, ...], msgspec.Meta(max_length=MOST_POINTS)]
+    reaches: Annotated[tuple[SweptReach, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
+    dominated: Annotated[tuple[SweptDominance, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
+    said: Texts = ()
+    """The same in sentences."""
+    notes: Texts = ()
+    complete: bool = True
+    """False: interrupted; what was done by then is here."""
+
+
+def sweep_document(
+    axes: Sequence[Swept],
+    points: Sequence[Point],
+    *,
+    name: str,
+    command: Sequence[str],
+    created_utc: str,
+    notes: Sequence[str] = (),
+) -> Sweep:
+    """The document of points, compared. Texts are made fit to be shown."""
+    front = front_of(axes, points)
+    alike: dict[int, tuple[int, ...]] = {}
+    for numbers in front.same:
+        alike |= {number: tuple(one for one in numbers if one != number) for number in numbers}
+    reached = reaches(front.sizes, points)
+    return Sweep(
+        schema=SCHEMA,
+        name=shown(name),
+        command=tuple(shown(word) for word in command),
+        created_utc=created_utc,
+        axes=tuple(
+            SweptAxis(
+                name=axis.name, values=tuple(shown(value) for value in axis.values),
+                kind="size" if axis.name in front.sizes else "choice",
+            )
+            for axis in axes
+        ),
+        variants=tuple(
+            _variant(point, number in front.on_front, front.beaten_by.get(number, ()), alike.get(number, ()))
+            for number, point in enumerate(points)
+        ),
+        reaches=tuple(
+            SweptReach(
+                held=shown(one.rest), axis=one.axis, memory_bytes=one.memory_bytes, fits_to=one.fits_to,
+                first_that_does_not=one.first_that_does_not, not_known=one.not_known,
+            )
+            for one in reached
+        ),
+        dominated=tuple(
+            SweptDominance(worse=shown(one.worse), better=shown(one.better), sizes=one.groups)
+            for one in front.dominated
+        ),
+        said=tuple(shown(one, 400) for one in sentences(front, reached, points)),
+        notes=tuple(shown(one, 400) for one in notes),
+        complete=not any(point.state == "not reached" for point in points),
+    )  # fmt: skip
+
+
+def _variant(point: Point, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]) -> SweptVariant:
+    return SweptVariant(
+        settings={name: shown(value) for name, value in point.settings},
+        state=point.state,
+        target=shown(point.target),
+        step_low_ns=None if point.step is None else point.step.low,
+        step_high_ns=None if point.step is None else point.step.high,
+        peak_bytes=point.peak_bytes,
+        memory_bytes=point.memory_bytes,
+        on_front=on_front,
+        dominated_by=beaten_by,
+        same_as=same_as,
+        reason=shown(point.reason, 400),
+        programs=tuple(shown(name) for name in point.programs),
+        folder=point.folder,
+        seconds_to_compile=point.seconds,
+        host_bytes=point.host_bytes,
+        reused=point.reused,
+    )
+
+
+def dump(sweep: Sweep) -> bytes:
+    """A document as UTF-8 JSON."""
+    return msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n"
+
+
+def load(path: Path) -> Sweep:
+    """The document in a file or a sweep's folder. ``DataError`` in one line for whatever else."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise DataError(f"{file}: larger than {MOST_BYTES >> 20} MiB, no sweep")
+        raw = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file}: no JSON: {str(error)[:200]}") from error
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{file}: its schema is {str(found)[:60]!r}; this perfscope reads {SCHEMA!r}")
+    try:
+        sweep = msgspec.convert(raw, Sweep)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{file}: {str(error)[:300]}") from error
+    wrong = next((one for one in sweep.variants if set(one.settings) != {axis.name for axis in sweep.axes}), None)
+    beyond = [number for one in sweep.variants for number in (*one.dominated_by, *one.same_as)]
+    if wrong is not None or any(number >= len(sweep.variants) for number in beyond):
+        raise DataError(f"{file}: its variants and axes do not agree")
+    return sweep
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a document, made from the types that read it (docs/sweep-schema.json)."""
+    _, parts = msgspec.json.schema_components([Sweep], ref_template="#/$defs/{name}")
+    whole = parts.pop("Sweep")
+    whole["properties"]["schema"] = {"const": SCHEMA}
+    title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"A sweep, {SCHEMA}"}
+    rest = {key: value for key, value in whole.items() if key != "title"}
+    found: dict[str, Any] = json.loads(json.dumps({**title, **rest, "$defs": dict(sorted(parts.items()))}))
+    return found
