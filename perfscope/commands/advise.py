@@ -61,7 +61,10 @@ def memory(
         raise AskedWronglyError("--html -: a page goes into a file; --json - prints the plans")
     loaded = load_path(path)
     for trace in loaded.traces:
-        trace.judged_device = name
+        if trace.target is None:
+            trace.judged_device = name
+        elif name is not None:
+            raise AskedWronglyError(f"--device {name}: {path} was compiled for {trace.target.shown}")
     steps = step_models(loaded.traces)
     unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
     if not steps.models:

@@ -149,7 +149,7 @@ def programs_apart(trace: Trace) -> tuple[Trace, ...]:
 def _alone(module: HloModule, trace: Trace) -> Trace:
     source = replace(trace.source, path=module.source or trace.source.path, programs=1)
     alone = Trace(source=source, strings=[], rows={}, recorded=trace.recorded, hlo=(module,))
-    alone.judged_device = trace.judged_device
+    alone.judged_device, alone.target = trace.judged_device, trace.target
     return alone
 
 

@@ -43,7 +43,11 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     if unoptimized:
         notes.append(f"left out, for the optimized ones are there: {len(unoptimized):,} from before XLA optimized them")
     formats = sorted({name for trace in traces for name in trace.source.format.split(", ")})
-    return _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
+    joined = _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
+    targets = {None if trace.target is None else trace.target.asked: trace for trace in traces}
+    if len(targets) == 1:  # of several targets none stands for all: a device is assumed, and said to be
+        joined.target, joined.judged_device = traces[0].target, traces[0].judged_device
+    return joined
 
 
 def is_program_alone(trace: Trace) -> bool:

@@ -76,7 +76,7 @@ def slim(trace: Trace) -> Trace:
         compile_log=trace.compile_log,
         flight_record=trace.flight_record,
     )
-    kept.judged_device = trace.judged_device
+    kept.judged_device, kept.target = trace.judged_device, trace.target
     for derive, value in facts.items():
         kept.seed(derive, value)
     return kept
