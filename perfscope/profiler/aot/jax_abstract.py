@@ -16,6 +16,8 @@ from perfscope.profiler.aot import jax_abstract_array, jax_abstract_values
 from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.jax_abstract_aot import lowered
 from perfscope.profiler.aot.jax_abstract_array import AbstractArray
+from perfscope.profiler.aot.jax_abstract_made import made, put
+from perfscope.profiler.aot.jax_abstract_make import without_copies
 from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_abstract_places import metaty, results_at, sharding_of_operation
 
@@ -51,6 +53,7 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
     run = _Run(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(answers(devices))
+        stack.enter_context(without_copies())
         stack.enter_context(compat.replaced(core.EvalTrace, "process_primitive", run.primitive))
         stack.enter_context(compat.replaced(core.EvalTrace, "process_shard_map", run.shard_map))
         stack.enter_context(compat.replaced(dispatch, "_batched_device_put_impl", run.device_put))
@@ -88,22 +91,26 @@ class _Run:
                 return real(trace, primitive, function, arguments, **params)
             import jax
 
-            def shard_map(*inner: Any) -> Any:
-                return primitive.bind(*inner, subfuns=(function,), **params)
+            trees = []
 
-            return jax.jit(shard_map)(*arguments)
+            def shard_map(*inner: Any) -> Any:
+                trees.append(primitive.bind(*inner, subfuns=(function,), **params))
+                return list(trees[-1].vals)
+
+            found = jax.jit(shard_map)(*arguments)
+            return trees[-1].update(found)
 
         return process
 
     def device_put(self, real: Any) -> Any:
         """``dispatch._batched_device_put_impl``: nothing is copied."""
 
-        def put(*values: Any, devices: Any, srcs: Any, copy_semantics: Any, dst_avals: Any) -> Any:
+        def place(*values: Any, devices: Any, srcs: Any, copy_semantics: Any, dst_avals: Any) -> Any:
             if compat.is_real():
                 return real(*values, devices=devices, srcs=srcs, copy_semantics=copy_semantics, dst_avals=dst_avals)
-            return [_put(value, device) for value, device in zip(values, devices, strict=True)]
+            return [put(value, device) for value, device in zip(values, devices, strict=True)]
 
-        return put
+        return place
 
     def jit(self, real: Any) -> Any:
         """``pjit._pjit_call_impl_python``: a call of a compiled function."""
@@ -137,12 +144,12 @@ class _Run:
         closed = params["jaxpr"]
         placed = results_at(params, types)
         self.listener.called(arguments, params, types)
-        internal = is_internal(closed)
+        internal = is_internal(closed, params["name"])
         values = jax_abstract_values.results_of(closed, arguments, from_made_up=internal)
         results = []
         for at, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
             value, doubtful = values.get(at, (None, True))
-            results.append(_made(aval, sharding, committed=placed.committed, known=value, made_up=doubtful))
+            results.append(made(aval, sharding, committed=placed.committed, known=value, made_up=doubtful))
         for donated, argument in zip(params["donated_invars"], arguments, strict=True):
             if donated and isinstance(argument, AbstractArray):
                 argument._deleted = True
@@ -150,8 +157,9 @@ class _Run:
 
     def _operation(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive.name == "device_put":
-            found = [_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)]
-            return found
+            return [put(value, device) for value, device in zip(arguments, params["devices"], strict=True)]
+        if any(True for _ in compat.get("jax._src.core", "jaxprs_in_params")(params)):
+            return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
         typeof = compat.get("jax._src.core", "typeof")
         avals, _ = primitive.abstract_eval(*(typeof(one) for one in arguments), **params)
         several = primitive.multiple_results
@@ -161,55 +169,28 @@ class _Run:
         doubtful = any(map(jax_abstract_values.made_up, arguments))
         sharding, committed = sharding_of_operation(primitive, arguments, params, avals)
         results = [
-            _made(aval, where, committed=committed, known=value, made_up=doubtful)
+            made(aval, where, committed=committed, known=value, made_up=doubtful)
             for aval, where, value in zip(avals, sharding, values, strict=True)
         ]
         return results if several else results[0]
 
 
-def is_internal(closed: Any) -> bool:
+PROGRAMS = ("pmap.py", "jax_abstract.py")
+"""Files of jax's and ours that wrap a function of the user's into a program."""
+
+
+def is_internal(closed: Any, name: str) -> bool:
     """Whether a compiled function is one of jax's own (``jnp.sum``), by the file that it is written in."""
     file = closed.jaxpr.debug_info.func_filename
-    return bool(file) and file.startswith(compat.package_folders())
+    if not is_jaxs_file(file) or file.endswith(PROGRAMS):
+        return False
+    equations = closed.jaxpr.eqns
+    if len(equations) == 1 and equations[0].primitive.name == name:  # an operation outside of jit
+        inner = next(iter(compat.get("jax._src.core", "jaxprs_in_params")(equations[0].params)), None)
+        return inner is None or is_jaxs_file(inner.debug_info.func_filename)
+    return True
 
 
-def _made(aval: Any, sharding: Any, *, committed: bool, known: Any, made_up: bool) -> Any:
-    if not hasattr(aval, "dtype"):
-        return aval
-    if known is None:
-        known = jax_abstract_values.zeros(aval)
-        made_up = True
-    return AbstractArray(aval, sharding, committed=committed, known=known, made_up=made_up)
-
-
-def _put(value: Any, device: Any) -> Any:
-    """``jax.device_put`` of one leaf: a device, a sharding, a format, a space of memory, or ``None``."""
-    import jax
-    from jax.sharding import Sharding, SingleDeviceSharding
-
-    core = "jax._src.core"
-    if isinstance(value, AbstractArray) and device is None:
-        return value
-    before = compat.get(core, "typeof")(value) if not hasattr(value, "aval") else value.aval
-    kept = jax_abstract_values.known(value)
-    if kept is not None and not isinstance(value, AbstractArray):
-        with compat.for_real():
-            kept = jax.device_put(value)
-            before = compat.get(core, "typeof")(kept)
-    doubtful = jax_abstract_values.made_up(value)
-    asked = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
-    aval = compat.get("jax._src.dispatch", "update_dp_aval")(before, asked)
-    if isinstance(asked, Sharding):
-        return _made(aval, asked, committed=True, known=kept, made_up=doubtful)
-    if asked is None:
-        default = compat.get("jax._src.interpreters.pxla", "get_default_device")()
-        where = getattr(value, "sharding", None) or SingleDeviceSharding(default)
-        committed = bool(getattr(value, "_committed", False))
-        return _made(aval, where, committed=committed, known=kept, made_up=doubtful)
-    if isinstance(asked, jax.Device):
-        return _made(aval, SingleDeviceSharding(asked), committed=True, known=kept, made_up=doubtful)
-    where = getattr(value, "sharding", None)
-    kind = compat.get(core, "mem_space_to_kind")(asked)
-    if where is None:
-        where = SingleDeviceSharding(compat.get("jax._src.interpreters.pxla", "get_default_device")())
-    return _made(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
+def is_jaxs_file(file: str | None) -> bool:
+    """Whether a file is jax's."""
+    return bool(file) and str(file).startswith(compat.package_folders())

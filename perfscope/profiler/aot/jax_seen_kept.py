@@ -45,7 +45,7 @@ class Kept:
     def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
         """A compiled function is called."""
         place = line_of_user()
-        if is_internal(params["jaxpr"]):
+        if is_internal(params["jaxpr"], params["name"]):
             self._operation(params["name"], (id(params["jaxpr"]), tuple(one.aval for one in types)), place)
             return
         key, new = self._program(params, types, place)
