@@ -61,7 +61,19 @@ class CompileCommand(RunCommand):
 )
 @click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON.")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Compile many variants: policy=none,dots,full seq=1k..128k target=h100,h200; see docs/compile-sweeps.md.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1, max=256), metavar="N", help="Sweep: as many at once. [cores, memory]"
+)
+@click.option("--again", is_flag=True, help="Sweep: compile all of it, also what an earlier sweep has.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the report (or the sweep) as JSON.")
+@click.option("--html", "html_file", metavar="FILE", help="Sweep: write the page with the picture here, too.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @click.option(
     "-o",
@@ -86,7 +98,11 @@ def compile_(
     limit: float,
     host_memory: str | None,
     keep_ptx: bool,
+    sweeps: tuple[str, ...],
+    jobs: int | None,
+    again: bool,
     json_file: str | None,
+    html_file: str | None,
     fail_on: str | None,
     output: Path,
     name: str | None,
@@ -103,8 +119,27 @@ def compile_(
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
         raise AskedWronglyError("nothing to compile: give script.py or -m module")
-    resolved = parse_target(target, memory)
     most = None if host_memory is None else _bytes(host_memory)
+    if sweeps:
+        from perfscope.commands.compile_sweep import SweepAsked, compile_sweep
+
+        if fail_on is not None:
+            raise AskedWronglyError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
+        (first, *_) = _frameworks(framework, words, module=kind == "module")
+        asked = SweepAsked(
+            sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
+            jobs=jobs, host_memory_bytes=most, json_file=json_file, html_file=html_file, again=again, quiet=quiet,
+        )  # fmt: skip
+        return compile_sweep(
+            asked,
+            lambda arguments, wanted: request_of(
+                arguments, module=asked.module, framework=first, target=wanted, functions=functions,
+                until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
+            ),
+        )  # fmt: skip
+    if jobs is not None or again or html_file is not None:
+        raise AskedWronglyError("--jobs, --again and --html belong to --sweep NAME=VALUES")
+    resolved = parse_target(target, memory)
     worst = DONE
     for one in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
