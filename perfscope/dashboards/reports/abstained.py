@@ -38,6 +38,19 @@ COMPILE_RULES = frozenset(
 )  # fmt: skip
 """Rules that look at such a log: where one of them cannot, its own reason tells more."""
 
+COMPILED_FORMAT = "compiled"
+"""The format of what `perfscope compile` wrote: programs and plans, and no recording."""
+
+NOTHING_RAN = "nothing ran"
+"""Why rules that look at times and memory of a run cannot look at it."""
+
+PROGRAM_RULES = COMPILE_RULES | {
+    "blocking_collective", "dense_expert_compute", "donation_missed", "excess_remat", "full_precision_matmul",
+    "missing_remat", "resharding_collective", "sequential_scan", "unfused_attention", "unfused_ops",
+    "unfused_optimizer",
+}  # fmt: skip
+"""Rules that look at such programs or plans: where one of them cannot, its own reason tells more."""
+
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
@@ -54,6 +67,7 @@ FOLDED = {
     f"not recorded: {RECORDED['compile_log']}": "torch.compile",
     "nothing was compiled": "torch.compile",
     LOG_ALONE: "recordings of a run",
+    NOTHING_RAN: "recordings of a run",
     DUMPS_ALONE: "recordings of a run",
 }
 """How a reason ends -> what the rules are on that abstain for it."""
@@ -83,6 +97,7 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
     own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
+    compiled = bool(analysis.sources) and {one.format for one in analysis.sources} == {COMPILED_FORMAT}
     of_ranks = [one for one in analysis.outcomes if one.status == "abstained" and one.rule in RANK_RULES]
     single = (
         not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
@@ -90,7 +105,9 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
-            if single and outcome.rule in RANK_RULES:
+            if compiled and (outcome.rule not in PROGRAM_RULES or reason.startswith("not recorded: ")):
+                reason = NOTHING_RAN
+            elif single and outcome.rule in RANK_RULES:
                 reason = ONE_PROCESS
             elif alone and outcome.rule not in own:
                 reason = why

@@ -1,4 +1,4 @@
-"""The page of `perfscope compile` for a terminal: for what, what came of it, what it would cost, what is not covered."""
+"""The page of `perfscope compile` for a terminal: for what, what came of it, its cost, what is not covered."""
 
 from __future__ import annotations
 
@@ -156,10 +156,11 @@ def _estimate(module: HloModule, trace: Trace) -> Estimate | None:
 
 
 def _known_by(trace: Trace) -> Iterator[RenderableType]:
+    known = {row.peak_known_by for row in trace.fact(programs)}
+    memory = "as XLA assigned it" if known <= {"assigned"} else "as XLA assigned it, where it said so"
     yield line_of(
         "    ",
-        "peak memory as XLA assigned it; FLOPs and bytes of one run on one device and its time are modelled, not measured "
-        "(docs/compile-model.md)",
+        f"one run on one device; peak memory {memory}; FLOPs, bytes and time are modelled, nothing is measured",
     )
     sizes = [(row, trace.target.memory_bytes) for row in trace.fact(programs) if trace.target is not None]
     for row, most in sizes:
