@@ -16,11 +16,11 @@ from perfscope.analyzers.estimate.access import is_contended
 from perfscope.analyzers.estimate.assumptions import Factors
 from perfscope.analyzers.estimate.cached import cached_bytes
 from perfscope.analyzers.estimate.collective_time import CollectiveRange, collective_range
+from perfscope.analyzers.estimate.fused_collectives import ended_by, held_collective
 from perfscope.analyzers.estimate.kernel_time import Bound, kernel_time
 from perfscope.analyzers.estimate.simulate import Kind, Played, Task, play
 from perfscope.analyzers.estimate.spans import NO_TIME, Parts, Range
-from perfscope.analyzers.facts.hlo_collectives import KINDS, Collective, collectives_of
-from perfscope.analyzers.facts.hlo_program import Runs
+from perfscope.analyzers.facts.hlo_collectives import Collective, collectives_of
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_once import FREE
@@ -104,7 +104,7 @@ class Levels:
         found = collectives_of(self._module)
         self._starts = {(one.computation.name, one.start.name): one for one in found}
         self._levels: dict[str, Level] = {}
-        self._dones = self._async_dones()
+        self._dones = ended_by(self._module)
         self.collectives = False
         self.between_nodes = False
 
@@ -131,7 +131,7 @@ class Levels:
                 begun[one.name] = origin
             elif origin is not None and one.opcode.endswith("-done"):
                 pending.add(origin)
-            if (ended := self._ended(computation, one)) is not None and ended in begun:
+            if (ended := self._dones.get((computation.name, one.name))) is not None and ended in begun:
                 pending.add(begun[ended])
                 continue
             waits = tuple(sorted({*pending, last} - {-1}))
@@ -158,7 +158,7 @@ class Levels:
             return None
         if one.opcode in _RUNS:
             return self._around(one, row, waits)
-        collective = self._starts.get((computation.name, one.name)) or self._hidden(computation, one, row)
+        collective = self._starts.get((computation.name, one.name)) or held_collective(self._module, computation, row)
         if collective is not None:
             return self._exchange(one, row, collective, waits)
         if row.place != "launched" or row.once == FREE:
@@ -258,57 +258,6 @@ class Levels:
         return Level(
             computation=computation, pieces=pieces, low=low, high=high, parts=(low_parts, high_parts), launches=launches
         )
-
-    def _hidden(self, computation: Computation, one: Instruction, row: InstructionCost) -> Collective | None:
-        """A collective that a TPU fusion holds: it begins there, or runs there from begin to end."""
-        if one.opcode != "fusion" or not row.once.wire_bytes or not one.called:
-            return None
-        body = self._module.computations[one.called[0]]
-        op = next((inner for inner in body.instructions if inner.opcode.removesuffix("-start") in KINDS), None)
-        if op is None:
-            return None
-        begins = any(inner.custom_call_target == "AsyncCollectiveStart" for inner in body.instructions)
-        sent = sum(body.by_name[name].shape.bytes for name in op.operands)
-        return Collective(
-            module=self._module,
-            computation=computation,
-            start=one,
-            done=one,
-            kind=op.opcode.removesuffix("-start"),
-            op=op,
-            bytes=max(sent, op.shape.bytes),
-            runs=Runs(times=row.runs, exact=row.runs_exact),
-            between=(),
-            blocks=None if begins else "never split into start and done",
-        )
-
-    def _async_dones(self) -> dict[tuple[str, str], str]:
-        """(computation, fusion that ends a collective) -> the fusion that begins it, joined by the channel."""
-        starts: dict[tuple[str, int], str] = {}
-        ends: list[tuple[str, str, int]] = []
-        for computation, one in self._module.instructions():
-            if one.opcode != "fusion" or not one.called:
-                continue
-            body = self._module.computations[one.called[0]]
-            targets = {inner.custom_call_target for inner in body.instructions} & {
-                "AsyncCollectiveStart",
-                "AsyncCollectiveDone",
-            }
-            channel = next((inner.channel_id for inner in body.instructions if inner.opcode in KINDS), None)
-            if not targets or channel is None:
-                continue
-            if "AsyncCollectiveStart" in targets:
-                starts.setdefault((computation.name, channel), one.name)
-            else:
-                ends.append((computation.name, one.name, channel))
-        return {
-            (computation, name): starts[computation, channel]
-            for computation, name, channel in ends
-            if (computation, channel) in starts
-        }
-
-    def _ended(self, computation: Computation, one: Instruction) -> str | None:
-        return self._dones.get((computation.name, one.name))
 
 
 def _task(piece: Piece, *, high: bool) -> Task:

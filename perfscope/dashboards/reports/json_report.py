@@ -11,12 +11,13 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.reports.alone import programs_alone
 from perfscope.dashboards.reports.collective_json import collectives_document
 from perfscope.dashboards.reports.compile_json import compile_document
 from perfscope.dashboards.reports.estimate_json import estimate_document
 from perfscope.dashboards.reports.memory_json import memory_document
+from perfscope.dashboards.reports.plan_json import plans_document
 from perfscope.dashboards.reports.program_json import programs_document
-from perfscope.dashboards.reports.summary import programs_alone
 from perfscope.dashboards.shown import shown_value
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "collectives": _plain(collectives_document(analysis.collectives)),
             "memory": _plain(memory_document(analysis.memory)),
             "estimate": _plain(estimate_document(analysis.estimate)),
+            "plans": _plain(plans_document(analysis.plans)),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )

@@ -16,12 +16,14 @@ from perfscope.analyzers.facts.step_windows import HOST_AHEAD
 from perfscope.analyzers.finding import source_label
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
+from perfscope.dashboards.reports.alone import memory_alone, programs_alone
 from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
 from perfscope.dashboards.reports.compile_rows import CompileView, compile_view
 from perfscope.dashboards.reports.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.reports.estimate_rows import EstimateView, estimate_view
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.reports.memory_rows import MemoriesView, memory_view
+from perfscope.dashboards.reports.plan_rows import PlanView, plan_views
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
 from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.reports.wholes import Wholes
@@ -128,10 +130,6 @@ class Spread:
         return f"{middle} (median of {self.count:,} {when}, {spread})"
 
 
-PROGRAM_FORMATS = frozenset({"hlo_proto", "hlo_text"})
-"""Formats that hold a compiled program and no recording of its run."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """All a report shows of an analysis, in the order in which it shows it."""
@@ -163,6 +161,8 @@ class Summary:
     """Memories and who holds their peaks; ``None`` where none is known of."""
     estimate: EstimateView | None = None
     """Modelled time of programs compiled for a target; ``None`` where there are none."""
+    plans: tuple[PlanView, ...] = ()
+    """What torch.compile would make of PyTorch programs on a target."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -205,6 +205,7 @@ def summarize(analysis: Analysis) -> Summary:
         collectives=collectives_view(analysis.collectives),
         memory=memory,
         estimate=modelled,
+        plans=plan_views(analysis.plans),
     )
 
 
@@ -242,22 +243,6 @@ def _path(source: Source) -> str:
     if len(folders) == 1:
         return f"{tail(shown(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
     return f"{tail(shown(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
-
-
-def programs_alone(analysis: Analysis) -> bool:
-    """Compiled programs and no recording: they have neither events nor steps nor devices."""
-    return bool(analysis.sources) and all(
-        PROGRAM_FORMATS.issuperset(source.format.split(", ")) for source in analysis.sources
-    )
-
-
-MEMORY_FORMATS = frozenset({"jax_memory", "torch_memory"})
-"""Formats of memory snapshots: they hold neither steps nor work."""
-
-
-def memory_alone(analysis: Analysis) -> bool:
-    """Memory snapshots and no recording of a run."""
-    return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
 
 
 def _facts(analysis: Analysis) -> list[str]:

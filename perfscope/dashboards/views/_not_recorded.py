@@ -8,7 +8,7 @@ from typing import Any
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.abstained import logs_alone
-from perfscope.dashboards.reports.summary import memory_alone, programs_alone
+from perfscope.dashboards.reports.alone import memory_alone, programs_alone
 
 RUN = "perfscope run -- python train.py"
 MOST = 6
