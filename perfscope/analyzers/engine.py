@@ -17,6 +17,7 @@ from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.analyzers.memory_section import NO_MEMORY, MemorySection, memory_section
+from perfscope.analyzers.plan_section import NO_PLANS, PlanSection, plan_section
 from perfscope.analyzers.program_outcomes import merge_programs
 from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
 from perfscope.analyzers.rules import load_rule, rule_ids
@@ -76,6 +77,8 @@ class Analysis:
     """Memories, their peaks and who holds them."""
     estimate: EstimateSection = NO_ESTIMATE
     """Modelled time of programs that were compiled for a target."""
+    plans: PlanSection = NO_PLANS
+    """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
@@ -166,6 +169,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         collectives=collectives_section(held),
         memory=memory_section(held),
         estimate=estimate_section(held),
+        plans=plan_section(held),
         starts_ns=tuple(one.start_ns for one in examined),
     )
 

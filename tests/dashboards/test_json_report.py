@@ -29,7 +29,7 @@ def test_content(schema: Draft202012Validator) -> None:
     schema.validate(held)
     assert list(held) == [
         "schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "collectives",
-        "memory", "estimate", "run",
+        "memory", "estimate", "plans", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {

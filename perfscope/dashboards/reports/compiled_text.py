@@ -8,6 +8,7 @@ from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.facts.hlo_collectives import collectives_of
 from perfscope.analyzers.facts.programs import programs
 from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
+from perfscope.dashboards.reports.plan_text import plan_part
 from perfscope.dashboards.reports.summary import summarize, tail
 from perfscope.dashboards.reports.text import findings_part, line_of, not_flagged
 from perfscope.dashboards.reports.text_page import WIDTH, printed
@@ -63,6 +64,8 @@ def compiled_page(
             yield _programs_table(manifest, trace, columns)
             yield from _known_by(trace)
             yield ""
+        for plan in summary.plans:
+            yield from plan_part(plan, columns, verbose=verbose)
         yield from findings_part(summary, columns, verbose=verbose)
         yield from not_flagged(summary)
         yield from _not_here(manifest, verbose=verbose)

@@ -20,6 +20,7 @@ from perfscope.dashboards.reports.html_estimate import estimate_card
 from perfscope.dashboards.reports.html_findings import MOST_FINDINGS, card, findings, prose, table
 from perfscope.dashboards.reports.html_memory import memory_cards
 from perfscope.dashboards.reports.html_page import page
+from perfscope.dashboards.reports.html_plan import plan_card
 from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.json_report import document
 from perfscope.dashboards.reports.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
@@ -83,6 +84,7 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield tiles(summary, analysis)
     yield from findings(summary)
+    yield from map(plan_card, summary.plans)
     if summary.estimate is not None:
         yield estimate_card(summary.estimate)
     if summary.programs is not None:

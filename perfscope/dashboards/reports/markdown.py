@@ -11,6 +11,7 @@ from perfscope.dashboards.reports.estimate_markdown import estimate_details
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
 from perfscope.dashboards.reports.memory_markdown import memory_details
+from perfscope.dashboards.reports.plan_markdown import plan_details
 from perfscope.dashboards.reports.program_markdown import programs_details
 from perfscope.dashboards.reports.summary import SHARE_OF, FindingRow, Summary, summarize
 
@@ -74,6 +75,7 @@ def _head(summary: Summary) -> Iterable[str]:
         yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    yield from map(plan_details, summary.plans)
     if summary.estimate is not None:
         yield estimate_details(summary.estimate)
     if summary.programs is not None:

@@ -14,6 +14,7 @@ from perfscope.dashboards.reports.compile_text import compile_section
 from perfscope.dashboards.reports.estimate_text import estimate_section
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.reports.memory_text import memory_section
+from perfscope.dashboards.reports.plan_text import plan_part
 from perfscope.dashboards.reports.program_text import programs_section
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 from perfscope.dashboards.reports.text_page import WIDTH, printed
@@ -54,6 +55,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield _device_table(summary.devices)
     yield ""
     yield from findings_part(summary, width, verbose=verbose)
+    for plan in summary.plans:
+        yield from plan_part(plan, width, verbose=verbose)
     if summary.estimate is not None:
         yield from estimate_section(summary.estimate, width, verbose=verbose)
     if summary.programs is not None:

@@ -97,6 +97,7 @@ class PlanSteps:
 
     def end(self, now: int) -> None:
         """A step ended."""
+        self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
         what = self._number - self._first
         if what == EAGER:
             self.eager_file = self._close()
@@ -122,7 +123,6 @@ class PlanSteps:
             elif what == PLANNED:
                 self.outside_file, self.seen_planned = file, True
         self.counting = False
-        self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
         self._hooks.remove()
         self._unwrap()
 

@@ -1,0 +1,187 @@
+"""Plans of PyTorch programs as rows and sentences, decided once for every report. Planned, never measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.units import format_bytes, format_count, format_ns
+from perfscope.dashboards.shown import shorten, shown
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.estimate.spans import Range
+    from perfscope.analyzers.facts.plan_time import Work
+    from perfscope.analyzers.plan_section import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
+    from perfscope.analyzers.torch_plan import PlanPlace
+
+NAME = 44
+"""Characters of a kernel's or function's name."""
+PLACE = 40
+REASON = 110
+FEW_OPS = 4
+
+Cells = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """One plan."""
+
+    title: str
+    headline: str
+    steps: tuple[Cells, ...]
+    """Eager against compiled, one step each."""
+    graphs: tuple[Cells, ...]
+    kernels: tuple[Cells, ...]
+    apart: tuple[str, ...]
+    """Neighbours that inductor would not fuse, a sentence each."""
+    breaks: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What was made up, what is not covered, where it was stopped."""
+    left: tuple[str, ...]
+    """What is not in the lists."""
+
+
+def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
+    """Every plan as rows; plans that could not be summed up have a view with the reason alone."""
+    views = [_view(plan) for plan in section.plans]
+    if section.problems and not views:
+        views.append(
+            PlanView(
+                title="planned by torch.compile", headline="", steps=(), graphs=(), kernels=(), apart=(), breaks=(),
+                notes=tuple(map(shown, section.problems)), left=(),
+            )
+        )  # fmt: skip
+    return tuple(views)
+
+
+def _view(plan: PlanSummary) -> PlanView:
+    by = "as the program compiles it" if plan.compiled_by == "program" else "as if its model were compiled"
+    made = ", ".join(f"{name} {plan.versions[name]}" for name in ("torch", "triton") if name in plan.versions)
+    return PlanView(
+        title=f"planned for {plan.target}, not measured",
+        headline=f"what torch.compile would make of {shown(plan.name)} on {plan.target}, {by} "
+        f"({made}; {_way(plan.way)}): no kernel was compiled or run, every time is modelled",
+        steps=tuple(_steps(plan)),
+        graphs=tuple(map(_graph, plan.graphs)),
+        kernels=tuple(map(_kernel, plan.kernels)),
+        apart=tuple(map(_apart, plan.apart)),
+        breaks=tuple(_break(one, plan) for one in plan.breaks)
+        + tuple(f"compiled again: {shown(function)}: {shown(reason, REASON)}" for function, reason in plan.recompiles),
+        notes=tuple(_notes(plan)),
+        left=tuple(f"and {count:,} more {_WHAT.get(name, name)}" for name, count in plan.left.items()),
+    )
+
+
+_WHAT = {
+    "apart": "pairs left apart", "breaks": "graph breaks", "recompiles": "recompilations", "made_up": "made-up values",
+}  # fmt: skip
+
+
+def _way(way: str) -> str:
+    return "inductor's Triton backend over CPU tensors" if way == "cpu-triton" else "with the device pretended"
+
+
+def _steps(plan: PlanSummary) -> Iterator[Cells]:
+    rows: list[tuple[str, Work | None]] = [
+        ("eager", plan.eager),
+        ("compiled" if plan.compiled is not None else "planned graphs", plan.compiled or plan.inside),
+    ]
+    if plan.compiled is not None:
+        rows += [("  planned graphs", plan.inside), ("  outside of them", plan.outside)]
+    for name, work in rows:
+        if work is not None:
+            yield (
+                ("a step", name),
+                ("launches", f"{work.launches:,}"),
+                ("bytes", format_bytes(work.bytes)),
+                ("FLOPs", format_count(work.flops) if work.flops else "-"),
+                ("kernels take", range_text(work.device)),
+                ("with launches", range_text(work.step)),
+            )
+
+
+def _graph(row: GraphRow) -> Cells:
+    return (
+        ("graph", f"{row.compile_id} {row.direction}"),
+        ("of", shorten(shown(row.function or "-"), NAME)),
+        ("at", _place(row.place)),
+        ("runs", f"{row.calls:,}"),
+        ("nodes", f"{row.nodes:,}"),
+        ("kernels", f"{row.kernels:,} ({row.triton:,} Triton)"),
+        ("bytes", format_bytes(row.bytes)),
+        ("FLOPs", format_count(row.flops) if row.flops else "-"),
+        ("takes", range_text(row.device_ns)),
+        ("sizes", "dynamic" if row.dynamic else "fixed"),
+    )
+
+
+def _kernel(row: KernelRow) -> Cells:
+    more = f" +{len(row.ops) - FEW_OPS}" if len(row.ops) > FEW_OPS else ""
+    moved = format_bytes(row.read_bytes + row.written_bytes)
+    if row.reread_bytes:
+        moved += f" (+{format_bytes(row.reread_bytes)} read again)"
+    what = row.shape or " ".join(op.removeprefix("aten.") for op in row.ops[:FEW_OPS]) + more
+    cells = (
+        ("kernel", shorten(shown(row.name), NAME)),
+        ("computes", shorten(shown(what), NAME)),
+        ("at", ", ".join(_place(place) for place in row.places[:1]) or "-"),
+        ("way", row.direction),
+        ("nodes", f"{row.members:,}"),
+        ("runs", f"{row.calls:,}"),
+        ("bytes", moved),
+        ("takes", range_text(row.device_ns)),
+    )
+    registers = row.registers
+    if registers is None:
+        return (*cells, ("registers", ""))
+    if registers.registers is None:
+        return (*cells, ("registers", "not compiled"))
+    spilled = f", {format_bytes(registers.spilled_bytes)} spilled" if registers.spilled_bytes else ""
+    return (*cells, ("registers", f"{registers.registers}{spilled} ({shown(registers.blocks)})"))
+
+
+def _apart(row: ApartRow) -> str:
+    at = f" at {_place(row.place)}" if row.place is not None else ""
+    return (
+        f"not fused{at}: {shown(row.first, NAME)} and {shown(row.second, NAME)} ({row.direction}), "
+        f"{format_bytes(row.shared_bytes)} between them: {shown(row.reason, REASON)}"
+    )
+
+
+def _break(row: BreakRow, plan: PlanSummary) -> str:
+    verb = "ends" if plan.compiled_by == "program" else "would end"
+    at = "" if row.file is None else f" at {_file(row.file)}:{row.line}"
+    eager = "; the whole function stays in eager mode" if row.eager else ""
+    return f"{shown(row.reason, REASON)} {verb} a graph of {shown(', '.join(row.functions))}{at}{eager}"
+
+
+def _notes(plan: PlanSummary) -> Iterator[str]:
+    if plan.failure is not None:
+        yield f"the program failed: {shown(plan.failure)}"
+    yield f"stopped: {shown(plan.stopped)}"
+    for what, where, answer, times in plan.made_up:
+        yield f"made up at {shown(where)}: {what} was answered {shown(answer)} ({times:,} times)"
+    yield from (f"not covered: {shown(text)}" for text in plan.not_covered)
+    yield from (shown(text) for text in plan.notes[1:])
+    yield (
+        "grouping is inductor's own; its Triton backend over CPU tensors may split reductions of backward graphs "
+        "otherwise than on the device, library calls are costed by a roofline, and nothing is autotuned"
+    )
+
+
+def range_text(span: Range) -> str:
+    """``'84 us to 257 us'``."""
+    low, high = format_ns(span.low), format_ns(span.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _file(path: str) -> str:
+    """The end of a path tells: its folder and name."""
+    return shorten(shown("/".join(PurePath(path).parts[-2:])), PLACE)
+
+
+def _place(place: PlanPlace | None) -> str:
+    return "-" if place is None else f"{_file(place.file)}:{place.line}"
