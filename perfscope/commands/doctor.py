@@ -28,7 +28,7 @@ LEAST_FREE = 1 << 30
 PERF_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 MOST_PARANOID = 2
 """Above 2 an ordinary user may not even count events of processes of their own."""
-KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS")
+KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS", "PERFSCOPE_PLUGINS")
 
 _PROBE = """
 import importlib.util, json, os, shutil
@@ -85,21 +85,26 @@ class Check:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(*, as_json: bool) -> None:
     """Say what can be captured here, and what stands in the way of the rest."""
+    from perfscope.commands.doctor_targets import target_checks
+
     probe, jax_probe = _probe(), _probe(_JAX_PROBE, "jax")
     checks = [*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)]
+    targets = target_checks()
     captures = probe["captures"] | jax_probe["captures"]
     if as_json:
         report = {"schema": SCHEMA, "captures": captures, "checks": [asdict(check) for check in checks]}
+        report["targets"] = [asdict(check) for check in targets]
         click.echo(json.dumps(report, indent=1))
         return
     click.echo("captures")
     for tool, reason in captures.items():
         click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
-    click.echo("this machine")
-    for check in checks:
-        click.echo(f"  {check.status:8}{check.name}: {_shown(check.text)}")
-        if check.advice is not None:
-            click.echo(f"          {check.advice}")
+    for title, listed in (("machines that `perfscope compile` can compile for", targets), ("this machine", checks)):
+        click.echo(title)
+        for check in listed:
+            click.echo(f"  {check.status:8}{check.name}: {_shown(check.text)}")
+            if check.advice is not None:
+                click.echo(f"          {check.advice}")
 
 
 def _shown(text: str) -> str:

@@ -7,6 +7,7 @@ a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies 
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import os
 import re
@@ -25,6 +26,10 @@ _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-amd": ("rocm", ("rocm7", "rocm60"), "xla_rocm_plugin.so"),
 }
 """Kind -> platform of PJRT, generations of wheels (the first is asked for), name of the library."""
+
+
+TRITON = {"2.13": "==3.7.0"}
+"""By version of torch, where it is known: wheels for the CPU do not ask for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ class Absent:
     kind: Kind
     reason: str
     install: str | None
+    wrong: bool = False
+    """Something is there that does not fit, or is damaged."""
 
 
 def find(kind: Kind) -> Plugin | Absent:
@@ -74,6 +81,9 @@ def folders() -> tuple[Path, ...]:
 
 def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
     platform, generations, name = _GPU[kind]
+    if platform == "rocm" and ctypes.util.find_library("amdhip64") is None:
+        reason = "the compiler in jax-rocm7-pjrt does not load without ROCm's libraries (libamdhip64, rocblas ...)"
+        return Absent(kind=kind, reason=reason, install=f"install ROCm 7, then pip install 'jax[rocm7-local]=={jax}'")
     install = _command(*(f"jax-{generations[0]}-{part}=={jax}" for part in ("pjrt", "plugin")))
     wrong: list[str] = []
     for generation in generations:
@@ -96,7 +106,8 @@ def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
                     kind=kind, versions=versions, folder=library.parents[2], own_folder=folder is not None,
                     library=library, platform=platform, note=note,
                 )  # fmt: skip
-    return Absent(kind=kind, reason=wrong[0] if wrong else f"no jax-{generations[0]}-pjrt", install=install)
+    reason = wrong[0] if wrong else f"no jax-{generations[0]}-pjrt"
+    return Absent(kind=kind, reason=reason, install=install, wrong=bool(wrong))
 
 
 def _libtpu(jax: str) -> Plugin | Absent:
@@ -114,7 +125,7 @@ def _libtpu(jax: str) -> Plugin | Absent:
                 kind="tpu", versions={"libtpu": version}, folder=library.parents[1], own_folder=folder is not None,
                 library=library, platform="tpu",
             )  # fmt: skip
-    return Absent(kind="tpu", reason=wrong[0] if wrong else "no libtpu", install=install)
+    return Absent(kind="tpu", reason=wrong[0] if wrong else "no libtpu", install=install, wrong=bool(wrong))
 
 
 def _triton() -> Plugin | Absent:
@@ -130,7 +141,7 @@ def _triton() -> Plugin | Absent:
                 kind="torch", versions={"torch": torch, "triton": version}, folder=init.parents[1],
                 own_folder=folder is not None,
             )  # fmt: skip
-    wanted = _required("torch", "triton") or ""
+    wanted = _required("torch", "triton") or TRITON.get(torch[: torch.find(".", 2)], "")
     return Absent(
         kind="torch", reason="no triton, which inductor plans kernels with", install=_command(f"triton{wanted}")
     )
