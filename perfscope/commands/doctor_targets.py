@@ -28,7 +28,7 @@ def target_checks() -> list[Check]:
         advice = found.note
         if not found.own_folder and kind in ("gpu-nvidia", "tpu"):
             advice = (
-                f"it lies beside a jax that may have no such device, which then prints errors at every start: {MOVE}"
+                f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
             )
         checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
     return checks

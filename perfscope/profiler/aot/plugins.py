@@ -111,7 +111,7 @@ def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
 
 
 def _libtpu(jax: str) -> Plugin | Absent:
-    wanted = _required("jax", "libtpu") or ""
+    wanted = required("jax", "libtpu") or ""
     install = _command(f"libtpu{wanted}")
     wrong: list[str] = []
     for folder, version in _held("libtpu"):
@@ -141,10 +141,15 @@ def _triton() -> Plugin | Absent:
                 kind="torch", versions={"torch": torch, "triton": version}, folder=init.parents[1],
                 own_folder=folder is not None,
             )  # fmt: skip
-    wanted = _required("torch", "triton") or TRITON.get(torch[: torch.find(".", 2)], "")
+    wanted = triton_of(torch)
     return Absent(
         kind="torch", reason="no triton, which inductor plans kernels with", install=_command(f"triton{wanted}")
     )
+
+
+def triton_of(torch: str) -> str:
+    """What a version of torch asks of triton: ``==3.7.0``; empty where nobody says."""
+    return required("torch", "triton") or TRITON.get(".".join(torch.split(".")[:2]), "")
 
 
 def _held(package: str) -> Iterator[tuple[Path | None, str]]:
@@ -177,7 +182,7 @@ def _file(package: str, folder: Path | None, name: str) -> Path | None:
     return place if place is not None and place.is_file() else None
 
 
-def _required(package: str, other: str) -> str | None:
+def required(package: str, other: str) -> str | None:
     """What a package's metadata asks of another: ``==0.0.42.*``. The first that states a version counts."""
     for line in importlib.metadata.requires(package) or ():
         found = re.match(rf"{re.escape(other)}\s*\(?([=<>!~][^;)]*)", line)
