@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.estimate import Estimate, estimate
+from perfscope.analyzers.load import load
+from perfscope.profiler.errors import DataError
+from tests.analyzers.estimate.build import target
+from tests.conftest import corpus_files
+from tests.hlo_build import GPU, hlo_module
+
+FIXTURES = sorted((Path(__file__).parents[3] / "fixtures" / "h100-programs").glob("*.hlo.pb.xz"))
+H100 = target("H100 SXM")
+H100X8 = target("H100 SXM", (1, 8))
+
+GATHER = f"""
+ENTRY %main (p: bf16[2097152], q: bf16[4096,4096]) -> (bf16[16777216], bf16[4096,4096]) {{
+  %p = bf16[2097152] parameter(0)
+  %q = bf16[4096,4096] parameter(1)
+  %start = (bf16[2097152], bf16[16777216]) all-gather-start(%p), channel_id=1, replica_groups={{{{0,1,2,3,4,5,6,7}}}},
+    dimensions={{0}}, CONFIG
+  %work = bf16[4096,4096] dot(%q, %q), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, {GPU}
+  %done = bf16[16777216] all-gather-done(%start)
+  ROOT %t = (bf16[16777216], bf16[4096,4096]) tuple(%done, %work)
+}}
+""".replace(",\n    dimensions", ", dimensions")
+ASYNC = GATHER.replace("CONFIG", GPU)
+SYNC = GATHER.replace("CONFIG", 'backend_config={"collective_backend_config":{"is_sync":true}}')
+
+
+def check(found: Estimate) -> None:
+    """What holds of every estimate."""
+    assert 0 <= found.step_ns.low <= found.step_ns.high
+    low, high = found.parts
+    assert low.total == found.step_ns.low
+    assert high.total in (found.step_ns.high, found.step_ns.low)
+    assert min(low.compute, low.communication, low.copies, low.gaps) >= 0
+    assert min(high.compute, high.communication, high.copies, high.gaps) >= 0
+    assert all(row.once.low <= row.once.high for row in found.rows)
+    # what is exposed of the instructions is the step without its gaps
+    assert sum(row.exposed.high for row in found.rows) >= found.step_ns.low - low.gaps
+    assert any(row.on_path for row in found.rows) or not found.rows
+
+
+def test_what_runs_beside_a_collective_hides_it() -> None:
+    found = estimate(hlo_module(ASYNC), H100X8)
+    check(found)
+    gather, product = (next(row for row in found.rows if row.name == name) for name in ("start", "work"))
+    assert found.parts[0].compute == product.once.low
+    assert found.parts[0].communication == max(0, gather.once.low - product.once.low)
+    assert found.step_ns.low == max(gather.once.low, product.once.low)
+    assert gather.stream == "collectives"
+    assert not gather.blocks
+
+
+def test_a_synchronous_collective_hides_nothing() -> None:
+    found = estimate(hlo_module(SYNC), H100X8)
+    check(found)
+    gather, product = (next(row for row in found.rows if row.name == name) for name in ("start", "work"))
+    assert found.step_ns.low == gather.once.low + product.once.low
+    assert found.parts[0].communication == gather.once.low
+    assert gather.blocks
+    assert found.step_ns.low > estimate(hlo_module(ASYNC), H100X8).step_ns.low
+
+
+def test_a_product_is_at_its_peak_at_the_low_end() -> None:
+    found = estimate(hlo_module(ASYNC), H100X8)
+    product = next(row for row in found.rows if row.name == "work")
+    assert product.once.low == int(2 * 4096**3 / 989.4e12 * 1e9)
+    assert product.bound == "compute"
+
+
+LOOP = f"""
+%body (s: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
+  %s = (s32[], f32[1048576]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[1048576] get-tuple-element(%s), index=1
+  %y = f32[1048576] negate(%x), {GPU}
+  ROOT %r = (s32[], f32[1048576]) tuple(%i, %y)
+}}
+%cond (s: (s32[], f32[1048576])) -> pred[] {{
+  %s = (s32[], f32[1048576]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] constant(7)
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}}
+ENTRY %main (p: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
+  %p = (s32[], f32[1048576]) parameter(0)
+  ROOT %w = (s32[], f32[1048576]) while(%p), condition=%cond, body=%bodyTRIPS
+}}
+"""
+KNOWN = ', backend_config={"known_trip_count":{"n":"7"}}'
+
+
+def test_a_loop_takes_as_long_as_its_turns() -> None:
+    found = estimate(hlo_module(LOOP.replace("TRIPS", KNOWN)), H100)
+    check(found)
+    (row,) = found.rows  # the condition of a loop of known length does not run
+    assert (row.name, row.runs) == ("y", 7)
+    assert found.step_ns.low == 7 * row.once.low
+    assert found.launches == 7
+    assert not found.lower_bounds
+
+
+def test_a_loop_of_unknown_length_is_a_lower_bound_and_said() -> None:
+    found = estimate(hlo_module(LOOP.replace("TRIPS", "")), H100)
+    check(found)
+    assert [row.runs for row in found.rows] == [1, 1]
+    assert "1 loop of unknown length, counted as one turn: w" in found.lower_bounds
+
+
+def test_what_is_not_known_is_named_and_never_free() -> None:
+    text = (
+        "ENTRY %main (p: f32[1048576]) -> f32[1048576] {\n  %p = f32[1048576] parameter(0)\n"
+        f'  ROOT %k = f32[1048576] custom-call(%p), custom_call_target="__gpu$xla.gpu.triton", {GPU}\n}}\n'
+    )
+    found = estimate(hlo_module(text), H100)
+    check(found)
+    (row,) = found.rows
+    assert not row.known
+    assert row.bound == "unknown"
+    assert row.once.low > 0
+    assert found.not_known == ("k",)
+    assert found.lower_bounds == ("1 instruction with arithmetic that is not known: k",)
+
+
+def test_of_branches_the_cheapest_and_the_dearest() -> None:
+    branch = (
+        "%b{n} (x: f32[{size}]) -> f32[] {{\n  %x = f32[{size}] parameter(0)\n  %c = f32[{size}] negate(%x), {gpu}\n"
+    )
+    branch += "  ROOT %z = f32[] constant(0)\n}}\n"
+    text = branch.format(n=0, size=16, gpu=GPU) + branch.format(n=1, size=1 << 26, gpu=GPU)
+    text += (
+        "ENTRY %main (i: s32[], a: f32[16], b: f32[67108864]) -> f32[] {\n  %i = s32[] parameter(0)\n"
+        "  %a = f32[16] parameter(1)\n  %b = f32[67108864] parameter(2)\n"
+        "  ROOT %c = f32[] conditional(%i, %a, %b), branch_computations={%b0, %b1}\n}\n"
+    )
+    found = estimate(hlo_module(text), H100)
+    assert found.parts[0].total == found.step_ns.low == 1_000
+    assert found.step_ns.high > 8 * (1 << 26) / 3.352e12 * 1e9
+
+
+def test_small_kernels_are_launch_bound_without_command_buffers() -> None:
+    text = "ENTRY %main (p: f32[16]) -> f32[16] {\n  %p = f32[16] parameter(0)\n"
+    before = "p"
+    for number in range(50):
+        text += f"  %n{number} = f32[16] negate(%{before}), {GPU}\n"
+        before = f"n{number}"
+    found = estimate(hlo_module(f"{text}  ROOT %r = f32[16] negate(%{before}), {GPU}\n}}\n"), H100)
+    check(found)
+    assert found.launches == 51
+    assert found.host_bound
+    assert found.step_ns.high >= found.host_ns.high == 51 * 5_000
+
+
+@pytest.mark.parametrize("wrong", ["not scheduled", "another platform"])
+def test_what_no_time_can_be_said_of_is_refused_in_one_line(wrong: str) -> None:
+    module = hlo_module(ASYNC, scheduled=wrong != "not scheduled")
+    on = target("TPU v5e", (2, 4)) if wrong == "another platform" else H100X8
+    with pytest.raises(DataError) as error:
+        estimate(module, on)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("built.hlo.txt: ")
+
+
+@pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.name.removesuffix(".hlo.pb.xz"))
+def test_every_program_adds_up(file: Path) -> None:
+    (trace,) = load(file)
+    for module in trace.hlo:
+        found = estimate(module, H100)
+        check(found)
+        assert found.rows
+        assert found.peak_bytes
+        assert found.fits is (found.peak_bytes <= 84_942_979_072)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("file", corpus_files("aot", "*.hlo.*"), ids=lambda file: file.name)
+def test_every_program_of_the_corpus_adds_up(file: Path) -> None:
+    (trace,) = load(file)
+    for module in trace.hlo:
+        if module.platform == "cpu" or not module.is_scheduled:
+            continue
+        tpu = module.platform == "tpu"
+        found = estimate(module, target("TPU v5e", (2, 4)) if tpu else H100X8)
+        check(found)
