@@ -33,6 +33,8 @@ class CudaAnswers:
             name, count, memory_bytes, cores, capability,
         )  # fmt: skip
         self._truth: dict[str, Any] = {}
+        self.autocast = False
+        """Whether the program entered ``autocast`` for CUDA, which keeps other ops in float32 than that of the CPU."""
 
     def install(self) -> None:
         """Change ``torch.cuda`` for good."""
@@ -40,10 +42,8 @@ class CudaAnswers:
         self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
         for name, answer in self._answers().items():
             setattr(cuda, name, answer)
-        tensor: Any = torch.Tensor
-        tensor.cuda, tensor.pin_memory = _to_cuda, lambda tensor, *_: tensor
-        module: Any = torch.nn.Module
-        module.cuda = lambda module, *_: module.to("cuda")
+        _tensors_on_host()
+        self._autocast_on_host()
         _data_in_this_process()
 
     @contextmanager
@@ -58,6 +58,20 @@ class CudaAnswers:
         finally:
             for name, answer in shown.items():
                 setattr(cuda, name, answer)
+
+    def _autocast_on_host(self) -> None:
+        """``autocast("cuda")`` acts on tensors that are made on the CPU here."""
+        kind: Any = torch.autocast
+        original, answers = kind.__init__, self
+
+        @functools.wraps(original)
+        def begin(context: Any, device_type: str, *arguments: Any, **named: Any) -> None:
+            if device_type.startswith("cuda"):
+                answers.autocast = True
+                device_type = "cpu"
+            original(context, device_type, *arguments, **named)
+
+        kind.__init__ = begin
 
     def _answers(self) -> dict[str, Any]:
         def one_stream(*_: Any) -> _Stream:
@@ -117,8 +131,47 @@ def _false(*_: Any) -> bool:
     return False
 
 
-def _to_cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **_: Any) -> torch.Tensor:
-    return tensor.to("cuda", non_blocking=non_blocking)
+def on_host(argument: Any) -> Any:
+    """A CUDA device, named or not, as the CPU; anything else as it is."""
+    if isinstance(argument, str):
+        return "cpu" if argument == "cuda" or argument.startswith("cuda:") else argument
+    return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
+
+
+def _tensors_on_host() -> None:
+    """What is asked for on ``cuda`` and would ask for its driver before a mode sees it."""
+    tensor: Any = torch.Tensor
+    module: Any = torch.nn.Module
+    to = tensor.to
+
+    @functools.wraps(to)
+    def moved(self: Any, *arguments: Any, **named: Any) -> Any:
+        return to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
+
+    def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+        return to(self, "cpu", non_blocking=non_blocking, copy=True)
+
+    tensor.to, tensor.cuda, tensor.pin_memory = moved, to_cuda, lambda self, *_: self
+    module.cuda = lambda self, *_: self.to("cuda")
+    for name in ("tensor", "as_tensor", "asarray"):
+        setattr(torch, name, _made_on_host(getattr(torch, name)))
+    torch.Generator = _Generator  # type: ignore[misc]
+
+
+def _made_on_host(original: Any) -> Any:
+    @functools.wraps(original)
+    def made(*arguments: Any, **named: Any) -> Any:
+        return original(*arguments, **{name: on_host(value) for name, value in named.items()})
+
+    return made
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU, whatever device it is for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Make it."""
+        return super().__new__(cls, "cpu")
 
 
 class _Event:

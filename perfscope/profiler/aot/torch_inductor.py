@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from perfscope.profiler import torch_compat
+from perfscope.profiler.aot.torch_cuda_answers import on_host
 from perfscope.profiler.aot.torch_fake import places_in, to_host
 from perfscope.profiler.captures.compile_fusion import MOST_PAIRS, Refusal
 from perfscope.profiler.errors import DataError
@@ -229,10 +230,6 @@ def _on_host(module: Any) -> None:
     if not isinstance(module, torch.fx.GraphModule):
         return
     for node in module.graph.nodes:
-        node.args = tuple(_host(one) for one in to_host(node.args))
-        node.kwargs = {name: _host(one) for name, one in to_host(node.kwargs).items()}
+        node.args = tuple(map(on_host, to_host(node.args)))
+        node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
     module.recompile()
-
-
-def _host(argument: Any) -> Any:
-    return "cpu" if isinstance(argument, str) and (argument == "cuda" or argument.startswith("cuda:")) else argument

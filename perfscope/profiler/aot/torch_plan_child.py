@@ -218,6 +218,10 @@ class _Planning:
             for path, count in sorted(self.attention.paths.items())
             if path != "fused"
         ]
+        if self.answers.autocast:
+            notes.append(
+                "autocast: products run in lower precision as on CUDA; which other ops stay in float32 is as on a CPU"
+            )
         if self.attention.paths["fused"]:
             notes.append(
                 "scaled_dot_product_attention is planned as one fused kernel each way; which (flash, cuDNN) is for the "
