@@ -19,7 +19,7 @@ from perfscope.profiler.aot.jax_abstract_array import AbstractArray
 from perfscope.profiler.aot.jax_abstract_made import made, put
 from perfscope.profiler.aot.jax_abstract_make import without_copies
 from perfscope.profiler.aot.jax_abstract_devices import answers
-from perfscope.profiler.aot.jax_abstract_places import metaty, results_at, sharding_of_operation
+from perfscope.profiler.aot.jax_abstract_places import Placed, metaty, results_at, sharding_of_operation
 
 
 class Listener(Protocol):
@@ -70,6 +70,7 @@ class _Run:
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
+        self._placed: dict[Any, tuple[Any, Placed]] = {}
 
     def primitive(self, real: Any) -> Any:
         """``EvalTrace.process_primitive``: an operation outside of jit."""
@@ -142,7 +143,7 @@ class _Run:
     def _jit(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any] | None = None) -> list[Any]:
         types = [metaty(one) for one in arguments] if types is None else types
         closed = params["jaxpr"]
-        placed = results_at(params, types)
+        placed = self._where(params, tuple(types))
         self.listener.called(arguments, params, types)
         internal = is_internal(closed, params["name"])
         values = jax_abstract_values.results_of(closed, arguments, from_made_up=internal)
@@ -154,6 +155,13 @@ class _Run:
             if donated and isinstance(argument, AbstractArray):
                 argument._deleted = True
         return results
+
+    def _where(self, params: dict[str, Any], types: tuple[Any, ...]) -> Placed:
+        """Where the results of a call lie; kept with the jaxpr, whose identity stands for it."""
+        key = (id(params["jaxpr"]), types, params["in_shardings"], params["out_shardings"], params["ctx_mesh"])
+        if key not in self._placed:
+            self._placed[key] = (params["jaxpr"], results_at(params, types))
+        return self._placed[key][1]
 
     def _operation(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive.name == "device_put":

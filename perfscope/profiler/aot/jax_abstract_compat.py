@@ -82,8 +82,9 @@ def _find(module: str, name: str) -> Any:
         return None
 
 
+@functools.cache
 def get(module: str, name: str) -> Any:
-    """One of ``NEEDED``."""
+    """An attribute of a module of jax's own that nobody replaces; kept, as it is asked for at every operation."""
     return getattr(importlib.import_module(module), name)
 
 

@@ -133,34 +133,48 @@ def part_of(closed: Any, knows: tuple[bool, ...]) -> Part | None:
 def _part(closed: Any, knows: tuple[bool, ...]) -> Part | None:
     import jax
 
-    core, partial = "jax._src.core", "jax._src.interpreters.partial_eval"
-    if not any(is_small(aval) for aval in closed.out_avals):
-        return None
+    core = "jax._src.core"
     if any(isinstance(one, AbstractArray) and one._known is None for one in closed.consts):
         return None
+    certain = follows(closed.jaxpr, knows)
+    outputs = [sure and is_small(aval) for sure, aval in zip(certain, closed.out_avals, strict=True)]
+    results = tuple(at for at, one in enumerate(outputs) if one)
+    if not results:
+        return None
+    less, used = compat.get("jax._src.interpreters.partial_eval", "dce_jaxpr")(closed.jaxpr, outputs)
+    arguments = tuple(at for at, one in enumerate(used) if one)
+    if less.effects or work_of(less) == math.inf or not all(knows[at] for at in arguments):
+        return None
+    whole = compat.get(core, "ClosedJaxpr")(less, [known(one) for one in closed.consts])
     with compat.for_real():
-        if all(knows):
-            jaxpr, consts = closed.jaxpr, closed.consts
-            results = [at for at, aval in enumerate(closed.out_avals) if is_small(aval)]
-            outputs = [at in set(results) for at in range(len(closed.out_avals))]
-        else:
-            part, _, unknown, _ = compat.get(partial, "partial_eval_jaxpr_nounits")(
-                closed, [not one for one in knows], instantiate=False
-            )
-            jaxpr, consts = part.jaxpr, part.consts
-            certain = [at for at, one in enumerate(unknown) if not one]
-            results = [at for at in certain if is_small(closed.out_avals[at])]
-            outputs = [at in set(results) for at in certain] + [False] * (len(part.out_avals) - len(certain))
-        if not results:
-            return None
-        less, used = compat.get(partial, "dce_jaxpr")(jaxpr, outputs)
-        if less.effects or work_of(less) == math.inf:
-            return None
-        given = [at for at, one in enumerate(knows) if one]
-        arguments = tuple(at for at, one in zip(given, used, strict=True) if one)
-        whole = compat.get(core, "ClosedJaxpr")(less, [known(one) for one in consts])
-        function = jax.jit(compat.get(core, "jaxpr_as_fun")(whole))
-    return arguments, tuple(results), function
+        return arguments, results, jax.jit(compat.get(core, "jaxpr_as_fun")(whole))
+
+
+CALLS = frozenset(("jit", "pjit", "checkpoint", "remat2", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
+"""Operations that are a function, called with the same arguments."""
+
+
+def follows(jaxpr: Any, knows: Sequence[bool]) -> list[bool]:
+    """Which results of a jaxpr follow from the arguments that are known alone."""
+    sure = {variable for variable, one in zip(jaxpr.invars, knows, strict=True) if one}
+    sure.update(jaxpr.constvars)
+
+    def is_sure(atom: Any) -> bool:
+        return hasattr(atom, "val") or atom in sure
+
+    for equation in jaxpr.eqns:
+        given = [is_sure(one) for one in equation.invars]
+        if equation.effects or equation.primitive.name in NEVER:
+            continue
+        if all(given):
+            sure.update(equation.outvars)
+        elif equation.primitive.name in CALLS and any(given):
+            inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+            inner = getattr(inner, "jaxpr", inner)
+            if inner is not None and len(inner.invars) == len(given):
+                found = zip(equation.outvars, follows(inner, given), strict=True)
+                sure.update(variable for variable, one in found if one)
+    return [is_sure(one) for one in jaxpr.outvars]
 
 
 def results_of(closed: Any, arguments: Sequence[Any], *, from_made_up: bool) -> dict[int, tuple[Any, bool]]:
