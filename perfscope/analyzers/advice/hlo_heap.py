@@ -15,12 +15,18 @@ from perfscope.analyzers.advice.hlo_graph_values import Values
 from perfscope.analyzers.advice.hlo_orders import Order, all_orders
 
 
-def planned_peak(values: Values) -> tuple[int, str]:
-    """Bytes at the peak of a program as XLA would order it, and which of its orders that is."""
+def planned_order(values: Values) -> tuple[Order, str]:
+    """The order in which XLA would run a program, and which of its kinds that is."""
     orders = dict(all_orders(values))
     thought = {name: _Heap(values, order, counts_values=True).peak() for name, order in orders.items()}
     chosen = min(orders, key=lambda name: thought[name])
-    return needed_peak(values, orders[chosen]), chosen
+    return orders[chosen], chosen
+
+
+def planned_peak(values: Values) -> tuple[int, str]:
+    """Bytes at the peak of a program as XLA would order it, and which of its orders that is."""
+    order, chosen = planned_order(values)
+    return needed_peak(values, order), chosen
 
 
 def needed_peak(values: Values, order: Order) -> int:

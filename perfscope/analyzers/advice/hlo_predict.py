@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfscope.analyzers.advice.hlo_copies import with_copies, without_copies
 from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
 from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_peak
+from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_order
 from perfscope.analyzers.advice.hlo_keep_loop import kept_loop
 from perfscope.analyzers.advice.hlo_keep_single import kept_single
 from perfscope.analyzers.advice.hlo_layers import Layers
@@ -70,7 +71,10 @@ class Predictor:
         return graph
 
     def _peak_of(self, graph: Graph, today: int) -> int:
-        predicted, _ = planned_peak(Values(graph))
+        without_copies(graph)
+        values = Values(graph)
+        order, _ = planned_order(values)
+        predicted = needed_peak(Values(graph) if with_copies(graph, order) else values, order)
         if self._shares_results():
             predicted += today - needed_peak(Values(graph_of(self._module)), self._order_today())
         return predicted
