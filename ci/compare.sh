@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Compares, and keeps the outcome for the steps behind: this step fails only where it was asked wrongly.
-#   IN_MODE        ab: launches of both commits in turns; runs: two recordings that are there
-#   IN_PROGRAM     (ab) script.py ARGUMENTS, -m module or any command: shell words
-#   IN_BASE        (ab) branch, tag or commit, or empty; (runs) the recording
-#   IN_HEAD        (ab) likewise; (runs) the recording
+#   IN_MODE        ab: launches of both commits in turns; programs: both compiled for a machine that is not here; runs: two
+#                  recordings that are there
+#   IN_PROGRAM     (ab, programs) script.py ARGUMENTS, -m module or (ab) any command: shell words
+#   IN_BASE        (ab, programs) branch, tag or commit, or empty; (runs) the recording
+#   IN_HEAD        (ab, programs) likewise; (runs) the recording
+#   IN_TARGET      (programs) the machine to compile for
 #   IN_PAIRS, IN_LEAST, IN_PROFILE, IN_FAIL_ON, IN_OPTIONS
 #   BASE_SHA       what the event says the base is: pull_request.base.sha, or before
 # Writes to GITHUB_OUTPUT: code, verdict, and, where there is something to report, report (a folder).
@@ -47,33 +49,55 @@ folder=${RUNNER_TEMP:?}/perfscope-report
 runs=$RUNNER_TEMP/perfscope-runs
 rm -rf "$folder" "$runs"
 mkdir -p "$folder"
-: "${IN_BASE:=}" "${IN_HEAD:=}" "${IN_PAIRS:=}" "${IN_LEAST:=}" "${IN_PROFILE:=}" "${IN_FAIL_ON:=}"
+: "${IN_BASE:=}" "${IN_HEAD:=}" "${IN_TARGET:=}" "${IN_PAIRS:=}" "${IN_LEAST:=}" "${IN_PROFILE:=}" "${IN_FAIL_ON=auto}"
 
 arguments=(compare)
 program=()
+own=regression
+
+# two_commits FLAG: the arguments and the program of a comparison of two commits.
+two_commits() {
+  local base
+  [ -n "$IN_BASE" ] && plain base "$IN_BASE"
+  plain head "${IN_HEAD:=HEAD}"
+  base=$(base_of) ||
+    problem 2 "the base is not in this checkout: give actions/checkout \`fetch-depth: 0\`, or the input base"
+  known "$IN_HEAD" >/dev/null || problem 2 "head is no commit of this checkout"
+  arguments+=("$1" --base "$base" --head "$IN_HEAD" --output "$runs")
+  words "${IN_PROGRAM:-}" || problem 2 "program: a quote is not closed"
+  [ "${#words[@]}" -gt 0 ] || problem 2 "program: what is to be run?"
+  program=("${words[@]}")
+  [ "${words[0]}" = -m ] || program=(-- "${words[@]}") # a module stands without
+}
+
+[ -z "$IN_TARGET" ] || [ "${IN_MODE:-ab}" = programs ] || problem 2 "target is of mode programs"
 case ${IN_MODE:-ab} in
   ab)
-    [ -n "$IN_BASE" ] && plain base "$IN_BASE"
-    plain head "${IN_HEAD:=HEAD}"
-    base=$(base_of) ||
-      problem 2 "the base is not in this checkout: give actions/checkout \`fetch-depth: 0\`, or the input base"
-    known "$IN_HEAD" >/dev/null || problem 2 "head is no commit of this checkout"
-    arguments+=(--ab --base "$base" --head "$IN_HEAD" --output "$runs")
+    two_commits --ab
     [ -z "$IN_PAIRS" ] || arguments+=(--pairs "$IN_PAIRS")
     [ -z "$IN_LEAST" ] || arguments+=(--least "$IN_LEAST")
     [ -z "$IN_PROFILE" ] || arguments+=(--profile "$IN_PROFILE")
-    words "${IN_PROGRAM:-}" || problem 2 "program: a quote is not closed"
-    [ "${#words[@]}" -gt 0 ] || problem 2 "program: what is to be run?"
-    program=("${words[@]}")
-    [ "${words[0]}" = -m ] || program=(-- "${words[@]}") # a module stands without
+    ;;
+  programs)
+    [ -z "$IN_PAIRS$IN_LEAST$IN_PROFILE" ] || problem 2 "pairs, least and profile are of mode ab: nothing is launched"
+    two_commits --programs
+    own=programs
+    if [ -n "$IN_TARGET" ]; then
+      plain target "$IN_TARGET"
+      arguments+=(--target "$IN_TARGET")
+    fi
+    plugins=$RUNNER_TEMP/perfscope-plugins
+    [ ! -d "$plugins" ] || export PERFSCOPE_PLUGINS="$plugins${PERFSCOPE_PLUGINS:+:$PERFSCOPE_PLUGINS}"
     ;;
   runs)
     plain base "$IN_BASE"
     plain head "$IN_HEAD"
     arguments+=("$IN_BASE" "$IN_HEAD")
     ;;
-  *) problem 2 "mode is ab or runs" ;;
+  *) problem 2 "mode is ab, programs or runs" ;;
 esac
+[ "$IN_FAIL_ON" != auto ] || IN_FAIL_ON=$own
+[ -n "$IN_FAIL_ON" ] || [ "$own" != programs ] || IN_FAIL_ON=none # programs have gates of their own accord
 words "${IN_FAIL_ON//,/ }" || problem 2 "fail-on: a quote is not closed"
 for gate in "${words[@]}"; do arguments+=(--fail-on "$gate"); done
 words "${IN_OPTIONS:-}" || problem 2 "options: a quote is not closed"
@@ -86,7 +110,7 @@ code=0
 env -u GITHUB_ENV -u GITHUB_PATH -u GITHUB_OUTPUT -u GITHUB_STATE -u GITHUB_STEP_SUMMARY \
   "$python" -P -m perfscope "${arguments[@]}" || code=$?
 if [ ! -s "$folder/report.json" ]; then
-  for log in "$runs"/*/launch.log; do
+  for log in "$runs"/*/launch.log "$runs"/programs-*/*.log; do
     [ ! -s "$log" ] || { echo "perfscope: the last lines of the program:" && tail -n 40 "$log"; }
   done
 fi

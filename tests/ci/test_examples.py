@@ -126,7 +126,7 @@ class TestWorkflows:
         steps = [step for path in WORKFLOWS for one in jobs(path) for step in one["steps"]]
         assert [step["with"] for step in steps if "checkout" in step["uses"]] == [
             {"fetch-depth": 0, "persist-credentials": False}
-        ] * 2
+        ] * 3
 
     def test_the_two_jobs_find_each_other(self) -> None:
         first, second = held(EXAMPLES / "github-compare.yml"), held(EXAMPLES / "github-comment.yml")

@@ -76,11 +76,14 @@ class TestAskedWrongly:
         [
             ({}, "program: what is to be run?"),
             ({"program": "train.py 'open"}, "program: a quote is not closed"),
-            ({"program": "train.py", "mode": "fast"}, "mode is ab or runs"),
+            ({"program": "train.py", "mode": "fast"}, "mode is ab, programs or runs"),
             ({"program": "train.py", "base": "--upload-pack=touch"}, "base is not given as one word"),
             ({"program": "train.py", "base": "nowhere"}, "the base is not in this checkout"),
             ({"program": "train.py", "head": "nowhere"}, "head is no commit"),
             ({"mode": "runs"}, "base is not given"),
+            ({"program": "train.py", "target": "h100"}, "target is of mode programs"),
+            ({"program": "train.py", "mode": "programs", "pairs": "3"}, "pairs, least and profile are of mode ab"),
+            ({"program": "train.py", "mode": "programs", "target": "--output=x"}, "target is not given as one word"),
             ({"program": "train.py", "options": "--pairs '2"}, "options: a quote is not closed"),
         ],
     )
