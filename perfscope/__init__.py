@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.load import load_one as load
     from perfscope.analyzers.trace import Trace as Trace
     from perfscope.dashboards import figures as figures
+    from perfscope.dashboards.compiled import CompiledFor as CompiledFor
+    from perfscope.dashboards.compiled import compile_for as compile_for
     from perfscope.dashboards.comparison import compare as compare
     from perfscope.profiler.annotate import region as region
     from perfscope.profiler.annotate import step as step
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
+    "CompiledFor",
     "Finding",
     "Outcome",
     "Trace",
     "__version__",
     "analyze",
     "compare",
+    "compile_for",
     "figures",
     "load",
     "load_all",
@@ -46,11 +50,13 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "perfscope.analyzers.engine:Analysis",
+    "CompiledFor": "perfscope.dashboards.compiled:CompiledFor",
     "Finding": "perfscope.analyzers.finding:Finding",
     "Outcome": "perfscope.analyzers.finding:Outcome",
     "Trace": "perfscope.analyzers.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
     "compare": "perfscope.dashboards.comparison:compare",
+    "compile_for": "perfscope.dashboards.compiled:compile_for",
     "load": "perfscope.analyzers.load:load_one",
     "load_all": "perfscope.analyzers.load:load_all",
     "region": "perfscope.profiler.annotate:region",

@@ -164,7 +164,7 @@ def request_of(
     keep_ptx: bool = False,
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data."""
-    from perfscope.commands.compile_target import target_request
+    from perfscope.analyzers.hardware.target_request import target_request
     from perfscope.profiler.aot.request import Limits, Request
     from perfscope.profiler.aot.watch import most_memory
 

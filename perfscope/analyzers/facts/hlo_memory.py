@@ -114,8 +114,9 @@ def arena_of(module: HloModule) -> Arena | None:
     traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
     traces = [(events, arenas) for events, arenas in traces if arenas]
     if not traces:
-        if any(_is_temporary(one) for one in assignment.allocations):
+        if any(_is_temporary(one) for one in assignment.allocations) and not any(assignment.heap_traces):
             return None
+        # a TPU program whose temporaries lie on the chip: what it has in memory (tuples) is traced nowhere, and lasts
         return Arena(events=(), allocations=frozenset())
     # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
     events, arenas = max(traces, key=lambda one: _replayed(assignment, one[0]).peak)

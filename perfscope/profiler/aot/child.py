@@ -17,6 +17,7 @@ from typing import Any
 
 FAILED = 3
 """Exit code where a line of the kind ``failed`` says why."""
+PR_SET_PDEATHSIG = 1
 LAST_LINES = 8
 """Of a traceback that is not ours."""
 
@@ -40,6 +41,7 @@ class Said:
 def main() -> None:
     """Do what the request asks; never returns a traceback of ours for what a person can act on."""
     _find_ourselves()
+    _end_with_parent()
     from perfscope.profiler.aot import request as requests
     from perfscope.profiler.errors import PerfscopeError
 
@@ -66,6 +68,19 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit
+
+
+def _end_with_parent() -> None:
+    """Be killed when the parent dies. Asked for here: nothing may run between its fork and exec, it may have threads."""
+    import ctypes
+    import signal
+
+    parent = os.getppid()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(FAILED)
 
 
 def _find_ourselves() -> None:

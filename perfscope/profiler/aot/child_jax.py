@@ -15,6 +15,7 @@ from perfscope.profiler.errors import DataError
 
 if TYPE_CHECKING:
     from perfscope.profiler.aot.child import Said
+    from perfscope.profiler.aot.child_compile import Compiler
 
 LAST_LINES = 12
 """Of the traceback of a program that failed."""
@@ -37,6 +38,9 @@ def compile_all(request: Request, said: Said) -> None:
     pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
     compat.without_our_paths(pattern)
     compat.hide_our_frames()
+    if request.exported is not None:
+        _compile_exported(request, devices, said, here)
+        return
     from perfscope.profiler.aot.jax_seen import seen_programs
 
     seen = seen_programs(lambda: run_program(request), devices, _limits(request))
@@ -58,13 +62,29 @@ def compile_all(request: Request, said: Said) -> None:
         if not _is_wanted(program, request.functions, shorter):
             said("unwanted", number=number)
             continue
-        said("compiling", number=number, name=program.name)
-        try:
-            made = compiler.compile(number, program)
-        except Exception as error:
-            said("refused", number=number, reason=_one_line(error))
-        else:
-            said("compiled", number=number, **made)
+        _compile_one(compiler, number, program, said)
+
+
+def _compile_one(compiler: Compiler, number: int, program: Any, said: Said) -> None:
+    said("compiling", number=number, name=program.name)
+    try:
+        made = compiler.compile(number, program)
+    except Exception as error:
+        said("refused", number=number, reason=_one_line(error))
+    else:
+        said("compiled", number=number, **made)
+
+
+def _compile_exported(request: Request, devices: Sequence[Any], said: Said, here: Path) -> None:
+    """Compile the one program of `compile_for`, which was lowered in the user's process."""
+    from perfscope.profiler.aot.child_compile import Compiler
+    from perfscope.profiler.aot.jax_export import load
+
+    program = load(Path(request.exported or ""), devices)
+    place = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
+    said("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
+    if 0 not in request.skipped:
+        _compile_one(Compiler(request, here), 0, program, said)
 
 
 def _plugin(request: Request) -> plugins.Plugin:
@@ -88,7 +108,6 @@ def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
         if found.library is None or target.config is None:
             raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
         devices = compat.gpu_devices(found.library, found.platform, target.config, target.topology)
-        compat.register_gpu_kernels(found.folder)
     if len(devices) != target.count:
         raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
     return devices

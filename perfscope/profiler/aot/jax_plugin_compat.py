@@ -98,9 +98,55 @@ def hide_our_frames() -> None:
         return  # they are at the outer end of a stack: more to read, nothing wrong
 
 
-def register_gpu_kernels(folder: Path) -> str | None:
-    """Let Pallas lower for GPUs though no GPU backend is up; why it does not, or ``None``."""
-    return None
+class Exported:
+    """A program that was lowered elsewhere (`jax_export.py`), to be compiled here; as `jax_seen.SeenProgram`."""
+
+    calls = 1
+    arguments = ()
+
+    def __init__(self, code: bytes, function: str, place: Any, devices: Sequence[Any]) -> None:
+        self.name, self.function, self.place = f"jit_{function}", function, place
+        self._code, self._devices = code, devices
+
+    def lower(self) -> Exported:
+        """It is lowered already."""
+        return self
+
+    def compile(self, compiler_options: dict[str, Any]) -> Exported:
+        """Compile it with all that was lowered: names, lines, donation."""
+        purpose = "compiling an exported program"
+        ir, context = (
+            _need("jax._src.lib.mlir", "ir", purpose),
+            _need("jax._src.interpreters.mlir", "make_ir_context", purpose),
+        )
+        options_of, devices_of = (
+            _need("jax._src.compiler", "get_compile_options", purpose),
+            _need("jaxlib.xla_client", "DeviceList", purpose),
+        )
+        import numpy as np
+
+        with context():
+            module = ir.Module.parse(self._code)
+        partitions = int(ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value)
+        if partitions > len(self._devices):
+            raise DataError(f"it is divided among {partitions} devices, the target has {len(self._devices)}")
+        devices = list(self._devices)[:partitions]
+        options = options_of(
+            num_replicas=1,
+            num_partitions=partitions,
+            device_assignment=np.array([[one.id for one in devices]]),
+            env_options_overrides=compiler_options,
+        )
+        self._executable = devices[0].client.compile(module, devices_of(tuple(devices)), options)
+        return self
+
+    def runtime_executable(self) -> Any:
+        """XLA's own."""
+        return self._executable
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of its memory."""
+        return self._executable.get_compiled_memory_stats()
 
 
 def text_of(executable: Any) -> str:

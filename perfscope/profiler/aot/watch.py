@@ -17,7 +17,6 @@ from typing import Any
 
 from perfscope.profiler.aot import child
 from perfscope.profiler.errors import NotStartedError
-from perfscope.profiler.launch import end_with_us
 
 LOOK_S = 0.25
 """Between two looks at the child's memory."""
@@ -68,7 +67,7 @@ def watch(
             process = subprocess.Popen(
                 [sys.executable, str(Path(child.__file__)), str(request), str(writing)],
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(writing,), start_new_session=True,
-                env=_environment(scratch), preexec_fn=end_with_us(),
+                env=_environment(scratch),
             )  # fmt: skip
     except OSError as error:
         os.close(reading)

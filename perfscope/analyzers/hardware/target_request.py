@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from perfscope.analyzers.hardware.target import Target
+from perfscope.profiler.aot.request import TargetRequest
+from perfscope.profiler.aot.target_config import gpu_target_config
 from perfscope.profiler.errors import AskedWronglyError
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.hardware.target import Target
-    from perfscope.profiler.aot.request import TargetRequest
 
 
 def target_request(target: Target, *, configured: bool) -> TargetRequest:
@@ -16,8 +13,6 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
 
     ``AskedWronglyError`` for a device of which not enough is known to compile for it.
     """
-    from perfscope.profiler.aot.request import TargetRequest
-
     return TargetRequest(
         asked=target.asked,
         device=target.device.name,
@@ -33,8 +28,6 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
 
 
 def _config(target: Target) -> str:
-    from perfscope.profiler.aot.target_config import gpu_target_config
-
     device = target.device
     needed = {
         "architecture": device.architecture, "cores": device.cores, "clock": device.clock_hz,

@@ -1,0 +1,79 @@
+"""``perfscope.compile_for``: a function compiled for a machine that is not here, and what would come of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.engine import Analysis
+from perfscope.analyzers.trace import Trace
+from perfscope.profiler.aot.compiled_file import Compiled
+
+DEFAULT_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledFor:
+    """A function compiled for a target: the run folder, its programs as a trace, and the analysis of it."""
+
+    folder: Path
+    manifest: Compiled
+    trace: Trace = field(repr=False)
+    analysis: Analysis = field(repr=False)
+
+    def __str__(self) -> str:
+        from perfscope.dashboards.reports.compiled_text import compiled_page
+
+        return compiled_page(self.manifest, self.trace, self.analysis, str(self.folder))
+
+    def _repr_html_(self) -> str:
+        return self.analysis._repr_html_()
+
+
+def compile_for(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str = "h100",
+    memory: str | None = None,
+    name: str | None = None,
+    folder: str | Path | None = None,
+    limit: float = DEFAULT_LIMIT_S,
+    **kwargs: Any,
+) -> CompiledFor:
+    """Compile a function of JAX for ``target`` (``h100``, ``h100x8``, ``v5e:2x4`` ...) without having one.
+
+    ``fn``: jitted, or to be jitted as it is. ``args``, ``kwargs``: its arguments; of arrays and
+    ``jax.ShapeDtypeStruct`` only shape, dtype and sharding count, static arguments as they are. ``memory``: of one
+    device, ``40GiB``. ``folder``: keeps the run directory (``perfscope-runs`` if left out). ``limit``: seconds.
+
+    It is lowered here and compiled in a process of its own: no compiler is loaded into this one.
+    ``AskedWronglyError`` for no such target; ``NothingCompiledError`` where it is not compiled, with the reason.
+    """
+    from perfscope.analyzers.hardware.target_request import target_request
+    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.analyzers.scale.judge import judge_paths
+    from perfscope.profiler.aot import compiled_file, jax_export
+    from perfscope.profiler.aot.compile import compile_program
+    from perfscope.profiler.aot.request import Limits, Request
+    from perfscope.profiler.aot.watch import most_memory
+
+    told = target_request(parse_target(target, memory), configured=True)
+    platform = "tpu" if told.platform == "tpu" else "rocm" if told.vendor == "AMD" else "cuda"
+    code, function = jax_export.export(fn, args, kwargs, platform)
+    with tempfile.TemporaryDirectory(prefix="perfscope-export-") as scratch:
+        file = Path(scratch) / "exported"
+        file.write_bytes(code)
+        request = Request(
+            framework="jax", arguments=(function,), module=False, target=told, exported=str(file),
+            limits=Limits(seconds=limit, memory_bytes=most_memory()),
+        )  # fmt: skip
+        kept = compile_program(
+            request, root=None if folder is None else Path(folder), name=name or function, command=(function,)
+        )
+    judged = judge_paths([kept])
+    return CompiledFor(
+        folder=kept, manifest=compiled_file.load(kept), trace=judged.loaded.traces[0], analysis=judged.analysis
+    )
