@@ -33,6 +33,7 @@ class AbstractArray(jax.Array):
     """Shape, dtype and place of an array, and its value where it is small and known."""
 
     aval: Any
+    __array_priority__ = 100  # as that of jax: a number of numpy leaves the operation to it
 
     def __init__(self, aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> None:
         """``known``: a ``jax.Array`` on the CPU; ``made_up``: whether that follows from values that nobody knows."""

@@ -35,13 +35,24 @@ def _libraries() -> tuple[str, ...]:
 
 
 @functools.cache
+def _holds_packages(folder: str) -> bool:
+    """Whether a folder is one that packages were installed into: site-packages, or that of ``pip install --target``."""
+    return any(Path(folder).glob("*.dist-info"))
+
+
+def _package_folder(file: str) -> str | None:
+    """The folder on Python's path with installed packages that a file lies in."""
+    return next((one for one in sys.path if one and file.startswith(f"{one}/") and _holds_packages(one)), None)
+
+
+@functools.cache
 def is_users(file: str) -> bool:
     """Whether a file is the user's own."""
     if _WORKLOADS in file:
         return True
     if file.startswith("<") or file.startswith(compat.package_folders()) or file.startswith(_libraries()):
         return False
-    return not any(part in file for part in _SITE)
+    return not any(part in file for part in _SITE) and _package_folder(file) is None
 
 
 @functools.cache
@@ -50,6 +61,9 @@ def shown_file(file: str) -> str:
     for part in _SITE:
         if part in file:
             return file.rpartition(part)[2]
+    folder = _package_folder(file)
+    if folder is not None:
+        return file[len(folder) + 1 :]
     try:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except ValueError:

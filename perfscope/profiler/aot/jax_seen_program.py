@@ -107,12 +107,13 @@ class SeenProgram:
 
 
 def key_of(params: dict[str, Any], types: Sequence[Any]) -> Any:
-    """What tells programs apart: the operations, arguments and where they lie; not the lines they are written in."""
+    """What tells programs apart: the operations, the arguments and where they lie; not the lines they are written in."""
+    taken = compat.get("jax._src.pjit", "_resolve_in_shardings")(types, params["in_shardings"])
+    several = any(len(getattr(one, "device_set", ())) > 1 for one in taken)
     return (
         params["name"],
-        _text_key(params["jaxpr"]),
-        tuple(types),
-        params["in_shardings"],
+        hashlib.sha256(str(params["jaxpr"]).encode()).hexdigest(),
+        tuple((one.aval, _where(where, one.aval, several)) for one, where in zip(types, taken, strict=True)),
         params["out_shardings"],
         params["in_layouts"],
         params["out_layouts"],
@@ -120,6 +121,8 @@ def key_of(params: dict[str, Any], types: Sequence[Any]) -> Any:
     )
 
 
-def _text_key(closed: Any) -> str:
-    text = str(closed)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _where(sharding: Any, aval: Any, several: bool) -> Any:
+    """What of an argument's place is part of a program: on one device, and for a number on several, there is no choice."""
+    if getattr(sharding, "memory_kind", None) not in (None, "device"):
+        return sharding
+    return sharding if several and getattr(aval, "shape", ()) else None
