@@ -1,0 +1,141 @@
+"""Small compiled programs for tests of comparing them, as HLO text: one fusion, and what can become of it."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.hlo.module import HloModule
+from tests.hlo_build import GPU, hlo_module
+
+SIZE = 1024 * 1024
+F32 = "f32[1024,1024]{1,0}"
+
+
+def meta(name: str, line: int, file: str = "model.py") -> str:
+    """Where an instruction is from."""
+    return f'metadata={{op_name="jit(step)/{name}" source_file="{file}" source_line={line}}}'
+
+
+def fused(*, layers: int = 1, shift: int = 0, suffix: str = "", file: str = "model.py") -> HloModule:
+    """``exp`` and ``tanh`` in one kernel of each layer. ``shift``: lines that stand above; ``suffix``: of every name."""
+    bodies, entry = [], []
+    previous = f"p{suffix}"
+    for layer in range(layers):
+        at = f"{layer}{suffix}"
+        scope = f"jvp(block_{layer})"
+        bodies.append(
+            f"body{at} {{\n  x{at} = {F32} parameter(0)\n"
+            f"  e{at} = {F32} exponential(x{at}), {meta(f'{scope}/exp', 10 + shift, file)}\n"
+            f"  ROOT t{at} = {F32} tanh(e{at}), {meta(f'{scope}/tanh', 11 + shift, file)}\n}}\n"
+        )
+        name = f"loop_fusion{at}"
+        entry.append(
+            f"  {name} = {F32} fusion({previous}), kind=kLoop, calls=body{at}, "
+            f"{meta(f'{scope}/tanh', 11 + shift, file)}, {GPU}"
+        )
+        previous = name
+    return _module(bodies, entry, previous, suffix)
+
+
+def apart(*, layers: int = 1, broken: frozenset[int] | None = None, shift: int = 0) -> HloModule:
+    """The same, with each of the two in a kernel of its own in the layers that are ``broken`` (all of them)."""
+    bodies, entry = [], []
+    previous = "p"
+    for layer in range(layers):
+        scope = f"jvp(block_{layer})"
+        exp, tanh = meta(f"{scope}/exp", 10 + shift), meta(f"{scope}/tanh", 11 + shift)
+        if broken is not None and layer not in broken:
+            bodies.append(
+                f"body{layer} {{\n  x{layer} = {F32} parameter(0)\n  e{layer} = {F32} exponential(x{layer}), {exp}\n"
+                f"  ROOT t{layer} = {F32} tanh(e{layer}), {tanh}\n}}\n"
+            )
+            entry.append(f"  f{layer} = {F32} fusion({previous}), kind=kLoop, calls=body{layer}, {tanh}, {GPU}")
+            previous = f"f{layer}"
+            continue
+        for name, op, said in (("a", "exponential", exp), ("b", "tanh", tanh)):
+            bodies.append(
+                f"body{name}{layer} {{\n  x{name}{layer} = {F32} parameter(0)\n"
+                f"  ROOT r{name}{layer} = {F32} {op}(x{name}{layer}), {said}\n}}\n"
+            )
+            entry.append(
+                f"  k{name}{layer} = {F32} fusion({previous}), kind=kLoop, calls=body{name}{layer}, {said}, {GPU}"
+            )
+            previous = f"k{name}{layer}"
+    return _module(bodies, entry, previous, "")
+
+
+def _module(bodies: list[str], entry: list[str], last: str, suffix: str) -> HloModule:
+    lines = [*bodies, "ENTRY main {", f"  p{suffix} = {F32} parameter(0)", *entry]
+    return hlo_module("\n".join([*lines, f"  ROOT r = ({F32}) tuple({last})", "}"]))
+
+
+GATHER = """
+{body}ENTRY main {{
+  p = f32[128,1024]{{1,0}} parameter(0)
+  q = f32[1024,1024]{{1,0}} parameter(1)
+  g = (f32[128,1024]{{1,0}}, f32[1024,1024]{{1,0}}) all-gather-start(p), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, dimensions={{0}}, {at}, backend_config={{"collective_backend_config":{{"is_sync":{sync}}}}}
+{between}  d = f32[1024,1024]{{1,0}} all-gather-done(g), {at}
+{after}  ROOT r = (f32[1024,1024]{{1,0}}, f32[1024,1024]{{1,0}}) tuple(d, w)
+}}
+"""
+
+
+def gathers(*, sync: bool = False, beside: bool = True) -> HloModule:
+    """An asynchronous all-gather, with a kernel beside it or behind it."""
+    body = "work {\n  x = f32[1024,1024]{1,0} parameter(0)\n  ROOT t = f32[1024,1024]{1,0} tanh(x)\n}\n"
+    line = f"  w = f32[1024,1024]{{1,0}} fusion(q), kind=kLoop, calls=work, {meta('tanh', 21)}, {GPU}\n"
+    return hlo_module(
+        GATHER.format(
+            body=body, at=meta("all_gather", 20), sync=str(sync).lower(), between=line * beside,
+            after=line * (not beside),
+        )
+    )  # fmt: skip
+
+
+LOOP = """
+body {{
+  s = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = f32[1024,1024]{{1,0}} get-tuple-element(s), index=1
+  t = f32[1024,1024]{{1,0}} tanh(x), {at}
+  ROOT n = (s32[], f32[1024,1024]{{1,0}}) tuple(i, t)
+}}
+cond {{
+  c = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+  ci = s32[] get-tuple-element(c), index=0
+  ck = s32[] constant(4)
+  ROOT lt = pred[] compare(ci, ck), direction=LT
+}}
+ENTRY main {{
+  p = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
+  ROOT w = (s32[], f32[1024,1024]{{1,0}}) while(p), condition=cond, body=body, backend_config={{"known_trip_count":{{"n":"{turns}"}},"operation_queue_id":"0"}}
+}}
+"""
+
+
+def loops(turns: int) -> HloModule:
+    """One kernel in a loop."""
+    return hlo_module(LOOP.format(turns=turns, at=meta("while/body/tanh", 30)))
+
+
+def product(dtype: str = "f32", *, again: bool = False) -> HloModule:
+    """A matrix product; ``again``: and once more for the backward pass, as ``jax.checkpoint`` writes it."""
+    shape = f"{dtype}[512,512]{{1,0}}"
+    sizes = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    lines = [f"  d = {shape} dot(p, p), {sizes}, {meta('jvp()/dot_general', 40)}, {GPU}"]
+    results = ["d"]
+    if again:
+        said = meta("transpose(jvp())/checkpoint/rematted_computation/dot_general", 40)
+        lines.append(f"  e = {shape} dot(p, d), {sizes}, {said}")
+        results.append("e")
+    whole = f"  ROOT r = ({', '.join([shape] * len(results))}) tuple({', '.join(results)})"
+    return hlo_module("\n".join(["ENTRY main {", f"  p = {shape} parameter(0)", *lines, whole, "}"]))
+
+
+def written(*, barrier: bool) -> HloModule:
+    """The program of one layer as it was before optimization; with a barrier each line behind it moves by one."""
+    held = "b" if barrier else "e"
+    extra = f"  b = {F32} opt-barrier(e), {meta('jvp(block_0)/optimization_barrier', 11)}\n" if barrier else ""
+    text = (
+        f"ENTRY main {{\n  p = {F32} parameter(0)\n  e = {F32} exponential(p), {meta('jvp(block_0)/exp', 10)}\n{extra}"
+        f"  ROOT t = {F32} tanh({held}), {meta('jvp(block_0)/tanh', 11 + barrier)}\n}}"
+    )
+    return hlo_module(text, scheduled=False)
