@@ -118,7 +118,7 @@ def _matched(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> l
     found = []
     for module in modules:
         source = str(module.source or "")
-        match = next((one for one in said if source.endswith(one.file)), None)
+        match = next((one for one in said if one.file and source.endswith(one.file)), None)
         match = match or next((one for one in said if one.name == module.name), None)
         found.append(match or CompiledProgram(file="", name=module.name))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.sweep.front import Dominance, Front
+from perfscope.analyzers.sweep.front import Front
 from perfscope.analyzers.sweep.point import Point
 from perfscope.analyzers.sweep.reach import Reach
 from perfscope.analyzers.units import format_bytes
@@ -16,9 +16,9 @@ MOST_SAID = 24
 def sentences(front: Front, reaches: Sequence[Reach], points: Sequence[Point]) -> tuple[str, ...]:
     """All of them, what to leave first."""
     said = [
-        *(_dominated(one, front) for one in front.dominated),
+        *_dominated(front),
         *(_same(numbers, points, front) for numbers in _whole(front, points)),
-        *(_reach(one, points) for one in reaches),
+        *_reached(reaches, points),
         *_counted(points),
     ]
     if len(said) > MOST_SAID:
@@ -26,15 +26,28 @@ def sentences(front: Front, reaches: Sequence[Reach], points: Sequence[Point]) -
     return tuple(said)
 
 
-def _dominated(one: Dominance, front: Front) -> str:
+def _dominated(front: Front) -> list[str]:
+    """One sentence for all that the same choice dominates at as many sizes."""
+    together: dict[tuple[str, int], list[str]] = {}
+    for one in front.dominated:
+        together.setdefault((one.better, one.groups), []).append(one.worse)
     sizes = ", ".join(front.sizes)
-    if not sizes:
-        where = ""
-    elif one.groups == 1:
-        where = f" at the one {sizes} at which both are known"
-    else:
-        where = f" at each {sizes} at which it is known ({one.groups})"
-    return f"{one.worse} is dominated by {one.better}: neither quicker nor leaner{where}"
+    said = []
+    for (better, groups), worse in together.items():
+        if not sizes:
+            where = ""
+        elif groups == 1:
+            where = f" at the one {sizes} at which both are known"
+        else:
+            where = f" at each of the {groups} {sizes} at which {'it is' if len(worse) == 1 else 'they are'} known"
+        verb = "is" if len(worse) == 1 else "are"
+        said.append(f"{_and(worse)} {verb} dominated by {better}: neither quicker nor leaner{where}")
+    return said
+
+
+def _and(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _whole(front: Front, points: Sequence[Point]) -> list[tuple[str, ...]]:
@@ -65,21 +78,35 @@ def _same(choices: tuple[str, ...], points: Sequence[Point], front: Front) -> st
     return f"{' and '.join(choices)} {what}"
 
 
+def _reached(reaches: Sequence[Reach], points: Sequence[Point]) -> list[str]:
+    """One sentence for all choices of which the same is to be said."""
+    together: dict[str, list[str]] = {}
+    for one in reaches:
+        together.setdefault(_reach(one, points), []).append(one.rest)
+    said = []
+    for words, who in together.items():
+        several = len([name for name in who if name]) > 1
+        for verb, many in (("fits", "fit"), ("does not", "do not"), ("is not", "are not")) if several else ():
+            if words.startswith(verb):
+                words = many + words[len(verb) :]
+                break
+        said.append(f"{_and(who)} {words}" if any(who) else words)
+    return said
+
+
 def _reach(one: Reach, points: Sequence[Point]) -> str:
-    who = f"{one.rest} " if one.rest else ""
     memory = "" if one.memory_bytes is None else f" on {format_bytes(one.memory_bytes)}"
+    refused = one.first_that_does_not
     if one.fits_to is not None:
-        said = f"{who}fits up to {one.axis}={one.fits_to}{memory}"
+        said = f"fits up to {one.axis}={one.fits_to}{memory}"
         if one.fits_to == one.most_tried:
             said += ", the most that was tried"
-        elif one.first_that_does_not is not None:
-            said += f"; {one.axis}={one.first_that_does_not} {_needs(one, points)}"
-    elif one.first_that_does_not is not None and not [
-        value for value in one.not_known if value < one.first_that_does_not
-    ]:
-        said = f"{who}does not fit at {one.axis}={one.first_that_does_not}{memory}: it {_needs(one, points)}"
+        elif refused is not None:
+            said += f"; {one.axis}={refused} {_needs(one, points)}"
+    elif refused is not None and not [value for value in one.not_known if value < refused]:
+        said = f"does not fit at {one.axis}={refused}{memory}: it {_needs(one, points)}"
     else:
-        said = f"{who}is not known to fit at any {one.axis}"
+        said = f"is not known to fit at any {one.axis}"
     if one.fits_again:
         said += f"; it fits again at {_listed(one.axis, one.fits_again)}: the compiler recomputes more there"
     if one.not_known:
