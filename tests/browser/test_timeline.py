@@ -12,6 +12,7 @@ import pytest
 
 from tests.browser.conftest import Server, Tab, serving
 
+CLICKS = 20
 READY = '.ps-timeline[data-ready="1"]'
 HOSTILE = "<img src=x onerror=alert(1)> {{7*7}} [x](javascript:alert(1)) =cmd|' /C calc'!A0"
 
@@ -71,9 +72,13 @@ def _click_lane(tab: Tab, label: str, ns: float) -> None:
       const box = one.canvas.getBoundingClientRect();
       return [box.left + one.x(ns), box.top + row.y - one.scroll + window.perfscope_ui.draw.RULER + 8];
     }"""
-    x, y = tab.page.evaluate(script, [label, ns])
-    tab.page.mouse.click(x, y)
-    tab.page.wait_for_selector(".ps-tl-panel h2")
+    for _ in range(CLICKS):  # the page may still be laying itself out
+        x, y = tab.page.evaluate(script, [label, ns])
+        tab.page.mouse.click(x, y)
+        tab.page.wait_for_timeout(300)
+        if tab.page.query_selector(".ps-tl-panel h2"):
+            return
+    raise AssertionError(f"{label}: nothing is selected at {ns} ns")
 
 
 def test_it_draws_without_a_word_from_the_console(tab: Tab, server: Server) -> None:

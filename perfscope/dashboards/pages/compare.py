@@ -11,18 +11,19 @@ from dash import Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.pages import Asked, address
 from perfscope.dashboards.pages._grid import grid, register_grid
+from perfscope.dashboards.pages._pair import falls, pictures, register_pair, sides_of
 from perfscope.dashboards.pages._progress import mark_of, progress, said
 from perfscope.dashboards.server.kept import read_view
+from perfscope.dashboards.server.launches import SIDES
 from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.server.works import Pair, Stored, find_work, stored
 from perfscope.dashboards.server.workshop import State as Readiness
 from perfscope.dashboards.shown import shown
-from perfscope.dashboards.ui import Fragment, Timeline
+from perfscope.dashboards.ui import Fragment
 
 TITLE = "Compare"
 VIEW = None
 
-SIDES = ("base", "head")
 LABEL_CHARS = 60
 FIRST_CAUSES = 6
 GRIDS = ("compare-parts", "compare-kernels")
@@ -51,9 +52,12 @@ def mark(asked: Asked) -> str:
     state = asked.workshop.state(work)
     if state.folder is None or read_view(state.folder, "compare") is None:
         return f"{items}|{mark_of(state)}"
-    lanes = [one.stage for one in _timelines(asked, work)] if state.stage == "ready" else []
+    shown_now = read_view(state.folder, "compare")
+    sides = {} if shown_now is None else sides_of(asked, work, shown_now["view"])
+    lanes = [asked.workshop.state(item).stage for item in sides.values()] if state.stage == "ready" else []
     ready = " ".join("read" if stage in ("ready", "failed", "gone", "cancelled") else "not read" for stage in lanes)
-    return f"{items}|{state.folder.name} {state.stage if state.stale else ''} {ready.count('not') == 0}"
+    pair = " ".join(item.key for item in sides.values())
+    return f"{items}|{state.folder.name} {state.stage if state.stale else ''} {pair} {ready.count('not') == 0}"
 
 
 def register(app: Any) -> None:
@@ -81,6 +85,8 @@ def register(app: Any) -> None:
     )
     def picked_stored(key: str | None, now: dict[str, str]) -> Any:
         return no_update if not key or key == now.get("stored") else address(base_path, "compare", None, stored=key)
+
+    register_pair(app)
 
 
 def _work(asked: Asked) -> Pair | Stored | str:
@@ -157,15 +163,15 @@ def _stale(state: Readiness) -> str:
 
 
 def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
-    sides = dict(zip(SIDES, (work.base, work.head), strict=True)) if isinstance(work, Pair) else {}
+    sides = sides_of(asked, work, view)
     return [
         Fragment(html=view["before"]),
         _causes(asked, view, sides),
         Fragment(html=view["metrics"]),
         Fragment(html=view["findings"]),
-        Fragment(html=view["step"]),
+        Fragment(html=view["step"], links=falls(asked, view, sides)),
         *_tables(asked, work, view, sides),
-        *_pictures(asked, work, sides),
+        *pictures(asked, work, view, sides),
         Fragment(html=view["after"]),
     ]
 
@@ -216,33 +222,4 @@ def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict
             html.P(f"{note}{left}", className="ps-soft ps-note"),
             grid(f"compare-{name}", held, asked, table=name, links=links, key=work.key, view="compare"),
         ]
-    return drawn
-
-
-def _timelines(asked: Asked, work: Pair | Stored) -> list[Readiness]:
-    return [asked.workshop.state(item) for item in (work.base, work.head)] if isinstance(work, Pair) else []
-
-
-def _pictures(asked: Asked, work: Pair | Stored, sides: dict[str, Item]) -> list[Any]:
-    """Both timelines, each from its own start; they move together."""
-    if not sides:
-        return []
-    drawn: list[Any] = [
-        html.H2("Timelines", className="ps-title"),
-        html.P("Each from its own start, on one scale; they move together.", className="ps-soft ps-note"),
-    ]
-    states = _timelines(asked, work)
-    waits = [state for state in states if state.folder is None and state.stage in ("working", "waiting")]
-    if waits:
-        return [*drawn, html.P("They are being read.", className="ps-card")]
-    at = {key: asked.parameters[key] for key in ("t0", "t1") if key in asked.parameters} | {"link": "compare"}
-    for (side, item), state in zip(sides.items(), states, strict=True):
-        held = None if state.folder is None else read_view(state.folder, "timeline")
-        head = html.H3([f"{side}: ", dcc.Link(shown(item.title), href=address(asked.base_path, "timeline", item.key))])
-        if held is None or not any(one["events"] for one in held.get("view", {}).get("traces", ())):
-            nothing = "There are no events with a time in it."
-            drawn += [head, html.P(nothing if state.stage == "ready" else shown(state.told), className="ps-card")]
-            continue
-        url = f"{asked.base_path}api/timeline/{item.key}/"
-        drawn += [head, Timeline(id=f"timeline-{side}", url=url, at=at)]
     return drawn

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfscope.profiler import store
+from perfscope.profiler.ab_state import PROFILED_FOLDER
 from perfscope.profiler.errors import DataError
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -86,7 +87,22 @@ class Shelf:
         """The item of a key, also one that was here and is gone; ``None`` for any other key."""
         if not KEY.fullmatch(key):
             return None
-        return next((item for item in self.items() if item.key == key), self._seen.get(key))
+        held = next((item for item in self.items() if item.key == key), self._seen.get(key))
+        return held or next((item for item in self._aside() if item.key == key), None)
+
+    def profiled(self, folder: Path) -> tuple[Item, ...]:
+        """Runs that an A/B kept below ``folder``, which lies in a place of ours; they are in no list of runs."""
+        home = folder / PROFILED_FOLDER
+        if not home.is_dir() or not any(home.resolve().is_relative_to(place.resolve()) for place in self._places):
+            return ()
+        found = tuple(_item(one.resolve(), "run") for one in store.directories(home))
+        self._seen |= {item.key: item for item in found}
+        return found
+
+    def _aside(self) -> Iterator[Item]:
+        for place in self._places:
+            for folder in (place, *place.glob("ab-*")) if place.is_dir() else ():
+                yield from self.profiled(folder)
 
     def _found(self) -> Iterator[Item]:
         for place in self._places:

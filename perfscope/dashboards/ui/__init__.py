@@ -14,6 +14,7 @@ SCRIPTS = (
     "timeline_draw.js",
     "timeline_picture.js",
     "timeline_findings.js",
+    "timeline_linked.js",
     "timeline_walk.js",
     "timeline_input.js",
     "timeline_panel.js",
@@ -36,16 +37,17 @@ sys.modules["perfscope"]._js_dist = [  # type: ignore[attr-defined]
 class Fragment(Component):
     """HTML that one of our reports made: its texts are escaped there. Never a stranger's.
 
-    ``html``: what to show.
+    ``html``: what to show. ``links``: of rows of a waterfall, by their text: ``{"href", "find": {side: pattern}}``, to
+    the timelines of a comparison on the page where there are any, else to the address.
     """
 
     _children_props: list[str] = []  # noqa: RUF012 (Dash reads it from the class)
     _base_nodes = ["children"]  # noqa: RUF012
     _namespace = "perfscope_ui"
     _type = "Fragment"
-    _prop_names = ["id", "html"]  # noqa: RUF012
+    _prop_names = ["id", "html", "links"]  # noqa: RUF012
     _valid_wildcard_attributes: list[str] = []  # noqa: RUF012
-    available_properties = ["id", "html"]  # noqa: RUF012
+    available_properties = ["id", "html", "links"]  # noqa: RUF012
     available_wildcard_properties: list[str] = []  # noqa: RUF012
 
     def __init__(self, html: str = "", **others: Any) -> None:

@@ -2,10 +2,31 @@
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
+  // Rows of a waterfall lead to what they are about: to timelines that stand on the page, else to another one.
+  function linked(root, links) {
+    for (const word of root.querySelectorAll(".fall > div:first-child")) {
+      const held = links[word.textContent];
+      if (!held || word.querySelector("a")) continue;
+      const link = document.createElement("a");
+      link.href = held.href;
+      link.textContent = word.textContent;
+      link.addEventListener("click", (event) => {
+        const sides = Object.entries(held.find).map(([side, pattern]) => [document.getElementById(`timeline-${side}`), pattern]).filter(([there]) => there && there.perfscope);
+        if (!sides.length) return;
+        event.preventDefault();
+        for (const there of document.querySelectorAll(".ps-timeline")) there.perfscope.release();
+        for (const [there, pattern] of sides) there.perfscope.look_for(pattern, there === sides[sides.length - 1][0]);
+        sides[0][0].scrollIntoView({ block: "center" });
+      });
+      word.replaceChildren(link);
+    }
+  }
+
   ui.Fragment = function (props) {
     const place = React.useRef(null);
     // What scrolls must be reachable by keys, and nothing else.
     React.useEffect(function () {
+      if (props.links) linked(place.current, props.links);
       const parts = [place.current, ...place.current.querySelectorAll(".scroll")];
       const watch = new ResizeObserver(function () {
         for (const part of parts) {
@@ -15,7 +36,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       });
       for (const part of parts) watch.observe(part);
       return function () { watch.disconnect(); };
-    }, [props.html]);
+    }, [props.html, props.links]);
     return React.createElement("div", {
       id: props.id,
       ref: place,

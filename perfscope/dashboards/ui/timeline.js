@@ -53,15 +53,10 @@ window.perfscope_ui = window.perfscope_ui || {};
       draw.use(this.about.colors);
       this.traces = this.about.traces.filter((one) => one.events);
       if (this.dead || !this.traces.length) return;
-      this.whole = { t0: Infinity, t1: -Infinity };
-      for (const trace of this.traces) {
-        this.whole.t0 = Math.min(this.whole.t0, this.wire.relative(trace, trace.low));
-        this.whole.t1 = Math.max(this.whole.t1, this.wire.relative(trace, trace.high));
-      }
-      const pad = Math.max((this.whole.t1 - this.whole.t0) * 0.01, 1);
-      this.whole.t0 -= pad;
-      this.whole.t1 += pad;
       const at = this.props.at || {};
+      if (this.linked()) this.align(at[`${this.side()}_step`]);
+      this.step_picker();
+      this.whole = this.extent();
       this.view = { t0: Number(at.t0), t1: Number(at.t1) };
       if (!(at.t0 && at.t1 && this.view.t1 > this.view.t0)) this.view = { ...this.whole };
       this.spread();
@@ -240,7 +235,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  Object.assign(View.prototype, ui.timeline_picture, ui.timeline_findings, ui.timeline_walk, ui.timeline_input, ui.timeline_panel);
+  Object.assign(View.prototype, ui.timeline_picture, ui.timeline_findings, ui.timeline_walk, ui.timeline_linked, ui.timeline_input, ui.timeline_panel);
 
   ui.Timeline = ui.wire.mounted(View, "url", "ps-timeline");
 })(window.perfscope_ui);

@@ -16,46 +16,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
 
-  // Timelines that show the same piece of time: name of their link -> those that are on the page.
-  const LINKED = new Map();
-
   // Parts of the class in timeline.js.
   ui.timeline_input = {
-    linked() { return (this.props.at || {}).link || null; },
-
-    // With others of its link it shows the time that all of them need, each from its own start.
-    join() {
-      const link = this.linked();
-      if (!link) return;
-      if (!LINKED.has(link)) LINKED.set(link, new Set());
-      this.peers = LINKED.get(link);
-      this.peers.add(this);
-      this.listeners.push(() => this.peers.delete(this));
-      const all = [...this.peers];
-      const whole = { t0: Math.min(...all.map((one) => one.whole.t0)), t1: Math.max(...all.map((one) => one.whole.t1)) };
-      const fitted = this.view.t0 === this.whole.t0 && this.view.t1 === this.whole.t1;
-      for (const one of all) one.whole = whole;
-      if (fitted) this.view = { ...whole };
-    },
-
-    share() {
-      if (!this.peers || this.following) return;
-      for (const one of this.peers) {
-        if (one === this) continue;
-        one.following = true;
-        one.view = { ...this.view };
-        one.changed();
-        one.following = false;
-      }
-    },
-
-    // Of linked ones the keys are for that which has the focus, else the pointer, else the first.
-    hears() {
-      if (!this.peers) return true;
-      const all = [...this.peers];
-      return (all.find((one) => document.activeElement === one.canvas) || all.find((one) => one.pointer) || all[0]) === this;
-    },
-
     wheel(event) {
       event.preventDefault();
       const x = event.offsetX;

@@ -181,7 +181,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
-      const own = this.linked() ? [] : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value],
+      const own = this.linked() ? (this.steps().length > 1 ? [[`${this.side()}_step`, this.step_at]] : []) : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value],
         ["mark", this.mark_word()], ["finding", this.chosen && this.chosen.one.finding.finding]];
       for (const [key, value] of own) {
         if (value === null || value === undefined || value === "") url.searchParams.delete(key);

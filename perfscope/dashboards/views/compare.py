@@ -14,6 +14,7 @@ from perfscope.dashboards.reports.compare_html_parts import findings_cards, metr
 from perfscope.dashboards.reports.compare_program_html import program_cards
 from perfscope.dashboards.reports.compare_rows import KIND_WORDS, headline, kernel_word, short_titles
 from perfscope.dashboards.reports.compare_types import Cause, Kernel, Part, PartSide, Step
+from perfscope.dashboards.reports.sets_document import KIND as SETS
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head, table
 
@@ -59,6 +60,9 @@ def view_of(document: Document) -> dict[str, Any]:
     step = document.step
     return {
         "headline": headline(document),
+        "paths": {side: list(getattr(document, side).paths) for side in ("base", "head")},
+        "sets": document.method.kind == SETS,
+        "places": _places(step),
         "titles": list(short_titles(document)),
         "per": per,
         "before": "".join((*top_cards(document), *program_cards(document))),
@@ -74,6 +78,21 @@ def view_of(document: Document) -> dict[str, Any]:
         },
         "other_parts": 0 if step is None else step.other_parts.count,
     }
+
+
+def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
+    """What each row of the waterfall by place is named on either side; rows without a name in the timeline are out."""
+    held: dict[str, list[Part]] = {}
+    for part in () if step is None else step.parts:
+        held.setdefault(shown(part.place or part.name), []).append(part)
+    found = {}
+    for place, parts in sorted(held.items(), key=lambda pair: -abs(sum(part.delta_ns for part in pair[1])))[
+        :MOST_CAUSES
+    ]:
+        sides = {"base": _names(part.base for part in parts), "head": _names(part.head for part in parts)}
+        if any(sides.values()):
+            found[place] = sides
+    return found
 
 
 def _cause(one: Cause, step: Step | None, per: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from perfscope.dashboards.timeline.counters import save as save_series
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.timeline.lanes import TABLES, events_of
 from perfscope.dashboards.timeline.marks import marks
-from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, COLORS
+from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, COLORS, MAIN
 from perfscope.dashboards.views import Gathered, Job, Place
 
 MOST_NAMES = 20_000
@@ -26,6 +26,8 @@ MOST_NAMES = 20_000
 MOST_SITES = 20_000
 """Ops whose line is looked up: each takes tens of microseconds."""
 NAME_CHARS = 240
+MOST_STEPS = 5_000
+"""Of a trace, the first ones: another timeline can be laid beside them."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         "events": len(index),
         "lanes": _lanes(index),
         "counters": counters,
+        "steps": _steps(trace),
         "kinds": [[at, int(kinds[at])] for at in np.flatnonzero(events).tolist()],
     }
 
@@ -69,7 +72,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 def view(job: Job) -> dict[str, Any]:
     """``traces``: a rank each with its lanes; ``categories`` and ``colors`` by number; ``findings``: as of `marks`.
 
-    ``kinds``: the categories that there are, those with most time first.
+    ``kinds``: the categories that there are, the main ones first, of those that with most time.
     ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
     """
     held = [one for one in job.gathered if one.held["events"]]
@@ -97,12 +100,22 @@ def view(job: Job) -> dict[str, Any]:
     }
 
 
+def _steps(trace: Trace) -> list[list[Any]]:
+    """(number, begin, ns) of the steps in the order of time: where two timelines are laid side by side."""
+    steps = trace.rows["steps"]
+    order = np.argsort(steps["start_ns"], kind="stable")[:MOST_STEPS].tolist()
+    return [
+        [int(steps["number"][at]), str(int(steps["start_ns"][at])), int(steps["end_ns"][at] - steps["start_ns"][at])]
+        for at in order
+    ]
+
+
 def _kinds(gathered: Sequence[Gathered]) -> list[int]:
     total: Counter[int] = Counter()
     for one in gathered:
         for category, ns in one.held["kinds"]:
             total[category] += ns
-    return [category for category, _ in total.most_common()]
+    return sorted(total, key=lambda category: (category not in MAIN, -total[category]))
 
 
 def _lanes(index: Index) -> list[dict[str, Any]]:

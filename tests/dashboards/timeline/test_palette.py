@@ -1,4 +1,4 @@
-"""Colours of kinds of work: told apart by people who see fewer colours, seen on either ground, the same in every run."""
+"""Colours of kinds of work: told apart by people who see fewer colours, and seen on either ground."""
 
 from __future__ import annotations
 
