@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.load import load_one as load
     from perfscope.analyzers.trace import Trace as Trace
     from perfscope.dashboards import figures as figures
+    from perfscope.dashboards.comparison import compare as compare
     from perfscope.dashboards.compiled import CompiledFor as CompiledFor
     from perfscope.dashboards.compiled import compile_for as compile_for
-    from perfscope.dashboards.comparison import compare as compare
     from perfscope.profiler.annotate import region as region
     from perfscope.profiler.annotate import step as step
 

@@ -1,8 +1,8 @@
 """The child process: runs the user's program for a machine that is not there, and compiles or plans what it sees.
 
-``python -m perfscope.profiler.aot.child REQUEST.json [FD]``. What becomes of it is said line by line, as JSON, on the file
-descriptor ``FD`` (standard output without one): see `Said`. Only this process gets plugins on its path, and it may end
-in any way (XLA aborts on what it does not know); what it finished is on disk by then.
+``python -m perfscope.profiler.aot.child REQUEST.json [FD]``. What becomes of it is said line by line, as JSON, on the
+file descriptor ``FD`` (standard output without one): see `Said`. Only this process gets plugins on its path, and it may
+end in any way (XLA aborts on what it does not know); what it finished is on disk by then.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ LAST_LINES = 8
 class Said:
     """Lines to the parent: ``{"event": ..., ...}``.
 
-    ``loaded`` (versions), ``seen`` (programs, notes, why it stopped), ``compiling``, ``compiled``, ``refused`` (number of
-    the program), ``planned``, ``note``, ``failed`` (reason), ``done``.
+    ``loaded`` (versions), ``seen`` (programs, notes, why it stopped), ``compiling``, ``compiled``, ``refused``,
+    ``unwanted`` (number of the program), ``planned``, ``not_planned``, ``stopped``, ``failure``, ``note``,
+    ``progress``, ``failed`` (reason), ``done``.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the parent dies. Asked for here: nothing may run between its fork and exec, it may have threads."""
+    """Be killed when the parent dies. Asked for here: the parent may have threads, nothing may run behind its fork."""
     import ctypes
     import signal
 

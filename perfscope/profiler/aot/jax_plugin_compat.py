@@ -42,9 +42,7 @@ def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Seq
         found = describe(client, "perfscope", target_config=config, topology=topology)
         make = getattr(found, "_make_compile_only_devices", None)
         if make is None:
-            raise DataError(
-                f"this jaxlib's topology has no _make_compile_only_devices, which {purpose} needs; see `perfscope doctor`"
-            )
+            raise DataError(f"this jaxlib's topology has no _make_compile_only_devices, which {purpose} needs")
         devices: Sequence[Any] = make()
     except DataError:
         raise
@@ -84,7 +82,7 @@ def without_our_paths(pattern: str) -> None:
         jax.config.update("jax_hlo_source_file_canonicalization_regex", pattern)
     except (AttributeError, ValueError) as error:
         raise DataError(
-            "this jax has no jax_hlo_source_file_canonicalization_regex, which keeps this machine's paths out of programs"
+            "this jax has no jax_hlo_source_file_canonicalization_regex, which keeps this machine's paths out of it"
         ) from error
 
 

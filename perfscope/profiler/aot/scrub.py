@@ -19,7 +19,7 @@ _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|privat
 def source_pattern(folder: Path, path: Iterable[str]) -> str:
     """A regular expression over names of source files: what it matches is cut from them.
 
-    ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and of any other file the
+    ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and of any other the
     last two parts are left.
     """
     roots = {str(folder), *(str(Path(one).resolve()) for one in path if one)}

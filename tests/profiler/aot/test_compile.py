@@ -1,0 +1,161 @@
+"""The parent of the child that compiles: whatever becomes of the child, the folder opens and says what is not there."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfscope.profiler.aot import compiled_file, watch
+from perfscope.profiler.aot.compile import NothingCompiledError, compile_program
+from perfscope.profiler.aot.compiled_file import Compiled
+from perfscope.profiler.aot.request import Limits, Request, TargetRequest
+
+TARGET = TargetRequest(
+    asked="h100", device="H100 SXM", platform="gpu", vendor="NVIDIA", count=1, topology="1x1x1",
+    memory_bytes=80 << 30, description={}, config="",
+)  # fmt: skip
+HEAD = """
+import json, os, sys, time, signal
+asked = json.load(open(sys.argv[1]))
+def say(event, **what):
+    os.write(int(sys.argv[2]), (json.dumps({"event": event, **what}) + "\\n").encode())
+def compiled(number):
+    name = f"{number:02d}.jit_f.hlo.pb"
+    os.makedirs(asked["folder"] + "/programs", exist_ok=True)
+    open(asked["folder"] + "/programs/" + name, "wb").write(b"x")
+    say("compiling", number=number, name="f")
+    say("compiled", number=number, file="programs/" + name, name="jit_f", fingerprint="1")
+say("loaded", versions={"jax": "1"}, notes=["a note"])
+"""
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+    """Puts a program of the test's in the place of the child."""
+
+    def be(body: str) -> None:
+        file = tmp_path / "child.py"
+        file.write_text(HEAD + textwrap.dedent(body))
+        monkeypatch.setattr(watch, "child", SimpleNamespace(__file__=str(file)))
+
+    return be
+
+
+def _run(tmp_path: Path, seconds: float = 60, memory: int = 8 << 30) -> Compiled:
+    request = Request(
+        framework="jax", arguments=("train.py", "--token", "abc"), module=False, target=TARGET,
+        limits=Limits(seconds=seconds, memory_bytes=memory),
+    )  # fmt: skip
+    return compiled_file.load(compile_program(request, root=tmp_path / "runs"))
+
+
+def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
+    child("""
+        place = {"file": "train.py", "line": 3}
+        say("seen", programs=[{"name": "f", "place": place, "calls": 4}], notes=["made up"], stopped="it repeats itself")
+        compiled(0)
+        say("done")
+    """)
+    manifest = _run(tmp_path)
+    assert manifest.complete
+    assert manifest.command == ("train.py", "--token", "***")
+    (program,) = manifest.programs
+    assert (program.calls, program.place) == (4, compiled_file.Place(file="train.py", line=3))
+    assert manifest.stopped == "it repeats itself"
+    assert manifest.notes == ("a note", "made up")
+    assert manifest.versions == {"jax": "1"}
+
+
+def test_a_program_that_takes_the_compiler_down_costs_only_itself(child, tmp_path: Path) -> None:
+    child("""
+        say("seen", programs=[{"name": n, "place": None, "calls": 1} for n in "abc"], notes=[], stopped=None)
+        for number in range(3):
+            if number in asked["skipped"]:
+                continue
+            if number == 1:
+                say("compiling", number=1, name="b")
+                print("F0000 00:00:00.0 1 flags.cc:2] Unknown flag in XLA_FLAGS: --xla_no=1", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGABRT)
+            compiled(number)
+        say("done")
+    """)
+    manifest = _run(tmp_path)
+    assert [one.file for one in manifest.programs] == ["programs/00.jit_f.hlo.pb", "programs/02.jit_f.hlo.pb"]
+    (lost,) = manifest.not_compiled
+    assert lost.name == "b"
+    assert lost.reason == "the compiler ended by SIGABRT: Unknown flag in XLA_FLAGS: --xla_no=1"
+    assert manifest.complete
+
+
+def test_programs_that_all_take_it_down_end(child, tmp_path: Path) -> None:
+    child("""
+        say("seen", programs=[{"name": str(n), "place": None, "calls": 1} for n in range(20)], notes=[], stopped=None)
+        number = len(asked["skipped"])
+        say("compiling", number=number, name=str(number))
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """)
+    with pytest.raises(NothingCompiledError, match=r"train\.py: 4 programs took the compiler down"):
+        _run(tmp_path)
+    (folder,) = [one for one in (tmp_path / "runs").iterdir() if not one.is_symlink()]
+    held = compiled_file.load(folder)
+    assert not held.complete
+    assert len(held.not_compiled) == 20
+
+
+def test_out_of_time_keeps_what_is_compiled(child, tmp_path: Path) -> None:
+    child("""
+        say("seen", programs=[{"name": n, "place": None, "calls": 1} for n in "ab"], notes=[], stopped=None)
+        compiled(0)
+        say("compiling", number=1, name="b")
+        time.sleep(600)
+    """)
+    manifest = _run(tmp_path, seconds=2)
+    assert not manifest.complete
+    assert len(manifest.programs) == 1
+    assert "out of time" in manifest.not_compiled[0].reason
+    assert "--limit" in manifest.notes[-1]
+
+
+def test_out_of_memory_ends_it_and_all_that_it_started(child, tmp_path: Path) -> None:
+    child("""
+        import subprocess
+        say("seen", programs=[{"name": n, "place": None, "calls": 1} for n in "ab"], notes=[], stopped=None)
+        compiled(0)
+        say("compiling", number=1, name="b")
+        subprocess.run([sys.executable, "-c", "import time; x = b'x' * (300 << 20); time.sleep(600)"])
+    """)
+    manifest = _run(tmp_path, memory=200 << 20)
+    assert "--host-memory" in manifest.not_compiled[0].reason
+    assert len(manifest.programs) == 1
+
+
+def test_a_program_that_fails_first_is_told_with_its_last_lines(child, tmp_path: Path) -> None:
+    child("""
+        failure = {"text": "ValueError: no data (train.py:7)", "lines": ["Traceback", "ValueError: no data"]}
+        say("seen", programs=[], notes=[], stopped="it raised", failure=failure)
+        say("done")
+    """)
+    with pytest.raises(NothingCompiledError, match=r"ValueError: no data \(train\.py:7\)") as caught:
+        _run(tmp_path)
+    assert caught.value.exit_code == 4
+    assert caught.value.lines == ("Traceback", "ValueError: no data")
+
+
+def test_a_child_that_dies_before_it_says_anything(child, tmp_path: Path) -> None:
+    child("print('Fatal: no such thing', flush=True); os._exit(9)")
+    with pytest.raises(NothingCompiledError, match="the child ended with code 9") as caught:
+        _run(tmp_path)
+    assert caught.value.lines == ("Fatal: no such thing",)
+
+
+def test_lines_that_are_no_events_are_not_heard(child, tmp_path: Path) -> None:
+    child("""
+        os.write(int(sys.argv[2]), b"\\xff\\n[1]\\n{}\\nnull\\n")
+        say("seen", programs=[{"name": "f", "place": None, "calls": 1}], notes=[], stopped=None)
+        compiled(0)
+        say("done")
+    """)
+    assert _run(tmp_path).complete
