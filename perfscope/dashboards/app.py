@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,10 @@ def create_app(
 
 def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> Any:
     """What stays while pages change: header, menu, the place for a page."""
-    items = shelf.items()
+    listed = _listed(shelf)
     picker = dmc.Select(
         id="which",
-        data=[{"value": item.key, "label": shown(item.title)} for item in items],
+        data=listed,
         placeholder="run or trace",
         searchable=True,
         allowDeselect=False,
@@ -131,6 +132,7 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> 
             dcc.Location(id="at", refresh="callback-nav"),
             dcc.Interval(id="tick", interval=TICK_MS),
             dcc.Store(id="drawn"),
+            dcc.Store(id="listed", data=_mark_of_list(listed)),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(header),
@@ -151,6 +153,16 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> 
     )
 
 
+def _listed(shelf: Shelf) -> list[dict[str, str]]:
+    """What the picker offers: everything that is open now."""
+    return [{"value": item.key, "label": shown(item.title)} for item in shelf.items()]
+
+
+def _mark_of_list(listed: list[dict[str, str]]) -> str:
+    """Changes with what is open; a browser sends it back every second, and not the list."""
+    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+
+
 def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
     @app.callback(
         Output("page", "children"),
@@ -159,22 +171,28 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Output("which", "value"),
         Output("exports", "item"),
         Output("drawn", "data"),
+        Output("which", "data"),
+        Output("listed", "data"),
         Input("at", "pathname"),
         Input("at", "search"),
         Input("tick", "n_intervals"),
         State("drawn", "data"),
+        State("listed", "data"),
     )
-    def draw(pathname: str | None, search: str | None, _: int, drawn: str | None) -> Any:
+    def draw(pathname: str | None, search: str | None, _: int, drawn: str | None, listed: str | None) -> Any:
         asked = asked_for(pathname, search, shelf, workshop, base_path)
         state = None if asked.item is None else workshop.state(asked.item)
         children, mark = _page(asked, state)
         mark = f"{pathname}{search}|{mark}"
+        items = _listed(shelf)
+        now = _mark_of_list(items)
+        choice = (no_update, no_update) if now == listed else (items, now)
         if mark == drawn:
-            return (no_update,) * 6
+            return (*(no_update,) * 6, *choice)
         live = [] if state is None else _live(state, asked)
         key = None if asked.item is None else asked.item.key
         item = None if asked.item is None else {"key": asked.item.key, "title": shown(asked.item.title)}
-        return children(), _menu(asked), live, key, item, mark
+        return children(), _menu(asked), live, key, item, mark, *choice
 
     @app.callback(
         Output("at", "href"),

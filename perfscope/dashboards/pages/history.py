@@ -90,7 +90,7 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     )
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [
-        html.P(about, className="ps-soft ps-note"),
+        html.P([about, " ", view.get("ordered", "")], className="ps-soft ps-note"),
         html.Div(tabs, className="ps-tabs"),
         *(card for one in view["programs"] for card in _program(one, metric)),
         *(html.P(line, className="ps-soft ps-note") for line in (*left, *view["notes"])),

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfscope.analyzers.compare.series import history
@@ -16,6 +17,7 @@ from perfscope.dashboards.views.history import view_of
 from perfscope.profiler.commits import ancestry, count_between, here
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.run_store import schema
+from perfscope.profiler.run_store.record import StoredRun
 from perfscope.profiler.run_store.runs import RunStore
 
 MOST_RUNS = 400
@@ -36,9 +38,32 @@ class Remembering(Child):
             raise DataError(f"{self.path}: of an older perfscope: perfscope history brings it up to date")
         runs = store.runs(last=MOST_RUNS) if version.schema else ()
         self.tell("working", "writing")
-        found = history(runs, order=ancestry(here()))
-        self.write("history", {"view": view_of(found, count_between=count_between)})
+        if here() is None:  # the server was not started in a repository: maybe the store lies in one
+            os.chdir(Path(self.path).parent)
+        tip, order = _order(runs)
+        view = view_of(history(runs, order=order), count_between=count_between)
+        self.write("history", {"view": view | {"ordered": _said(tip, here(), order, runs)}})
         self.tell("ready", "")
+
+
+def _order(runs: Sequence[StoredRun]) -> tuple[str | None, dict[str, int]]:
+    """The commit whose history orders the runs, and that order: HEAD's, unless that of the newest run knows more."""
+    late_first = sorted(runs, key=lambda run: run.created_utc, reverse=True)
+    newest = next((run.commit for run in late_first if run.commit), None)
+    made = {run.commit for run in runs if run.commit}
+    tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((here(), newest)) if tip is not None]
+    return max(tips, key=lambda pair: len(made & pair[1].keys()), default=(None, {}))
+
+
+def _said(tip: str | None, head: str | None, order: Mapping[str, int], runs: Sequence[StoredRun]) -> str:
+    """By what the runs are ordered, in words."""
+    made = {run.commit for run in runs if run.commit}
+    if tip is None or not made & order.keys():
+        return "Runs in the order of time: git knows none of their commits here."
+    whose = "what is checked out" if tip == head else "the newest run"
+    others = len(made - order.keys())
+    left = f"; {others:,} commits are not among them: their series are in the order of time" if others else ""
+    return f"Commits in the order of git, up to {whose} ({tip[:10]}){left}."
 
 
 def main(arguments: Sequence[str]) -> int:

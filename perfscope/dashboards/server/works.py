@@ -7,12 +7,15 @@ asked for.
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from perfscope.dashboards.server.shelf import Item, Shelf, is_comparison, key_of
 from perfscope.profiler import store
+from perfscope.profiler.commits import here
 from perfscope.profiler.run_store.address import STORE_FILE
 
 _CHILDREN = "perfscope.dashboards.server"
@@ -22,6 +25,8 @@ RESULT_FILE = "result.json"
 """Of ``perfscope compare --ab``, in its folder."""
 _STORE = "store"
 
+HEAD_S = 2.0
+"""For so long the answer of git stands."""
 MOST_STORED = 200
 """Stored comparisons that are offered, the newest ones."""
 
@@ -117,8 +122,13 @@ class Kept:
         return f"{APART}{_STORE}{APART}{key_of(self.path.parent)}"
 
     def fingerprint(self) -> str | None:
-        """Of the file."""
-        return _of_file(self.path)
+        """Of the file with what was written last, and of the commit that is checked out, which orders its runs."""
+        told = _of_file(self.path)
+        if told is None:
+            return None
+        late = _of_file(self.path.with_name(f"{self.path.name}-wal"))
+        held = told, late, _head(int(time.monotonic() / HEAD_S))
+        return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
 
     def running(self) -> bool:
         """What is in it stays."""
@@ -166,6 +176,12 @@ def stores(shelf: Shelf) -> tuple[Kept, ...]:
 def _beside(place: Path) -> tuple[Path, ...]:
     """Folders of runs: the place, or what a single run lies in."""
     return (place, place.parent) if place.is_dir() and store.is_run(place) else (place,)
+
+
+@lru_cache(maxsize=2)
+def _head(now: int) -> str | None:
+    """The commit that is checked out where the server runs; git is asked anew every `HEAD_S` seconds."""
+    return here()
 
 
 def _of_file(path: Path) -> str | None:

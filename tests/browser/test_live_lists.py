@@ -1,0 +1,63 @@
+"""Pages follow what changes beside them: runs that come and go in the picker, a run store, what is checked out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler.run_store.runs import RunStore
+from tests.browser.conftest import Server, Tab, serving
+from tests.commands.kept_runs import put_run, repository
+from tests.profiler.run_store.records import stored
+from tests.profiler.test_commits import git
+
+pytestmark = pytest.mark.slow
+
+CHOICE = "[...document.querySelectorAll('[role=option]')].map((one) => one.innerText)"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    runs = tmp_path / "perfscope-runs"
+    runs.mkdir()
+    commits = repository(tmp_path, monkeypatch, 2)
+    held = RunStore(runs / "store.sqlite")
+    for number, commit in enumerate(commits):
+        held.put(stored(number, step_ns=1e7, commit=commit))
+    put_run(runs, 0)
+    return tmp_path
+
+
+@pytest.fixture
+def server(home: Path) -> Iterator[Server]:
+    cache = home.parent / f"{home.name}-cache"
+    cache.mkdir()
+    with serving(cache, "perfscope-runs", cwd=home) as held:
+        yield held
+
+
+def test_the_picker_has_what_there_is_now(tab: Tab, server: Server, home: Path) -> None:
+    tab.open(f"{server.base}runs?token={server.token}", ".ag-row a")
+    made = put_run(home / "perfscope-runs", 1)
+    tab.page.click("#which")
+    tab.until(f"{CHOICE}.includes('{made.name}')")
+    shutil.rmtree(made)
+    tab.until(f"{CHOICE}.length === 1 && !{CHOICE}.includes('{made.name}')")
+    assert tab.wrong == []
+
+
+def test_a_history_follows_its_store_and_what_is_checked_out(tab: Tab, server: Server, home: Path) -> None:
+    tab.open(f"{server.base}history?token={server.token}", ".ps-note")
+    words = "document.querySelector('#page').innerText"
+    tab.until(f"{words}.includes('2 runs that finished')")
+    RunStore(home / "perfscope-runs" / "store.sqlite").put(
+        stored(7, step_ns=1e7, commit=git(home, "rev-parse", "HEAD"))
+    )
+    tab.until(f"{words}.includes('3 runs that finished')")
+    git(home, "commit", "-q", "--allow-empty", "-m", "more")
+    head = git(home, "rev-parse", "HEAD")
+    tab.until(f"{words}.includes('up to what is checked out ({head[:10]})')")
+    assert tab.wrong == []
