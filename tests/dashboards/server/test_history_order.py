@@ -1,4 +1,4 @@
-"""A history is in the order of what is checked out, or of the newest run's commits; the page is made anew with either."""
+"""A history is in the order of what is checked out, or of the newest run's commits; either change makes it anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose timelines stand below a kept comparison: what an A/B profiled, what a comparison of runs or sets was made of."""
+"""Whose timelines stand below a kept comparison: of an A/B those that it profiled, of runs and sets their own."""
 
 from __future__ import annotations
 
