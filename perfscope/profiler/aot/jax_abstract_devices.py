@@ -61,7 +61,18 @@ def answers(devices: Sequence[Any]) -> Iterator[None]:
         get_backend.cache_clear = real.cache_clear  # type: ignore[attr-defined]
         return get_backend
 
-    with compat.replaced(bridge, "get_backend", made):
+    def canonical(real: Any) -> Any:
+        def canonicalize_platform(platform: str) -> str:
+            if compat.is_real() or platform != backend.platform:
+                return str(real(platform))
+            return str(getattr(devices[0].client, "_raw_platform", platform))  # "cuda" for "gpu"
+
+        return canonicalize_platform
+
+    with (
+        compat.replaced(bridge, "get_backend", made),
+        compat.replaced(bridge, "canonicalize_platform", canonical),
+    ):
         bridge.local_devices.cache_clear()
         try:
             yield

@@ -79,16 +79,13 @@ class Kept:
             id(params["jaxpr"]), tuple(types), params["in_shardings"], params["out_shardings"], params["donated_invars"],
         )  # fmt: skip
         key = self._keys.get(quick)
-        traced = key is None
         if key is None:
             key = self._keys[quick] = key_of(params, types)
         program = self.programs.get(key)
         new = program is None
         if program is None:
             program = self.programs[key] = SeenProgram(params, types, self._devices, place)
-        if traced:
-            program.traces += 1
-            program.hold(params)
+        program.traced(params["jaxpr"])
         return key, new
 
     def _operation(self, name: str, key: Any, place: Line | None) -> None:
@@ -124,6 +121,12 @@ class Kept:
             "donated arguments whose place they take, else on every device"
             for one in self.programs.values()
             if one.guessed
+        ]
+        told += [
+            f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what only "
+            "that needs: a compiler without its device has no way back to the host"
+            for one in self.programs.values()
+            if one.prints
         ]
         return told
 

@@ -9,7 +9,9 @@ from typing import Any
 from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_abstract_places import results_at
+from perfscope.profiler.aot.jax_seen_callbacks import compiles_only, left_out, prints
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
+from perfscope.profiler.errors import DataError
 
 
 class SeenProgram:
@@ -34,6 +36,8 @@ class SeenProgram:
         """How often jax had to trace it: more than once is work in every run for the same program."""
         self.guessed = results_at(params, types).guessed
         """How many results lie where the compiler puts them."""
+        self.prints = prints(params["jaxpr"]) and compiles_only(devices)
+        """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is left out of its lowering."""
         self._held: list[Any] = []
         self._setting = compat.setting()
 
@@ -76,10 +80,11 @@ class SeenProgram:
         context = self._params["ctx_mesh"]
         return None if context is None or context.empty else dict(context.shape)
 
-    def hold(self, params: dict[str, Any]) -> None:
-        """Keep a jaxpr alive whose identity stands for this program."""
-        if params["jaxpr"] is not self._params["jaxpr"] and all(one is not params["jaxpr"] for one in self._held):
-            self._held.append(params["jaxpr"])
+    def traced(self, closed: Any) -> None:
+        """Count a jaxpr, and keep it: its identity stands for this program."""
+        if all(one is not closed for one in self._held):
+            self._held.append(closed)
+            self.traces += 1
 
     def lower(self) -> Any:
         """``jax.stages.Lowered`` for the target's devices, as a call of the function makes it.
@@ -90,13 +95,17 @@ class SeenProgram:
         from jax import tree_util
 
         stages = "jax._src.stages"
-        with answers(self._devices), self._setting():
+        with answers(self._devices), self._setting(), left_out(self._devices):
             computation = compat.get("jax._src.pjit", "_resolve_and_lower")(
                 self._types,
                 **self._params,
                 lowering_platforms=None,
                 lowering_parameters=compat.get("jax._src.interpreters.mlir", "LoweringParameters")(),
                 pgle_profiler=None,
+            )
+        if compiles_only(self._devices) and computation.compile_args.get("host_callbacks"):
+            raise DataError(
+                "it calls back into Python (jax.pure_callback or io_callback), which cannot be compiled without the device"
             )
         closed = self._params["jaxpr"]
         arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
