@@ -9,7 +9,9 @@ from typing import Any
 from perfscope.analyzers.compare.comparison import compare
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_document import Document, of
+from tests.analyzers.compare.programs import apart, fused
 from tests.analyzers.compare.two_runs import gpu_run
+from tests.hlo_build import hlo_trace
 
 _WORDS = ("schema", "headline", "verdict", "unit", "better", "known", "per", "arm", "change", "severity", "basis")
 _KEPT = frozenset((*_WORDS, "gates"))
@@ -24,6 +26,21 @@ def single(**changed: Any) -> dict[str, Any]:
 def same() -> dict[str, Any]:
     """Single captures of one program."""
     return compare_json.document(compare([gpu_run()], [gpu_run()]))
+
+
+def programs() -> dict[str, Any]:
+    """Compiled programs whose head has lost a fusion in each of three layers, behind a line that was changed."""
+    base, head = fused(layers=3), apart(layers=3)
+    held = compare_json.document(compare([hlo_trace(base)], [hlo_trace(head)]), gates=["programs"])
+    (program,) = held["programs"]
+    program["rows"][0]["source"] = "model.py:9"
+    program["written"] = [{"place": "model.py:9", "change": "new", "what": "optimization_barrier", "count": 3}]
+    program["base_modelled"], program["head_modelled"] = (
+        {"low": 7_000, "high": 9_000},
+        {"low": 12_000, "high": 15_000},
+    )
+    program["notes"] = ["what a reader must know"]
+    return held
 
 
 def in_turns() -> dict[str, Any]:
@@ -70,6 +87,7 @@ def _in_turns() -> dict[str, Any]:
         "least": 0.02, "seed": 3471692537, "level": 0.972, "launches": launches, "remarks": ["the base held still"],
         "environment": {"gpu": "Test GPU", "torch": "2.13.0", "cuda": "12.8", "driver": "580.1"},
     }  # fmt: skip
+    held["programs"] = programs()["programs"]
     held["failed"] = ["step time: regression"]
     held["gates"] = ["regression"]
     return held
@@ -99,17 +117,18 @@ def hostile(name: str) -> Document:
         (one["head"] or one["base"])["advice"] = advice
     for kept in ("kernels", "step"):  # what these say of their kind decides what is drawn
         _restore(found[kept], held[kept])
+    _restore(found["programs"], held["programs"], ("amounts", "base_fingerprint", "head_fingerprint"))
     found["method"]["kind"] = "launches in turns"
     return of(found)
 
 
-def _restore(found: Any, held: Any) -> None:
+def _restore(found: Any, held: Any, keys: tuple[str, ...] = ("kind", "by_kind")) -> None:
     if isinstance(held, dict):
         for key, value in held.items():
-            if key in ("kind", "by_kind"):
+            if key in keys:
                 found[key] = value
             else:
-                _restore(found[key], value)
+                _restore(found[key], value, keys)
     elif isinstance(held, list):
         for one, other in zip(found, held, strict=True):
-            _restore(one, other)
+            _restore(one, other, keys)

@@ -18,7 +18,7 @@ MOST_CHARACTERS = 120_000
 CUTS = ((200, 4, 1_000), (60, 2, 400), (20, 1, 200), (5, 1, 80), (1, 0, 40))
 """(entries of a list, keys of a part, characters of a text), tried in turn until it fits."""
 
-_LISTS = ("causes", "findings", "kernels", "ranks", "not_looked", "notes", "metrics", "beside", "failed")
+_LISTS = ("programs", "causes", "findings", "kernels", "ranks", "not_looked", "notes", "metrics", "beside", "failed")
 
 
 def embedded(document: Document) -> str:
@@ -53,6 +53,7 @@ def _cut(whole: dict[str, Any], left: dict[str, int], entries: int, keys: int, c
         held[name] = held[name] | {"paths": held[name]["paths"][:entries]}
     held["causes"] = [one | {part: one[part][:entries] for part in ("parts", "metrics", "findings")}
                       for one in held["causes"]]  # fmt: skip
+    held["programs"] = [_fewer_rows(one, entries, left) for one in held["programs"]]
     held["metrics"] = [one | {"places": one["places"][:entries]} for one in held["metrics"]]
     for name in ("step", "worst_rank"):
         if held[name] is not None:
@@ -70,6 +71,24 @@ def _fewer_parts(step: dict[str, Any], entries: int, keys: int) -> tuple[dict[st
     sums = {f"{side}_ns": others[f"{side}_ns"] + sum(part[side]["ns"] for part in rest) for side in ("base", "head")}
     fewer = [part | {side: _fewer_keys(part[side], keys) for side in ("base", "head")} for part in kept]
     return step | {"parts": fewer, "other_parts": {"count": others["count"] + len(rest), **sums}}, len(rest)
+
+
+def _fewer_rows(program: dict[str, Any], entries: int, left: dict[str, int]) -> dict[str, Any]:
+    """The program with its first rows; the others are added to those that were left out before."""
+    kept, rest = program["rows"][:entries], program["rows"][entries:]
+    others = program["other_rows"]
+    sums: dict[str, dict[str, Any]] = {}
+    for amount in (*others["amounts"], *(one for row in rest for one in row["amounts"])):
+        known = sums.setdefault(amount["name"], amount | {"base": 0, "head": 0})
+        sums[amount["name"]] = known | {side: known[side] + amount[side] for side in ("base", "head")}
+    left["the rows of programs"] = left.get("the rows of programs", 0) + len(rest)
+    names = ("base_names", "head_names", "said")
+    return program | {
+        "rows": [row | {name: row[name][:entries] for name in names} for row in kept],
+        "other_rows": {"count": others["count"] + len(rest), "amounts": list(sums.values())},
+        "written": None if program["written"] is None else program["written"][:entries],
+        "notes": program["notes"][:entries],
+    }
 
 
 def _fewer_keys(side: dict[str, Any], keys: int) -> dict[str, Any]:

@@ -185,6 +185,7 @@ def _programs(document: Document, shrink: int) -> Iterator[str]:
     for one in document.programs[: _few(MOST_PROGRAMS, shrink)]:
         yield f"**By instruction**: {inline(program_title(one, several=several))}"
         said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
+        said += [("Note", shown(note, TEXT_LIMIT)) for note in one.notes[: _few(MOST_NOTES, shrink)]]
         yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
         lines, left = program_lines(one, _few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
         if lines:

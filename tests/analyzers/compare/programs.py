@@ -15,7 +15,7 @@ def meta(name: str, line: int, file: str = "model.py") -> str:
 
 
 def fused(*, layers: int = 1, shift: int = 0, suffix: str = "", file: str = "model.py") -> HloModule:
-    """``exp`` and ``tanh`` in one kernel of each layer. ``shift``: lines that stand above; ``suffix``: of every name."""
+    """``exp`` and ``tanh`` in one kernel a layer. ``shift``: lines that stand above; ``suffix``: of every name."""
     bodies, entry = [], []
     previous = f"p{suffix}"
     for layer in range(layers):
@@ -71,7 +71,7 @@ GATHER = """
 {body}ENTRY main {{
   p = f32[128,1024]{{1,0}} parameter(0)
   q = f32[1024,1024]{{1,0}} parameter(1)
-  g = (f32[128,1024]{{1,0}}, f32[1024,1024]{{1,0}}) all-gather-start(p), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, dimensions={{0}}, {at}, backend_config={{"collective_backend_config":{{"is_sync":{sync}}}}}
+  g = (f32[128,1024]{{1,0}}, f32[1024,1024]{{1,0}}) all-gather-start(p), {groups}, {at}, backend_config={config}
 {between}  d = f32[1024,1024]{{1,0}} all-gather-done(g), {at}
 {after}  ROOT r = (f32[1024,1024]{{1,0}}, f32[1024,1024]{{1,0}}) tuple(d, w)
 }}
@@ -84,8 +84,9 @@ def gathers(*, sync: bool = False, beside: bool = True) -> HloModule:
     line = f"  w = f32[1024,1024]{{1,0}} fusion(q), kind=kLoop, calls=work, {meta('tanh', 21)}, {GPU}\n"
     return hlo_module(
         GATHER.format(
-            body=body, at=meta("all_gather", 20), sync=str(sync).lower(), between=line * beside,
-            after=line * (not beside),
+            body=body, at=meta("all_gather", 20), between=line * beside, after=line * (not beside),
+            groups="replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}",
+            config=f'{{"collective_backend_config":{{"is_sync":{str(sync).lower()}}}}}',
         )
     )  # fmt: skip
 
@@ -106,14 +107,15 @@ cond {{
 }}
 ENTRY main {{
   p = (s32[], f32[1024,1024]{{1,0}}) parameter(0)
-  ROOT w = (s32[], f32[1024,1024]{{1,0}}) while(p), condition=cond, body=body, backend_config={{"known_trip_count":{{"n":"{turns}"}},"operation_queue_id":"0"}}
+  ROOT w = (s32[], f32[1024,1024]{{1,0}}) while(p), condition=cond, body=body, backend_config={config}
 }}
 """
 
 
 def loops(turns: int) -> HloModule:
     """One kernel in a loop."""
-    return hlo_module(LOOP.format(turns=turns, at=meta("while/body/tanh", 30)))
+    config = f'{{"known_trip_count":{{"n":"{turns}"}},"operation_queue_id":"0"}}'
+    return hlo_module(LOOP.format(config=config, at=meta("while/body/tanh", 30)))
 
 
 def product(dtype: str = "f32", *, again: bool = False) -> HloModule:

@@ -50,7 +50,7 @@ class TestAskedFor:
             program_gate(text)
 
     def test_an_unknown_one_names_those_that_there_are(self) -> None:
-        with pytest.raises(AskedWronglyError, match="--fail-on speed: not one of regression.*lost-fusions.*none"):
+        with pytest.raises(AskedWronglyError, match=r"--fail-on speed: not one of regression.*lost-fusions.*none"):
             check_gates(("speed",))
         with pytest.raises(AskedWronglyError, match="none: and peak"):
             check_gates(("none", "peak"))

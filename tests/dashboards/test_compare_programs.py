@@ -1,0 +1,114 @@
+"""Compiled programs in the document of a comparison and in every face of it."""
+
+from __future__ import annotations
+
+import copy
+import xml.etree.ElementTree as ET
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.compare.comparison import compare
+from perfscope.dashboards.reports import (
+    compare_github,
+    compare_html,
+    compare_json,
+    compare_junit,
+    compare_markdown,
+    compare_text,
+)
+from perfscope.dashboards.reports.compare_document import of
+from perfscope.dashboards.reports.compare_program_json import MOST_ROWS
+from perfscope.profiler.errors import DataError
+from tests.analyzers.compare.programs import fused
+from tests.dashboards import compared
+from tests.hlo_build import hlo_trace
+
+
+@lru_cache
+def _made() -> dict[str, Any]:
+    return compared.programs()
+
+
+@pytest.fixture
+def held() -> dict[str, Any]:
+    return copy.deepcopy(_made())
+
+
+def identical() -> dict[str, Any]:
+    return compare_json.document(compare([hlo_trace(fused())], [hlo_trace(fused(suffix="x", shift=4))]))
+
+
+class TestDocument:
+    def test_rows_that_do_not_sum_are_refused(self, held: dict[str, Any]) -> None:
+        held["programs"][0]["rows"][0]["amounts"][0]["head"] += 1
+        with pytest.raises(DataError, match="programs: bytes moved a run: its rows sum to 25165825, not to 25165824"):
+            of(held)
+
+    def test_a_row_of_another_metric_is_refused(self, held: dict[str, Any]) -> None:
+        held["programs"][0]["rows"][0]["amounts"][0]["name"] = "speed"
+        with pytest.raises(DataError, match="a row is of 'speed', which the program does not have"):
+            of(held)
+
+    def test_identical_with_a_change_is_refused(self, held: dict[str, Any]) -> None:
+        held["programs"][0]["identical"] = True
+        with pytest.raises(DataError, match="called identical and is not"):
+            of(held)
+
+    def test_of_very_many_rows_the_rest_is_one(self) -> None:
+        from dataclasses import replace
+
+        found = compare([hlo_trace(fused())], [hlo_trace(compared.apart())])
+        (program,) = found.programs
+        (row,) = program.rows
+        rows = tuple(replace(row, place=f"model.py:{at}") for at in range(MOST_ROWS + 7))
+        totals = {name: (base * len(rows), head * len(rows)) for name, (base, head) in row.amounts.items()}
+        many = replace(found, programs=(replace(program, rows=rows, totals=totals),))
+        document = of(compare_json.document(many))
+        assert len(document.programs[0].rows) == MOST_ROWS
+        assert document.programs[0].other_rows.count == 7
+
+
+class TestFaces:
+    @pytest.mark.parametrize("render", [compare_text.render, compare_markdown.render, compare_html.render])
+    def test_the_line_that_was_changed_stands_first(self, held: dict[str, Any], render: Any) -> None:
+        text = render(of(held))
+        for said in (
+            "model.py:9", "moved out of a fusion", "3 times", "shows at model.py:10", "+24.0 MiB moved", "+3 launches",
+            "7.00 us to 9.00 us", "nothing was measured", "what a reader must know",
+        ):  # fmt: skip
+            assert said in text.replace("\\_", "_"), said
+        assert text.index("model.py:9") < text.index("model.py:10")
+
+    def test_identical_is_said_in_one_line(self) -> None:
+        document = of(identical())
+        assert "identical: same fingerprint" in compare_text.render(document)
+        (_, line) = compare_markdown.render(document).strip().split("\n")
+        assert "no change" in line
+        assert "identical: same fingerprint" in line
+        assert "identical: same fingerprint" in compare_html.render(document)
+
+    def test_an_annotation_stands_at_the_line(self, held: dict[str, Any], tmp_path: Path) -> None:
+        (tmp_path / "model.py").write_text("")
+        lines = compare_github.annotated(of(held), tmp_path).splitlines()
+        (first,) = [line for line in lines if "bytes moved a run%3A regression" in line]
+        assert first.startswith("::error file=model.py,line=9,")
+        assert "moved out of a fusion: exp" in first
+
+    def test_a_case_for_each_gate(self, held: dict[str, Any]) -> None:
+        held["failed"] = ["lost-fusions: 3 launches were part of a fusion, +24.0 MiB a run: model.py:9"]
+        root = ET.fromstring(compare_junit.render(of(held)))
+        cases = {
+            case.get("name"): case for case in root.iter("testcase") if case.get("classname") == "perfscope.program"
+        }
+        assert set(cases) == {"lost-fusions", "hbm-bytes", "peak", "blocking-collectives"}
+        assert [name for name, case in cases.items() if case.find("failure") is not None] == ["lost-fusions"]
+
+    def test_a_gate_that_is_none_asks_for_nothing(self, held: dict[str, Any]) -> None:
+        held["gates"] = ["programs:nonsense", "peak:2", "programs:2"]
+        root = ET.fromstring(compare_junit.render(of(held)))
+        assert [case.get("name") for case in root.iter("testcase") if case.get("classname") == "perfscope.program"] == [
+            "peak"
+        ]
