@@ -81,7 +81,8 @@ def _not_covered(plan: TorchPlan) -> list[str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = sorted((folder / FOLDER).glob("*.json"))
+    every = sorted((folder / FOLDER).glob("*.json")) + sorted((folder / FOLDER).glob("*.json.gz"))
+    found = [path for path in every if ".opgraph." not in path.name]
     if len(found) > MOST_PLANS:
         raise DataError(f"{folder / FOLDER}: {len(found)} plans, more than {MOST_PLANS}: not a folder of ours")
     return found

@@ -8,6 +8,7 @@ that no data was there for, an answer is made up and counted: nothing that follo
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -46,6 +47,11 @@ _KEEPS = {
 class PlanFrames(Frames):
     """Names of files without a folder of this machine: below the import path, else their last two parts."""
 
+    def __init__(self, torch_file: str, working_folder: Path, script: Path | None = None) -> None:
+        super().__init__(torch_file, working_folder)
+        if script is not None:  # python will put its folder on the path, later
+            self._roots = (self._roots[0], f"{script.resolve().parent}{os.sep}", *self._roots[1:])
+
     def name(self, path: str) -> str:
         """The file as the user would call it."""
         shown = super().name(path)
@@ -61,9 +67,10 @@ class PlanFrames(Frames):
 class FakeWorld:
     """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Path | None = None) -> None:
+        """``script``: what is run, where it is a file."""
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.frames = PlanFrames(torch.__file__, Path.cwd())
+        self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
         self._dispatch = FakeTensorMode.dispatch
         self._swap = torch.utils.swap_tensors

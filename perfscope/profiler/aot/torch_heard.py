@@ -12,6 +12,9 @@ from perfscope.profiler.aot.torch_plan_file import MAX_ROWS, MAX_TEXT, PlanBreak
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.errors import DataError
 
+_OUTERMOST = "torch/_dynamo/external_utils.py"
+"""Around a module of torch's own that is called first of all."""
+
 _FILE = re.compile(r'(File "|user code at |falling back to eager[^\n]*? at |line \d+ of )(/[^":\n]+|[A-Za-z]:[^":\n]+)')
 _PATH = re.compile(r"(?<![\w/.])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
@@ -92,6 +95,9 @@ class Heard(logging.Handler):
         file = frame.get("filename")
         path = self._interned.get(file, "") if isinstance(file, int) else str(file)
         function = str(frame.get("name"))
+        if path.endswith(_OUTERMOST):
+            self.functions[compile_id] = ("a module of torch.nn", None)
+            return
         place = PlanPlace(file=self._frames.name(path), line=int(frame.get("line") or 0), function=function)
         self.functions[compile_id] = (function, place)
 

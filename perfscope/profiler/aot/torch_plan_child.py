@@ -63,7 +63,7 @@ class _Planning:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
         target = request.target
-        self.world, self.attention = FakeWorld(), AttentionRule()
+        self.world, self.attention = FakeWorld(None if request.module else Path(first)), AttentionRule()
         device = target.description.get("device")
         facts: dict[str, Any] = device if isinstance(device, dict) else {}
         self.answers = CudaAnswers(

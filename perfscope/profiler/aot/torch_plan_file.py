@@ -5,7 +5,9 @@ Written by the child that plans (``torch_plan_child``), read by ``analyzers/read
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,10 +232,14 @@ def write_plan(path: Path, plan: TorchPlan) -> TorchPlan:
 
 
 def read_plan(path: Path) -> TorchPlan:
-    """The plan in a file; ``DataError`` (one line) if it is missing, cut, too large or not a plan."""
+    """The plan in a file, also gzip; ``DataError`` (one line) if it is missing, cut, too large or not a plan."""
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            content = gzip.GzipFile(fileobj=raw).read(MAX_BYTES + 1) if packed else raw.read(MAX_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: the plan is cut or damaged inside its gzip stream") from error
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
     if len(content) > MAX_BYTES:

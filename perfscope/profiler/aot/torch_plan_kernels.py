@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,16 +52,22 @@ class KernelReader:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        self._called_at: PlanPlace | None = None
 
-    def graph(self, scheduled: Scheduled, function: str | None = None) -> PlannedGraph:
-        """A graph as it was scheduled; bytes by the sizes it was compiled with."""
+    def graph(self, scheduled: Scheduled) -> PlannedGraph:
+        """A graph as it was scheduled; bytes by the sizes it was compiled with.
+
+        Kernels of code that is torch's throughout (``nn.Sequential``) stand at the line that called it.
+        """
+        site = self._frames.site(sys._getframe())
+        self._called_at = None if site.file is None else PlanPlace(file=site.file, line=site.line or 0)
         chosen = [kernel for kernel in scheduled.scheduler.nodes if _launches(kernel)]
         kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
         refusals, left = _refusals(scheduled, chosen)
         return PlannedGraph(
             compile_id=scheduled.compile_id,
             direction="backward" if scheduled.backward else "inference" if scheduled.inference else "forward",
-            function=function,
+            function=None,
             place=None,
             nodes=sum(len(kernel.get_nodes()) for kernel in scheduled.scheduler.nodes),
             kernels=kernels,
@@ -123,6 +130,8 @@ class KernelReader:
         """The user's innermost line of each node, without repeats, in the order of file and line."""
         every = (self.place(one.meta.get("stack_trace")) for one in origins)
         found = {(place.file, place.line): place for place in every if place is not None}
+        if not found and self._called_at is not None:
+            return (self._called_at,)
         return tuple(found[line] for line in sorted(found))[:MAX_ROWS]
 
     def place(self, stack: str | None) -> PlanPlace | None:
@@ -209,22 +218,23 @@ def _without_names(reason: str) -> str:
 def _reread(parts: Sequence[Any]) -> int:
     """Bytes that the passes of a reduction over rows too long for the chip read again, at most.
 
-    Each reduction of the kernel is a pass over the row, and what follows it another; a buffer is read in every pass
-    that has a member which reads it.
+    Each reduction of the program's is a pass over the row, and what is computed element by element another; a buffer
+    is read in every pass that has a member which reads it.
     """
     from torch._inductor.virtualized import V
 
     outside = {name for part in parts for name in (dep.name for dep in part.read_writes.reads)}
     outside -= {name for part in parts for name in part.get_buffer_names()}
-    readers: Counter[str] = Counter()
+    passes: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for part in parts:
-        readers.update({dep.name for dep in part.read_writes.reads} & outside)
-    passes = sum(part.is_reduction() for part in parts) + 1
+        own = tuple(sorted(origin.name for origin in part.node.get_origins())) if part.is_reduction() else ()
+        for name in {dep.name for dep in part.read_writes.reads} & outside:
+            passes[name].add(own)
     total = 0
-    for name, count in readers.items():
+    for name, reading in passes.items():
         buffer = V.graph.try_get_buffer(name)
-        if count > 1 and buffer is not None:
-            total += _size(buffer) * (min(count, passes) - 1)
+        if buffer is not None:
+            total += _size(buffer) * (len(reading) - 1)
     return total
 
 

@@ -7,7 +7,6 @@ third on it is on, for the outermost modules too where the program compiles none
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +136,7 @@ class PlanSteps:
             torch.nn.Module.__call__ = original
             try:
                 if getattr(module, "_compiled_call_impl", None) is None:
-                    module.compile(backend=steps._backend)
+                    _compile(module, steps._backend)
                 return original(module, *arguments, **named)
             finally:
                 if steps._wraps:
@@ -174,6 +173,11 @@ class PlanSteps:
         return recorder.path.name
 
 
-def wanted(error: BaseException) -> bool:
-    """Whether the program ended because enough was seen."""
-    return isinstance(error, EnoughSeenError) or sys.exc_info()[0] is EnoughSeenError
+def _compile(module: Any, backend: Callable[..., Any]) -> None:
+    """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
+    if type(module).forward.__module__.startswith("torch."):
+        from torch._dynamo.external_utils import wrap_inline
+
+        module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
+    else:
+        module.compile(backend=backend)

@@ -1,0 +1,170 @@
+"""Real programs planned by the real inductor, in the child that the command starts. Nothing is compiled or run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.readers.torch_plan import read_folder
+from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph
+from perfscope.analyzers.trace import Trace
+from perfscope.commands.compile import request_of
+from perfscope.profiler.aot import plugins
+from perfscope.profiler.aot.compile import compile_program
+from tests.profiler.aot import torch_programs
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+TABLE = {
+    # graph: (launches, Triton kernels, MB) of the H100 plan and of the CPU-Triton plan; a plan lies between or at one
+    "mlp forward": ((5, 5), (3, 3), (1812.0, 1812.1)),
+    "mlp backward": ((9, 11), (5, 6), (3291.6, 3422.7)),
+    "attention forward": ((12, 12), (8, 8), (497.3, 497.3)),
+    "attention backward": ((15, 19), (7, 10), (857.0, 858.6)),
+}
+"""Counts measured with the whole pretence of an H100, and over CPU tensors: they differ from each other in the
+backward, by how reductions are split, and so may a plan. Bytes within 0.1% of either end."""
+
+
+def planned(folder: Path, text: str, name: str = "train") -> Trace:
+    """The plan of a program, for one H100."""
+    found = plugins.find("torch")
+    if isinstance(found, plugins.Absent):
+        pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
+    script = folder / f"{name}.py"
+    script.write_text(text)
+    target = parse_target("h100", None)
+    request = request_of((str(script),), module=False, framework="torch", target=target, seconds=500)
+    trace = read_folder(compile_program(request, root=folder / "runs"))
+    trace.target = target
+    return trace
+
+
+def only(trace: Trace) -> HeldPlan:
+    """Its one plan."""
+    (held,) = trace.torch_plans
+    return held
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return planned(tmp_path_factory.mktemp("table"), torch_programs.TABLE)
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return planned(tmp_path_factory.mktemp("eager"), torch_programs.EAGER)
+
+
+def test_counts_are_those_of_the_table(table: Trace) -> None:
+    graphs = only(table).plan.graphs
+    assert [graph.direction for graph in graphs] == ["forward", "backward", "forward", "backward"]
+    for name, graph in zip(TABLE, graphs, strict=True):
+        launches, triton, megabytes = TABLE[name]
+        assert launches[0] <= len(graph.kernels) <= launches[1], name
+        assert triton[0] <= len({kernel.name for kernel in graph.kernels} & _triton(graph)) <= triton[1], name
+        moved = sum(kernel.bytes for kernel in graph.kernels) / 1e6
+        assert megabytes[0] * 0.999 <= moved <= megabytes[1] * 1.001, name
+        assert graph.calls == 1
+
+
+def _triton(graph: PlannedGraph) -> set[str]:
+    return {kernel.name for kernel in graph.kernels if kernel.name.startswith("triton_")}
+
+
+def test_products_have_their_flops_and_kernels_their_lines(table: Trace) -> None:
+    forward, _, attention, _ = only(table).plan.graphs
+    products = [kernel for kernel in forward.kernels if kernel.kind == "product"]
+    assert [kernel.flops for kernel in products] == [2 * 8192 * 4096 * 16384] * 2
+    assert {kernel.dtype for kernel in products} == {"bfloat16"}
+    lines = torch_programs.TABLE.splitlines()
+    softmax = next(kernel for kernel in attention.kernels if "aten._softmax" in kernel.ops)
+    assert len(softmax.members) > 1
+    assert any(".softmax(-1)" in lines[place.line - 1] for place in softmax.places)
+    assert {place.file for kernel in attention.kernels for place in kernel.places} == {"train.py"}
+
+
+def test_a_second_build_has_the_same_fingerprint(table: Trace, tmp_path: Path) -> None:
+    again = only(planned(tmp_path, torch_programs.TABLE)).plan
+    first = only(table).plan
+    assert again.fingerprint == first.fingerprint
+    assert again.graphs == first.graphs
+    assert again.breaks == first.breaks == ()
+
+
+def test_attention_of_a_compiled_program_is_found_in_its_plan(table: Trace) -> None:
+    rule = load_rule("unfused_attention")
+    assert rule.plan is not None
+    (finding,) = rule.plan(table)
+    assert finding.basis == "modelled"
+    assert finding.where.line is not None
+    assert "q @ k" in torch_programs.TABLE.splitlines()[finding.where.line - 1]
+    assert finding.cost_bytes is not None
+    assert finding.cost_bytes > 2 * 2 * 16 * 1024 * 1024 * 2  # scores are written and read, in the backward too
+
+
+def test_an_eager_program_is_planned_as_if_compiled(eager: Trace) -> None:
+    plan = only(eager).plan
+    assert plan.complete
+    assert plan.failure is None
+    assert plan.compiled_by == "perfscope"
+    assert plan.optimizers == ("AdamW",)
+    assert plan.steps_from == "optimizer.step"
+    assert {graph.direction for graph in plan.graphs} == {"forward", "backward"}
+    assert sum(kernel.kind == "product" for graph in plan.graphs for kernel in graph.kernels) == 59  # 20 + 2 * 20 - 1
+    assert any("autocast" in note for note in plan.notes)
+
+
+def test_what_was_read_is_named_with_its_line(eager: Trace) -> None:
+    lines = torch_programs.EAGER.splitlines()
+    read = {one.what: lines[one.place.line - 1] for one in only(eager).plan.made_up if one.place is not None}
+    assert "y[y > 0]" in read["nonzero"]
+    assert "loss.item()" in read["item"] or "scaler.step" in read["item"]
+
+
+def test_eager_ops_are_kept_with_their_phases(eager: Trace) -> None:
+    held = only(eager)
+    assert held.eager is not None
+    assert held.outside is not None
+    assert {"forward", "backward", "optimizer"} <= {op.phase for op in held.eager.ops}
+    inside = {op.name for op in held.outside.ops if op.phase == "forward"}
+    assert "aten.addmm.default" not in inside  # the model's are in its graphs
+    assert {op.name for op in held.eager.ops} >= {"aten.addmm.default", "aten.addcdiv_.default"}
+
+
+def test_the_optimizer_s_loop_is_found(eager: Trace) -> None:
+    rule = load_rule("unfused_optimizer")
+    assert rule.plan is not None
+    (finding,) = rule.plan(eager)
+    assert finding.subject == "AdamW in a loop"
+    assert finding.cost_ns is not None
+    assert "fused=True" in finding.advice
+
+
+def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:
+    for trace in (eager, table):
+        for path in (Path(trace.source.path) / "plans").iterdir():
+            if path.suffix == ".json":
+                text = path.read_text()
+                assert str(Path(trace.source.path).parent) not in text
+                assert "site-packages" not in text
+                assert str(Path.home()) not in text
+
+
+def test_a_program_that_raises_keeps_what_was_planned(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.BROKEN)).plan
+    assert not plan.complete
+    assert plan.failure is not None
+    assert plan.failure.startswith("ValueError at train.py:9")
+    assert plan.graphs
+
+
+def test_a_model_that_no_machine_holds_is_planned(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.LARGE)).plan
+    assert plan.complete
+    products = [kernel for graph in plan.graphs for kernel in graph.kernels if kernel.kind == "product"]
+    assert len(products) == 26 + 2 * 26 - 1
+    assert sum(kernel.flops or 0 for kernel in products) == (26 * 3 - 1) * 2 * 1024 * 16384**2

@@ -1,0 +1,100 @@
+"""Programs that the tests of plans run, as text: each is a file of its own in the child."""
+
+TABLE = '''
+"""Two models that compile themselves: LayerNorm and MLP, and attention written out."""
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x)), approximate="tanh"))
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        batch, length, dim = x.shape
+        split = (batch, length, self.heads, dim // self.heads)
+        q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(dim // self.heads)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, dim))
+
+
+cases = [(Mlp(4096, 16384), (4, 2048, 4096)), (Attention(2048, 16), (2, 1024, 2048))]
+models = [(torch.compile(model.to("cuda").bfloat16()), shape) for model, shape in cases]
+parameters = [parameter for model, _ in models for parameter in model.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+for _ in range(6):
+    for model, shape in models:
+        x = torch.randn(*shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        model(x).float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+'''
+
+EAGER = '''
+"""An eager program that asks for cuda in every way, reads values, and updates one parameter after the other."""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+assert torch.cuda.is_available()
+assert torch.cuda.get_device_capability() == (9, 0)
+torch.cuda.manual_seed_all(1)
+model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(20))).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+scaler = torch.amp.GradScaler("cuda")
+data = DataLoader(TensorDataset(torch.randn(64, 4096)), batch_size=8, num_workers=2, pin_memory=True)
+scale = torch.tensor(2.0, device="cuda")
+total, start = 0.0, torch.cuda.Event(enable_timing=True)
+for (x,) in data:
+    start.record()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = model(x.to("cuda", non_blocking=True)) * scale
+    kept = y[y > 0]
+    loss = y.float().square().mean() + kept.float().sum()
+    scaler.scale(loss).backward()
+    total += loss.item()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+print("mean", total / len(data))
+'''
+
+BROKEN = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    if step == 2:
+        raise ValueError("the program's own fault")
+"""
+
+LARGE = '''
+"""Seven billion parameters, which no test machine holds with gradients and Adam's state."""
+import torch
+from torch import nn
+model = nn.Sequential(*(nn.Linear(16384, 16384, bias=False) for _ in range(26))).to("cuda", torch.bfloat16)
+assert sum(parameter.numel() for parameter in model.parameters()) > 6_900_000_000
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(6):
+    model(torch.randn(1024, 16384, dtype=torch.bfloat16, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+'''
