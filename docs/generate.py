@@ -22,6 +22,7 @@ from perfscope.analyzers import finding
 from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.trace import MEMORY_TABLES, RECORDED
 from perfscope.analyzers.trace.tables import TABLES
+from perfscope.dashboards.reports import sweep_document
 from perfscope.dashboards.reports.compare_document import json_schema
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def pages() -> dict[str, str]:
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
         "compare-schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "sweep-schema.json": json.dumps(sweep_document.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 
 

@@ -65,10 +65,11 @@ def named_target(asked: str) -> Target:
 
 def with_memory(target: Target, memory: str) -> Target:
     """The same devices with another amount of memory: a smaller edition, or what is left beside others."""
+    said = f"each device has {memory.strip()} of memory, as --memory says"
+    if target.platform == "tpu":
+        said += "; the compiler is not told: it plans for what the chip has"
     return replace(
-        target,
-        memory_bytes=read_bytes_text(memory, "--memory"),
-        assumptions=(*target.assumptions, f"each device has {memory.strip()} of memory, as --memory says"),
+        target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, said)
     )
 
 

@@ -17,9 +17,8 @@ from perfscope.profiler.aot import compiled_file
 from perfscope.profiler.aot.compiled_file import CompiledProgram
 from perfscope.profiler.errors import PerfscopeError
 
-_TOO_MUCH = re.compile(
-    r"RESOURCE_EXHAUSTED|Ran out of memory in memory space|exceeded (?:the )?(?:hbm|memory) capacity", re.I
-)
+_TOO_MUCH = re.compile(r"Ran out of memory (?:in memory space|on) hbm|exceed\w* (?:available )?hbm", re.IGNORECASE)
+"""libtpu 0.0.42.1 says the first. Of other memories (vmem) one kernel has too little, and that is a failure."""
 _USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])", re.I)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -103,7 +103,7 @@ def _note(sweep: Sweep, one: SweptVariant) -> str:
     if one.state == "failed":
         return f"failed: {one.reason}"
     if one.state == "does not fit" and one.step_low_ns is None:
-        return "the compiler refused it"
+        return f"the compiler refused it: {one.reason.rpartition('RESOURCE_EXHAUSTED: ')[2]}"
     said = []
     if one.on_front:
         said.append("front")

@@ -1,4 +1,5 @@
 """Compiles the variants of a sweep, as many at once as cores and memory allow, by the memory that they take.
+
 A variant is a worker process; what it takes is the resident memory of it and all below it. A further one begins when
 what is free covers the most that one was seen to take so far. When together they take more than was allowed, the
 youngest is ended and begins again later, alone; one that is alone and takes more has failed, with that reason.
@@ -58,11 +59,11 @@ class _Crew:
     scratch: Path
     ended: Ended
     waiting: deque[int]
+    guess: int
+    """Bytes that a variant is taken for."""
     alone: set[int] = field(default_factory=set)
     """Jobs that took too much beside others."""
     running: list[_Worker] = field(default_factory=list)
-    guess: int = FIRST_GUESS
-    """Bytes that a variant is taken for."""
     measured: bool = False
     """The guess is of one that was seen."""
 
@@ -143,7 +144,7 @@ def run_jobs(
     with tempfile.TemporaryDirectory(prefix="perfscope-sweep-") as scratch:
         crew = _Crew(
             jobs=jobs, most_at_once=at_once, budget=memory_bytes or most_memory(), scratch=Path(scratch), ended=ended,
-            waiting=deque(range(len(jobs))),
+            waiting=deque(range(len(jobs))), guess=FIRST_GUESS,
         )  # fmt: skip
         try:
             while crew.waiting or crew.running:

@@ -140,7 +140,7 @@ def test_a_description_makes_the_same_target(typed: str) -> None:
 def test_a_description_that_makes_no_sense_is_one_line(change) -> None:
     told = json.loads(json.dumps(parse_target("h100x8").description()))
     change(told)
-    with pytest.raises(DataError, match="^description of the target: "):
+    with pytest.raises(DataError, match=r"^description of the target: "):
         described_target(told)
     with pytest.raises(DataError):
         described_target([told])

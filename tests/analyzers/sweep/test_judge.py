@@ -119,7 +119,9 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     [
         ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
          "Used 21.30G of 15.75G hbm. Exceeded hbm capacity by 5.55G.", True, round(21.30 * 2**30)),
-        ("Ran out of memory in memory space vmem while allocating", True, None),
+        ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (32.00G) exceeds "
+         "available HBM (15.75G).", True, None),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating", False, None),
         ("INTERNAL: the compiler is unhappy", False, None),
     ],
 )  # fmt: skip

@@ -89,7 +89,8 @@ def test_two_that_take_too_much_together_are_done_one_after_the_other(tmp_path: 
     monkeypatch.setattr(sweep_run, "_end", end)
     monkeypatch.setattr(sweep_run, "FIRST_GUESS", 1 << 20)
     ended: dict[int, Outcome] = {}
-    run_jobs([_job(tmp_path, "a.py"), _job(tmp_path, "b.py")], ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)
+    jobs = [_job(tmp_path, "a.py"), _job(tmp_path, "b.py")]
+    run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)
     assert sorted(ended) == [0, 1]
     assert len(begun) == 3  # the youngest was ended and begun again
     assert all(outcome.reason == "the process that compiled it ended with code 0" for outcome in ended.values())

@@ -1,0 +1,153 @@
+"""``perfscope compile --sweep`` as it is typed; real compilers are used where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perfscope.__main__ import run
+from perfscope.profiler.aot import plugins
+
+PROGRAM = """
+import argparse, sys
+import jax
+import jax.numpy as jnp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--n", type=int, default=128)
+parser.add_argument("--act", default="tanh")
+asked = parser.parse_args()
+if asked.act == "broken":
+    raise ValueError("no such activation")
+if asked.act == "endless":
+    while True:
+        pass
+
+@jax.jit
+def step(w, x):
+    h = x @ w
+    y = jnp.tanh(h) if asked.act == "tanh" else jax.nn.gelu(jnp.tanh(h) @ w)
+    return w - 0.1 * (x.T @ y)
+
+w = jnp.zeros((asked.n, asked.n))
+for _ in range(3):
+    w = step(w, jnp.ones((asked.n, asked.n)))
+"""
+
+needs_xla = pytest.mark.skipif(
+    not isinstance(plugins.find("gpu-nvidia"), plugins.Plugin),
+    reason="no compiler for NVIDIA GPUs here: PERFSCOPE_PLUGINS names none",
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sweep", "n"], "write NAME=VALUES"),
+        (["--sweep", "n=1..9/0"], "goes upwards"),
+        (["--sweep", "target=h100,h1000"], "did you mean h100"),
+        (["--sweep", "memory=40"], "no size"),
+        (["--sweep", "n=1..100/1", "--sweep", "m=1..9/1"], "more than 64 values"),
+        (["--sweep", "n=128", "--fail-on", "high"], "--fail-on"),
+        (["--jobs", "2"], "belong to --sweep"),
+        (["--html", "x.html"], "belong to --sweep"),
+    ],
+)
+def test_asked_wrongly_is_one_line(here: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compile", *words, "train.py"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (here / "perfscope-runs").exists()
+
+
+@pytest.mark.aot
+@pytest.mark.jax
+@pytest.mark.slow
+@needs_xla
+def test_a_sweep_end_to_end_and_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compile", "--sweep", "act=tanh,gelu,broken", "--sweep", "n=128,256", "--sweep", "memory=2MiB,1GiB"]
+    assert run([*words, "--json", "sweep.json", "--html", "sweep.html", "train.py"]) == 0
+    text = capsys.readouterr().out
+    found = json.loads((here / "sweep.json").read_text())
+    states = {tuple(one["settings"].values()): one["state"] for one in found["variants"]}
+    assert {state for key, state in states.items() if key[0] == "broken"} == {"failed"}
+    assert {state for key, state in states.items() if key[0] != "broken" and key[2] == "1GiB"} == {"fits"}
+    assert all("no such activation" in one["reason"] for one in found["variants"] if one["state"] == "failed")
+    assert {axis["name"]: axis["kind"] for axis in found["axes"]} == {"act": "choice", "n": "size", "memory": "choice"}
+    plain = next(one for one in found["variants"] if one["settings"] == {"act": "tanh", "n": "256", "memory": "1GiB"})
+    assert plain["programs"] == ["jit_step"]
+    assert plain["peak_bytes"] > 3 * 256 * 256 * 4
+    assert plain["on_front"]
+    assert "act=gelu" in text
+    assert "4 of 12 variants were not compiled" in text
+    assert (here / "sweep.html").read_text().startswith("<!DOCTYPE html>")
+    (folder,) = [one for one in (here / "perfscope-runs").iterdir() if not one.is_symlink()]
+    assert (folder / plain["folder"] / "compile.json").is_file()
+
+    assert run([*words, "--json", "again.json", "train.py"]) == 0
+    capsys.readouterr()
+    again = json.loads((here / "again.json").read_text())
+    assert [one["reused"] for one in again["variants"]] == [one["state"] != "failed" for one in found["variants"]]
+    for mine, its in zip(found["variants"], again["variants"], strict=True):
+        assert {key: mine[key] for key in ("step_low_ns", "peak_bytes", "state")} == {
+            key: its[key] for key in ("step_low_ns", "peak_bytes", "state")
+        }
+
+    (here / "train.py").write_text(PROGRAM.replace("0.1", "0.2"))
+    assert run(["compile", "--sweep", "act=tanh", "--json", "new.json", "train.py"]) == 0
+    assert not json.loads((here / "new.json").read_text())["variants"][0]["reused"]
+
+
+@pytest.mark.aot
+@pytest.mark.jax
+@pytest.mark.slow
+@needs_xla
+def test_an_interrupt_keeps_what_is_done(here: Path) -> None:
+    command = [sys.executable, "-m", "perfscope", "compile", "--sweep", "act=tanh,endless", "--jobs", "1", "train.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("perfscope: 1 of 2: act=tanh")
+        began = _children(process.pid, within=60.0)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (folder,) = [one for one in (here / "perfscope-runs").iterdir() if not one.is_symlink()]
+    found = json.loads((folder / "sweep.json").read_text())
+    assert [one["state"] for one in found["variants"]] == ["fits", "not reached"]
+    assert not found["complete"]
+    assert "the same command goes on with them" in out
+    assert began
+    assert not [pid for pid in began if Path(f"/proc/{pid}").exists()]
+
+
+def _children(pid: int, *, within: float) -> list[int]:
+    """Processes below one, as soon as there are some."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        parents = {}
+        for place in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                head, _, rest = place.read_bytes().rpartition(b")")
+                parents[int(head.split()[0])] = int(rest.split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+        found = [one for one, parent in parents.items() if parent == pid]
+        if found:
+            return found + [one for one, parent in parents.items() if parent in found]
+        os.sched_yield()
+    return []
