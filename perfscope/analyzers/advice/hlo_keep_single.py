@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from perfscope.analyzers.advice.hlo_barrier import SMALL
 from perfscope.analyzers.advice.hlo_dear import PLAIN, further_result, is_dear
 from perfscope.analyzers.advice.hlo_graph import Graph, Node, graph_of
-from perfscope.analyzers.advice.hlo_graph_edit import without_unread, without_unrun
+from perfscope.analyzers.advice.hlo_graph_edit import add_element, without_unread, without_unrun
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_reads import only_moves
 from perfscope.analyzers.advice.hlo_same import Sames
@@ -55,6 +56,7 @@ class _KeepSingle:
                         number = self._flow.numbers[one.called[0], inner.name]
                         if not self._is_plain(number) and inner.opcode not in ("parameter", "bitcast"):
                             self._makers.setdefault(self._sames.of(number), one.name)
+        self._loops_once()
         for one in self._code.instructions:
             if one.name in self._below and one.opcode not in _VIEWS:
                 self._read_instead(one)
@@ -88,12 +90,58 @@ class _KeepSingle:
         if one.opcode == "get-tuple-element" or one.shape.dtype != "tuple":
             yield self._flow.numbers[self._code.name, one.name], one.name
 
+    def _loops_once(self) -> None:
+        """A loop within a layer that runs again yields more than in the forward: there it yields that too."""
+        parts: dict[str, list[Instruction]] = {}
+        for one in self._code.instructions:
+            if one.opcode == "get-tuple-element" and one.name in self._below:
+                loop = self._code.by_name[one.operands[0]]
+                if loop.opcode == "while" and runs_again(loop.op_name, loops=False):
+                    parts.setdefault(one.operands[0], []).append(one)
+        for found in parts.values():
+            held = [self._held(self._flow.numbers[self._code.name, one.name]) for one in found]
+            known = [(one, self._entry.nodes[name]) for one, name in zip(found, held, strict=True) if name is not None]
+            same = [(one, node) for one, node in known if node.opcode == "get-tuple-element" and not one.shape.parts]
+            for one, name in zip(found, held, strict=True):
+                if name is None and same and one.shape.bytes > SMALL:
+                    self._yield_too(one, same[0][1])
+
+    def _yield_too(self, one: Instruction, other: Node) -> None:
+        """``other``: a result of the loop of the forward that is to yield ``one`` as well."""
+        loop, size = other.operands[0], one.shape.bytes
+        if self._entry.nodes[loop].opcode != "while":
+            return
+        zeros = self._entry.add(Node(name=f"zeros.{one.name}", opcode="kernel", sizes=(size,)))
+        at, element = add_element(self._graph, self._entry, loop, zeros, size)
+        inside = self._graph.bodies[self._entry.nodes[loop].body]
+        root = inside.nodes[inside.root]
+        source = root.operands[other.index]
+        writer = inside.add(
+            Node(name=f"write.{one.name}", opcode="kernel", operands=(element, source), sizes=(size,),
+                 updates=((0, 0),))
+        )  # fmt: skip
+        inside.change(root.name, operands=(*root.operands[:at], writer, *root.operands[at + 1 :]))
+        kind = self._sames.of(self._flow.numbers[self._code.name, one.name])
+        self._holders[kind] = self._entry.add(
+            Node(name=f"yielded.{one.name}", opcode="get-tuple-element", operands=(loop,), sizes=(size,), index=at)
+        )
+
     def _is_plain(self, number: int) -> bool:
         value = self._flow.values[self._sames.source(number)]
         return value.instruction.opcode in PLAIN and not value.names
 
     def _read_instead(self, one: Instruction) -> None:
         node = self._entry.nodes[one.name]
+        if one.opcode == "while" and not runs_again(one.op_name, loops=False):
+            return
+        if one.opcode == "while":
+            for user in self._entry.users()[one.name]:
+                if user in self._code.by_name and self._code.by_name[user].opcode == "get-tuple-element":
+                    held = self._held(self._flow.numbers[self._code.name, user])
+                    if held is not None:
+                        sizes = self._entry.nodes[user].sizes
+                        self._entry.add(Node(name=user, opcode="bitcast", operands=(held,), sizes=sizes))
+            return
         if one.opcode != "fusion":
             operands = [self._held(self._flow.numbers[self._code.name, name]) or name for name in one.operands]
             self._entry.change(one.name, operands=tuple(operands))

@@ -14,6 +14,7 @@ from perfscope.analyzers.facts.hlo_flow import Flow
 
 _MOVES = frozenset({"bitcast", "reshape", "copy", "transpose", "reduce-precision"})
 """The same elements, in another order; a policy marks what it keeps with a ``reduce-precision``."""
+_PLAIN = frozenset({"constant", "iota", "broadcast"})
 _MOST_STEPS = 10_000
 _DOTS = frozenset({"dot", "convolution", "custom-call"})
 _ATTRIBUTES = ("direction", "index", "padding", "iota_dimension")
@@ -74,24 +75,36 @@ class Sames:
     def behind(self, number: int) -> tuple[int, ...]:
         """What a value is computed from; of a loop's result what its body returns."""
         value = self._flow.values[number]
-        if value.carried:
-            return ()
+        if value.carried:  # a loop's state is told by what it begins with
+            return value.names[:1]
         if value.names:
-            return value.names[-1:]
+            return *value.names[-1:], *self._taken_in(number)
         if value.instruction.opcode in ("dynamic-slice", "while"):
             return value.operands[:1] if value.instruction.opcode == "dynamic-slice" else ()
         return value.operands
+
+    def _taken_in(self, number: int) -> tuple[int, ...]:
+        """What a loop works on: states that begin with zeros are the same in loops over other things."""
+        value = self._flow.values[number]
+        inside = value.computation
+        loop = inside.by_name[value.instruction.operands[0]] if value.instruction.operands else value.instruction
+        if loop.opcode != "while" or inside.by_name[loop.operands[0]].opcode != "tuple":
+            return ()
+        numbers = {
+            self.source(self._flow.numbers[inside.name, one]) for one in inside.by_name[loop.operands[0]].operands
+        }
+        return tuple(sorted(one for one in numbers if self._flow.opcode(one) not in _PLAIN))
 
     def _number(self, number: int, behind: list[int]) -> int:
         value = self._flow.values[number]
         one = value.instruction
         key: tuple[object, ...]
         if value.carried:
-            key = "carried", value.computation.name, one.name
+            key = "carried", one.shape.dtype, one.shape.elements, *behind
         elif one.opcode == "parameter" or (one.opcode == "get-tuple-element" and not value.names):
             key = "given", value.computation.name, one.name
         elif value.names:
-            key = "loop", one.shape.bytes, *behind
+            key = "loop", one.shape.bytes, *behind[:1], *sorted(set(behind[1:]))
         else:
             operands = sorted(behind) if one.opcode in ("add", "multiply", "maximum", "minimum", *_DOTS) else behind
             applied = self._flow.module.computations[one.called[-1]].root.opcode if one.called else ""
