@@ -161,9 +161,14 @@ def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
 
 
 def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:
-    """What a product is computed in: the dtype of its last operand, float32 as the program sets it."""
+    """What a product is computed in: the dtype of its last operand, float32 as the program sets it.
+
+    Attention is computed in that of its first: queries, or their gradient; its last may be sums in float32.
+    """
     if not op.inputs:
         return None
+    if "_scaled_dot_product" in op.name:
+        return graph.tensors[op.inputs[0]].dtype
     dtype = graph.tensors[op.inputs[-1]].dtype
     return float32_products if dtype == "float32" else dtype
 

@@ -272,7 +272,9 @@ def _work(origin: Any) -> tuple[int | None, str | None, str | None]:
     result = origin.meta.get("val")
     outputs = result if isinstance(result, (list, tuple)) else [result]
     tensors = [one for one in given.values() if isinstance(one, torch.Tensor)]
-    dtype = None if not tensors else str(tensors[-1].dtype).removeprefix("torch.")
+    # A product's last operand is a matrix; attention's first is the queries or their gradient, its last may be sums.
+    decides = tensors[0 if ATTENTION.search(str(origin.target)) else -1] if tensors else None
+    dtype = None if decides is None else str(decides.dtype).removeprefix("torch.")
     if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
         dtype = "tf32"
     try:
