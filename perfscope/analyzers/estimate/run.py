@@ -21,7 +21,7 @@ class StepOfSeveral:
     """A step as calls of programs, as far as the calls that were seen say."""
 
     steps: int
-    """Calls of the program with most time: it stands for the step."""
+    """Calls of the program that takes longest, of those that were called more than once: it stands for the step."""
     calls: tuple[float | None, ...]
     """Of each program in a step; None: called less often than there were steps, so not part of one."""
     time: Range
@@ -53,7 +53,7 @@ def step_of(estimates: Sequence[Estimate], calls: Sequence[int]) -> StepOfSevera
     often = [index for index, count in enumerate(calls) if count >= LEAST_CALLS]
     if not often:
         return None
-    main = max(often, key=lambda index: (estimates[index].step_ns.middle * calls[index], -index))
+    main = max(often, key=lambda index: (estimates[index].step_ns.middle, -index))
     steps = calls[main]
     each = tuple(count / steps if count >= steps else None for count in calls)
     total = [(one.step_ns, count) for one, count in zip(estimates, each, strict=True) if count is not None]
