@@ -150,7 +150,10 @@ class _Run:
         results = []
         for at, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
             value, doubtful = values.get(at, (None, True))
-            results.append(made(aval, sharding, committed=placed.committed, known=value, made_up=doubtful))
+            result = made(aval, sharding, committed=placed.committed, known=value, made_up=doubtful)
+            if placed.guessed[at] and isinstance(result, AbstractArray):
+                result._guessed = True
+            results.append(result)
         for donated, argument in zip(params["donated_invars"], arguments, strict=True):
             if donated and isinstance(argument, AbstractArray):
                 argument._deleted = True

@@ -43,6 +43,8 @@ class AbstractArray(jax.Array):
         self._known = known
         self._made_up = made_up or known is None
         self._deleted = False
+        self._guessed = False
+        """Whether the compiler chooses where it lies."""
 
     # what it is ---------------------------------------------------------------------------------------------
 

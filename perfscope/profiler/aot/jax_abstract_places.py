@@ -18,8 +18,8 @@ class Placed:
 
     shardings: tuple[Any, ...]
     committed: bool
-    guessed: int
-    """How many of them the compiler decides, which was guessed here."""
+    guessed: tuple[bool, ...]
+    """Which of them the compiler decides, and were guessed here."""
 
 
 def metaty(value: Any) -> Any:
@@ -52,23 +52,25 @@ def results_at(params: dict[str, Any], types: Sequence[Any]) -> Placed:
     )
     mesh = _mesh_of(params["ctx_mesh"], [one for one, _, _ in said])
     committed = len(devices or ()) > 1 or mesh is not None or any(one is not unspecified for one, _, _ in said)
-    donated = [
+    gone = params["donated_invars"]
+    given = [
         (type_.aval, where)
-        for type_, where, gone in zip(types, taken, params["donated_invars"], strict=True)
-        if gone and where is not unspecified
+        for chosen in (True, False)
+        for type_, where, one in zip(types, taken, gone, strict=True)
+        if one is chosen and where is not unspecified
     ]
-    shardings, guessed = [], 0
+    shardings, guessed = [], []
     for aval, asked in zip(closed.out_avals, params["out_shardings"], strict=True):
-        where, sure = _result_at(aval, asked, devices, mesh, donated, unspecified)
+        where, sure = _result_at(aval, asked, devices, mesh, given, unspecified)
         shardings.append(where)
-        guessed += not sure
-    return Placed(shardings=tuple(shardings), committed=committed, guessed=guessed)
+        guessed.append(not sure)
+    return Placed(shardings=tuple(shardings), committed=committed, guessed=tuple(guessed))
 
 
 def _result_at(
-    aval: Any, asked: Any, devices: Any, mesh: Any, donated: list[tuple[Any, Any]], unspecified: Any
+    aval: Any, asked: Any, devices: Any, mesh: Any, given: list[tuple[Any, Any]], unspecified: Any
 ) -> tuple[Any, bool]:
-    """Where one result lies, and whether that is sure."""
+    """Where one result lies, and whether that is sure. Of ``given``, arguments and their places, one is used up."""
     if asked is not unspecified:
         return asked, True
     if devices is not None and len(devices) == 1:
@@ -76,14 +78,14 @@ def _result_at(
     own = getattr(aval, "sharding", None)
     if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
         return NamedSharding(mesh, own.spec), True
-    for at, (given, where) in enumerate(donated):  # what takes the place of a donated argument
-        if given.shape == aval.shape and given.dtype == aval.dtype:
-            del donated[at]
+    number = not getattr(aval, "shape", ())
+    for at, (one, where) in enumerate(given):  # a new state lies like the old one
+        if not number and one.shape == aval.shape and one.dtype == aval.dtype:
+            del given[at]
             return where, False
     if mesh is not None:
-        return NamedSharding(mesh, PartitionSpec()), not getattr(aval, "shape", ())
-    replicated = compat.get("jax._src.sharding_impls", "GSPMDSharding").get_replicated(devices)
-    return replicated, not getattr(aval, "shape", ())
+        return NamedSharding(mesh, PartitionSpec()), number
+    return compat.get("jax._src.sharding_impls", "GSPMDSharding").get_replicated(devices), number
 
 
 def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:

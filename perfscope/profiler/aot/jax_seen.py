@@ -60,7 +60,8 @@ def seen_programs(run: Callable[[], Any], devices: Sequence[Any], limits: Limits
     seen = Seen()
     with without_data(devices, kept):
         try:
-            run()
+            with watch.running():
+                run()
             seen.stopped, seen.complete = "it ran to its end", True
         except Stop:
             pass

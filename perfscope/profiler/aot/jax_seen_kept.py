@@ -49,7 +49,9 @@ class Kept:
             self._operation(params["name"], (id(params["jaxpr"]), tuple(one.aval for one in types)), place)
             return
         key, new = self._program(params, types, place)
-        self.programs[key].calls += 1
+        program = self.programs[key]
+        program.calls += 1
+        program.guessed = max(program.guessed, sum(bool(getattr(one, "_guessed", False)) for one in arguments))
         self._watch.called(key, new=new)
 
     def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
@@ -117,8 +119,8 @@ class Kept:
             for (what, place), count in self._questions.items()
         ]
         told += [
-            f"{one.name}: where {one.guessed} of its results lie is the compiler's choice; they were taken to lie like the "
-            "donated arguments whose place they take, else on every device"
+            f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made them; they "
+            "were taken to lie like that program's arguments of the same shape and dtype, else on every device"
             for one in self.programs.values()
             if one.guessed
         ]

@@ -8,7 +8,6 @@ from typing import Any
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.jax_abstract_devices import answers
-from perfscope.profiler.aot.jax_abstract_places import results_at
 from perfscope.profiler.aot.jax_seen_callbacks import compiles_only, left_out, prints
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
 from perfscope.profiler.errors import DataError
@@ -34,8 +33,8 @@ class SeenProgram:
         self.calls = 0
         self.traces = 0
         """How often jax had to trace it: more than once is work in every run for the same program."""
-        self.guessed = results_at(params, types).guessed
-        """How many results lie where the compiler puts them."""
+        self.guessed = 0
+        """How many arguments came to lie where the compiler puts them, which was guessed."""
         self.prints = prints(params["jaxpr"]) and compiles_only(devices)
         """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is left out of its lowering."""
         self._held: list[Any] = []
