@@ -26,6 +26,9 @@ from perfscope.profiler.errors import DATA_UNREADABLE, PerfscopeError
 MOST_CRASHES = 3
 """Programs that may take the compiler down before the rest is left alone: each costs another run of the program."""
 
+MOST_LINES = 12
+"""Of what a child that died printed last."""
+
 Progress = Callable[[str], None]
 
 
@@ -112,7 +115,8 @@ class _Book:
         said = _last_word(ended.tail)
         reason = f"the compiler {what}{f': {said}' if said else ''}"
         if self.at is None:
-            self.failed, self.failed_lines = f"the child {what}", ended.tail[-12:]
+            self.failed = f"it could not be followed: the process {what}{f': {said}' if said else ''}"
+            self.failed_lines = ended.tail[-MOST_LINES:]
             return False
         self.refused[self.at] = reason
         self.at = None

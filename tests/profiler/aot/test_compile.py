@@ -146,7 +146,7 @@ def test_a_program_that_fails_first_is_told_with_its_last_lines(child, tmp_path:
 
 def test_a_child_that_dies_before_it_says_anything(child, tmp_path: Path) -> None:
     child("print('Fatal: no such thing', flush=True); os._exit(9)")
-    with pytest.raises(NothingCompiledError, match="the child ended with code 9") as caught:
+    with pytest.raises(NothingCompiledError, match="the process ended with code 9: Fatal: no such thing") as caught:
         _run(tmp_path)
     assert caught.value.lines == ("Fatal: no such thing",)
 
