@@ -29,9 +29,6 @@ MOST_PROGRAMS = 8
 MOST_ROWS = 20
 """Instructions and lines of a program: those below the twentieth are a percent or two each."""
 
-MOST_SPANS = 200
-"""Stretches of the picture of the streams."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTime:
@@ -145,12 +142,7 @@ def _calibrated(
 
 def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Calibration | None) -> ProgramTime:
     lines = modelled.lines()
-    kept = replace(
-        modelled,
-        rows=modelled.rows[:MOST_ROWS],
-        spans=modelled.spans[:MOST_SPANS],
-        spans_left=modelled.spans_left + max(0, len(modelled.spans) - MOST_SPANS),
-    )
+    kept = replace(modelled, rows=modelled.rows[:MOST_ROWS])
     return ProgramTime(
         label=label,
         estimate=kept,

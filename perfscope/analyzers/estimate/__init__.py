@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from perfscope.analyzers.estimate.assumptions import Assumption, Factors
-from perfscope.analyzers.estimate.model import Estimate, LineTime, Row, StreamSpan
+from perfscope.analyzers.estimate.model import Estimate, LineTime, Row, StreamPicture, StreamSpan
 from perfscope.analyzers.estimate.program import estimate
 from perfscope.analyzers.estimate.spans import Parts, Range
 
-__all__ = ["Assumption", "Estimate", "Factors", "LineTime", "Parts", "Range", "Row", "StreamSpan", "estimate"]
+__all__ = [
+    "Assumption",
+    "Estimate",
+    "Factors",
+    "LineTime",
+    "Parts",
+    "Range",
+    "Row",
+    "StreamPicture",
+    "StreamSpan",
+    "estimate",
+]
+    "Assumption",
+    "Estimate",
+    "Factors",
+    "LineTime",
+    "Parts",
+    "Range",
+    "Row",
+    "StreamPicture",
+    "StreamSpan",
+    "estimate",
+]

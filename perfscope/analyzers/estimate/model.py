@@ -83,6 +83,20 @@ class StreamSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPicture:
+    """The streams over one run of the program, or over one turn of a loop."""
+
+    of: str
+    """``''``: the program; else the loop."""
+    turns: int
+    """Of the loop, in one run of what it stands in; 1 for the program."""
+    length_ns: int
+    spans: tuple[StreamSpan, ...]
+    left: int
+    """Short stretches that are not in ``spans``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """One run of a program on a target. Everything is modelled; nothing was measured but where ``calibration`` says."""
 
@@ -110,8 +124,8 @@ class Estimate:
     hfu: tuple[float, float] | None
     peak_bytes: int | None
     """Device memory of the program at its peak; None where no buffer assignment is known."""
-    spans: tuple[StreamSpan, ...] = ()
-    spans_left: int = 0
+    pictures: tuple[StreamPicture, ...] = ()
+    """The program first, then its longest loops in which anything runs beside kernels."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     @property

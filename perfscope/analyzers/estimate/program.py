@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from perfscope.analyzers.estimate import levels as streams
 from perfscope.analyzers.estimate.assumptions import BLIND_SPOTS, Factors, factors_for, listed
 from perfscope.analyzers.estimate.levels import Level, Levels, Piece
-from perfscope.analyzers.estimate.model import Estimate, Row, StreamSpan
+from perfscope.analyzers.estimate.model import Estimate, Row
+from perfscope.analyzers.estimate.pictures import pictures
 from perfscope.analyzers.estimate.spans import Parts, Range
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.facts.hlo_program import where_of
@@ -17,12 +18,6 @@ from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.thunks import Thunks
 from perfscope.profiler.errors import DataError
-
-MOST_SPANS = 400
-"""Stretches of a picture; what is beyond is counted."""
-
-MOST_NAMED = 20
-"""Instructions named in one list."""
 
 _STREAMS = {
     streams.COMPUTE: "compute",
@@ -77,7 +72,6 @@ def estimate(
             gaps=high.gaps + host.high - high.total,
         )
     step = Range(low=low.total, high=max(low.total, high.total))
-    spans, left = _spans(top, names)
     memory = memory_timeline(module)
     used = [utilization(counted, target.device, time) for time in (step.high, step.low)]
     worst, best = used
@@ -98,8 +92,7 @@ def estimate(
         mfu=None if worst is None or best is None else (worst.mfu, best.mfu),
         hfu=None if worst is None or best is None else (worst.hfu, best.hfu),
         peak_bytes=None if memory is None else memory.peak_bytes,
-        spans=spans,
-        spans_left=left,
+        pictures=pictures(top, names),
     )
 
 
@@ -181,24 +174,3 @@ def _counted(names: list[str], what: str) -> str:
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
-
-
-def _spans(top: Level, names: dict[int, str]) -> tuple[tuple[StreamSpan, ...], int]:
-    """The schedule of the entry at the high end; a loop is one stretch."""
-    found = []
-    for index, piece in enumerate(top.pieces):
-        start, end = top.high.starts[index], top.high.ends[index]
-        if end > start:
-            repeats = max((count for _, count in piece.inside), default=1)
-            found.append(
-                StreamSpan(
-                    stream=names.get(piece.stream, "other"),
-                    kind=piece.kind,
-                    start=start,
-                    end=end,
-                    label=piece.instruction.name,
-                    repeats=repeats,
-                )
-            )
-    kept = sorted(sorted(found, key=lambda one: one.start - one.end)[:MOST_SPANS], key=lambda one: one.start)
-    return tuple(kept), len(found) - len(kept)

@@ -12,7 +12,7 @@ from perfscope.dashboards.reports.estimate_words import of_step, range_text, tim
 from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.estimate import Estimate, Parts, Range, Row, StreamSpan
+    from perfscope.analyzers.estimate import Estimate, Parts, Range, Row, StreamPicture
     from perfscope.analyzers.estimate.calibrate import Calibration, GroupError, InstructionError
     from perfscope.analyzers.estimate.model import LineTime
     from perfscope.analyzers.estimate_section import EstimateSection, ProgramTime
@@ -50,10 +50,8 @@ class ProgramView:
     """What a recording of the program says of the model; empty where there is none."""
     error_groups: tuple[Cells, ...]
     error_rows: tuple[Cells, ...]
-    spans: tuple[StreamSpan, ...]
-    spans_left: int
-    step_ns: int
-    """Length of what ``spans`` show."""
+    pictures: tuple[StreamPicture, ...]
+    """The program and its longest loops, those with more than one stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +119,7 @@ def _program(one: ProgramTime, *, several: bool) -> ProgramView:
         errors=() if one.calibration is None else tuple(_errors(one.calibration)),
         error_groups=() if one.calibration is None else tuple(map(_group, one.calibration.groups)),
         error_rows=() if one.calibration is None else tuple(map(_error, one.calibration.instructions)),
-        spans=found.spans,
-        spans_left=found.spans_left,
-        step_ns=found.step_ns.high,
+        pictures=tuple(one for one in found.pictures if len({span.stream for span in one.spans}) > 1),
     )
 
 

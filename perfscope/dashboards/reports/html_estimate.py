@@ -14,6 +14,7 @@ from perfscope.dashboards.shown import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from perfscope.analyzers.estimate import StreamPicture
     from perfscope.dashboards.reports.estimate_rows import EstimateView, ProgramView
 
 FIRST_LINES = 8
@@ -48,8 +49,7 @@ def _program(view: ProgramView) -> Iterator[str]:
     if view.warnings or view.errors:
         yield _list((*view.warnings, *view.errors))
     yield f'<p class="note">{escape(" ".join(map(_sentence, view.facts)))}</p>'
-    if len({span.stream for span in view.spans}) > 1:
-        yield picture(view)
+    yield from map(picture, view.pictures)
     if view.lines:
         yield cells_table(view.lines[:FIRST_LINES])
     if view.lines[FIRST_LINES:]:
@@ -64,10 +64,10 @@ def _program(view: ProgramView) -> Iterator[str]:
         yield _folded("measured against modelled", rows)
 
 
-def picture(view: ProgramView) -> str:
-    """The streams of one run at the high end of the range: what runs beside what. A loop is one stretch."""
+def picture(view: StreamPicture) -> str:
+    """What runs beside what at the high end of the range; a loop in it is one stretch."""
     streams = list(dict.fromkeys(span.stream for span in sorted(view.spans, key=lambda one: one.stream != "compute")))
-    whole = max(1, view.step_ns)
+    whole = max(1, view.length_ns)
     shapes = []
     for span in view.spans:
         x, width = span.start * _X / whole, max(0.6, (span.end - span.start) * _X / whole)
@@ -81,14 +81,15 @@ def picture(view: ProgramView) -> str:
     height = len(streams) * (_LANE + _GAP)
     kinds = dict.fromkeys(span.kind for span in view.spans)
     keys = "".join(f"<span>{swatch(_COLORS[kind])} {_WORDS[kind]}</span>" for kind in kinds)
-    names = escape(", ".join(map(shown, streams)))
-    left = f"; {view.spans_left:,} short stretches are not drawn" if view.spans_left else ""
+    names = ", ".join(map(shown, streams))
+    what = f"one of {view.turns:,} turns of {shown(view.of)}" if view.of else "one run, loops paler"
+    left = f"; {view.left:,} short stretches are not drawn" if view.left else ""
     return (
-        f'<div class="legend">{keys}<span>streams, top to bottom: {names}{escape(left)}</span></div>'
-        f'<svg class="ps-streams" role="img" aria-label="streams of one run: {names}" width="100%" height="{height}" '
-        f'viewBox="0 0 {_X} {height}" preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">'
-        f"{''.join(shapes)}</svg>"
-        f'<div class="ends"><span>0</span><span>{escape(format_ns(view.step_ns))}, the high end</span></div>'
+        f'<div class="legend"><span>{escape(what)}</span>{keys}<span>{escape(f"top to bottom: {names}{left}")}</span>'
+        f'</div><svg class="ps-streams" role="img" aria-label="{escape(f"{what}: streams {names}")}" width="100%" '
+        f'height="{height}" viewBox="0 0 {_X} {height}" preserveAspectRatio="none" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
+        f'<div class="ends"><span>0</span><span>{escape(format_ns(view.length_ns))}, the high end</span></div>'
     )
 
 
