@@ -19,14 +19,3 @@ __all__ = [
     "StreamSpan",
     "estimate",
 ]
-    "Assumption",
-    "Estimate",
-    "Factors",
-    "LineTime",
-    "Parts",
-    "Range",
-    "Row",
-    "StreamPicture",
-    "StreamSpan",
-    "estimate",
-]
