@@ -26,6 +26,30 @@ LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """What is matched of a launch, whatever compiler made it."""
+
+    digest: str
+    """Of all that it computes, without names and places."""
+    ops: Counter[OpKey]
+    result: OpKey
+    """The op whose value it writes."""
+    reads: Sequence[int] = ()
+    """Launches of its side whose values it reads."""
+    is_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Numbers of launches of both sides that do the same work; one side may have none."""
+
+    base: tuple[int, ...]
+    head: tuple[int, ...]
+    same: bool = False
+    """One each, and they compute the same, in all that is known of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Launches of both sides that do the same work; one side may have none."""
 
@@ -37,7 +61,31 @@ class Group:
 
 def matched(base: Units, head: Units, lines: LineMap) -> list[Group]:
     """Every launch of both programs in exactly one group, in the order of the head; about n log n of n ops."""
-    left, right = _Side(base, lines), _Side(head, NO_LINES)
+    found = []
+    for one in alike(_launches(base, lines), _launches(head, NO_LINES)):
+        mine, theirs = tuple(base.units[at] for at in one.base), tuple(head.units[at] for at in one.head)
+        same = one.same and (mine[0].amounts, mine[0].blocks) == (theirs[0].amounts, theirs[0].blocks)
+        found.append(Group(mine, theirs, same=same))
+    return found
+
+
+def _launches(held: Units, lines: LineMap) -> list[Launch]:
+    made: dict[int, OpKey] = {}
+    found = []
+    for unit in held.units:
+        counts: Counter[OpKey] = Counter()
+        for op in unit.ops:
+            key = made.get(id(op))
+            if key is None:
+                key = made[id(op)] = op_key(op.instruction, lines)
+            counts[key] += 1
+        found.append(Launch(unit.digest, counts, op_key(unit.instruction, lines), unit.reads, unit.is_collective))
+    return found
+
+
+def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
+    """Every launch of both sides in exactly one group, in the order of the head. Keys count lines as the head does."""
+    left, right = _Side(base), _Side(head)
     pairs: list[tuple[int, int]] = []
     for keys in (left.contexts, right.contexts), (left.exact, right.exact):
         pairs += _alike(left, right, *keys)
@@ -46,46 +94,33 @@ def matched(base: Units, head: Units, lines: LineMap) -> list[Group]:
     for strip in (None, OpKey.without_shape, OpKey.without_line):
         pairs += _by_ops(left, right, strip)
     pairs += _by_result(left, right)
-    groups = _joined(left, right, pairs)
     return [
-        Group(
-            tuple(left.units[one] for one in sorted(mine)),
-            tuple(right.units[one] for one in sorted(theirs)),
-            same=len(mine) == len(theirs) == 1
-            and (mine[0], theirs[0]) in same
-            and left.units[mine[0]].amounts == right.units[theirs[0]].amounts
-            and left.units[mine[0]].blocks == right.units[theirs[0]].blocks,
+        Alike(
+            tuple(sorted(mine)),
+            tuple(sorted(theirs)),
+            same=len(mine) == len(theirs) == 1 and (mine[0], theirs[0]) in same,
         )
-        for mine, theirs in groups
+        for mine, theirs in _joined(left, right, pairs)
     ]
 
 
 class _Side:
     """A program's launches with their keys; ``left``: those without a partner so far."""
 
-    def __init__(self, held: Units, lines: LineMap) -> None:
-        self.units = held.units
-        self.left = dict.fromkeys(range(len(held.units)))
-        made: dict[int, OpKey] = {}
-        self.ops: list[Counter[OpKey]] = []
-        for unit in held.units:
-            counts: Counter[OpKey] = Counter()
-            for op in unit.ops:
-                key = made.get(id(op))
-                if key is None:
-                    key = made[id(op)] = op_key(op.instruction, lines)
-                counts[key] += 1
-            self.ops.append(counts)
-        self.results = [op_key(unit.instruction, lines) for unit in self.units]
-        self.exact: list[Hashable] = [(unit.digest, key) for unit, key in zip(self.units, self.results, strict=True)]
+    def __init__(self, held: Sequence[Launch]) -> None:
+        self.left = dict.fromkeys(range(len(held)))
+        self.ops = [one.ops for one in held]
+        self.results = [one.result for one in held]
+        self.collective = [one.is_collective for one in held]
+        self.exact: list[Hashable] = [(one.digest, one.result) for one in held]
         plain = [hash(one) for one in self.exact]
-        read_by: list[list[int]] = [[] for _ in self.units]
-        for unit in self.units:
-            for source in unit.reads:
-                read_by[source].append(plain[unit.number])
+        read_by: list[list[int]] = [[] for _ in held]
+        for number, one in enumerate(held):
+            for source in one.reads:
+                read_by[source].append(plain[number])
         self.contexts: list[Hashable] = [
-            (key, tuple(plain[source] for source in unit.reads), tuple(sorted(read_by[unit.number])))
-            for key, unit in zip(self.exact, self.units, strict=True)
+            (key, tuple(plain[source] for source in one.reads), tuple(sorted(read_by[number])))
+            for number, (key, one) in enumerate(zip(self.exact, held, strict=True))
         ]
 
 
@@ -184,17 +219,12 @@ def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:
         if (
             one not in used[0]
             and other not in used[1]
-            and _may_be(left.units[mine[one][0]], right.units[theirs[other][0]])
+            and left.collective[mine[one][0]] == right.collective[theirs[other][0]]
         ):
             used[0].add(one)
             used[1].add(other)
             pairs.append((mine[one][0], theirs[other][0]))
     return _take(left, right, pairs)
-
-
-def _may_be(one: Unit, other: Unit) -> bool:
-    """A collective is never a kernel."""
-    return one.is_collective == other.is_collective
 
 
 def _by_result(left: _Side, right: _Side) -> list[tuple[int, int]]:
@@ -242,7 +272,7 @@ def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple
         best: dict[int, tuple[float, int, int]] = {}
         for (one, home), amount in _shared(mine, theirs).items():
             row = rows[mine[one][0]]
-            if _may_be(side.units[row], other.units[homes[home][0]]):
+            if side.collective[row] == other.collective[homes[home][0]]:
                 rated = (-amount, abs(homes[home][1] - row), home)
                 best[one] = min(best.get(one, rated), rated)
         for one, (amount, _, home) in best.items():
