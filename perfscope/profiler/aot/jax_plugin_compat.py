@@ -35,6 +35,10 @@ def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Seq
     load = _need(home, "load_pjrt_plugin_dynamically", purpose)
     is_up, start = _need(home, "pjrt_plugin_initialized", purpose), _need(home, "initialize_pjrt_plugin", purpose)
     describe = _need(home, "make_c_api_device_topology", purpose)
+    if platform == "rocm":
+        from perfscope.profiler.aot.rocm_stand_ins import load_missing
+
+        load_missing(library)
     try:
         client = load(platform, str(library))
         if not is_up(platform):

@@ -7,7 +7,6 @@ a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies 
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib.metadata
 import os
 import re
@@ -81,9 +80,6 @@ def folders() -> tuple[Path, ...]:
 
 def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
     platform, generations, name = _GPU[kind]
-    if platform == "rocm" and ctypes.util.find_library("amdhip64") is None:
-        reason = "the compiler in jax-rocm7-pjrt does not load without ROCm's libraries (libamdhip64, rocblas ...)"
-        return Absent(kind=kind, reason=reason, install=f"install ROCm 7, then pip install 'jax[rocm7-local]=={jax}'")
     install = _command(*(f"jax-{generations[0]}-{part}=={jax}" for part in ("pjrt", "plugin")))
     wrong: list[str] = []
     for generation in generations:
