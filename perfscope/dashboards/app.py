@@ -272,7 +272,20 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
 
     complete = dataclasses.replace(asked, folder=state.folder)
     named = state.folder.name if state.folder is not None else ""
-    return lambda: module.layout(complete, view["view"]), f"{named} {state.stage if state.stale else ''}"
+    told = _planned(state)
+    banner = [html.P(told, className="ps-card ps-modelled", role="note")] if told else []
+
+    def drawn() -> Any:
+        page = module.layout(complete, view["view"])
+        return [*banner, *(page if isinstance(page, list) else [page])]
+
+    return drawn, f"{named} {state.stage if state.stale else ''} {told}"
+
+
+def _planned(state: Readiness) -> str:
+    """That nothing of this ran, in a sentence; ``''`` where it did, or while that is not known yet."""
+    held = None if state.folder is None else read_view(state.folder, START)
+    return "" if held is None else str(held.get("view", {}).get("planned", ""))
 
 
 def _live(state: Readiness, asked: Asked) -> Any:

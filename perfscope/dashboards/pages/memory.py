@@ -16,7 +16,10 @@ from perfscope.dashboards.views.memory import read_curve
 TITLE = "Memory"
 VIEW = "memory"
 
-NOTHING = "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True."
+NOTHING = (
+    "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True. Of a plan or an "
+    "op graph, perfscope advise memory works out the peak."
+)
 ONE_MOMENT = "This is one moment (a snapshot without a history): there is no curve, the table says who holds what."
 KINDS = {
     "blocks": "blocks",

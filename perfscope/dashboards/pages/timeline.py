@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from perfscope.dashboards.pages import Asked
-from perfscope.dashboards.ui import Timeline
+from perfscope.dashboards.ui import Fragment, Timeline
 
 TITLE = "Timeline"
 VIEW = "timeline"
@@ -19,8 +19,9 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page."""
     assert asked.item is not None
     if not any(one["events"] for one in view["traces"]):
-        nothing = "There are no events with a time in it: compiled programs and snapshots have none."
-        return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card")]
+        nothing = "There are no events with a time in it: compiled programs, plans and snapshots have none."
+        more = [Fragment(html=view["modelled"])] if view.get("modelled") else []
+        return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card", role="status"), *more]
     at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
     url = f"{asked.base_path}api/timeline/{asked.item.key}/"
     return [

@@ -121,8 +121,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const highest = Math.max(...device.peaks.map((peak) => peak.flops));
       const from = Math.max(10 ** axes.x0, 10 ** axes.y0 / device.bandwidth), knee = highest / device.bandwidth;
       picture.append(svg("line", { x1: x(from), y1: y(from * device.bandwidth), x2: x(knee), y2: y(highest), class: "ps-roofline" }));
-      const middle = from ** 0.82 * knee ** 0.18, angle = (Math.atan2(y(knee * device.bandwidth) - y(from * device.bandwidth), x(knee) - x(from)) * 180) / Math.PI;
-      picture.append(svg("text", { x: x(middle), y: y(middle * device.bandwidth) - 7, class: "ps-tick", "text-anchor": "middle", transform: `rotate(${angle} ${x(middle)} ${y(middle * device.bandwidth)})` }, `memory ${short(device.bandwidth)}B/s`));
+      const middle = from ** 0.4 * knee ** 0.6, angle = (Math.atan2(y(knee * device.bandwidth) - y(from * device.bandwidth), x(knee) - x(from)) * 180) / Math.PI;
+      picture.append(svg("text", { x: x(middle), y: y(middle * device.bandwidth) + 16, class: "ps-tick", "text-anchor": "middle", transform: `rotate(${angle} ${x(middle)} ${y(middle * device.bandwidth)})` }, `memory ${short(device.bandwidth)}B/s`));
       // Labels from the highest peak down, each below the one before it, however close their lines are.
       let last = -Infinity;
       for (const peak of [...device.peaks].reverse()) {

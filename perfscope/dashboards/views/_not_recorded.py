@@ -9,6 +9,7 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.abstained import logs_alone
 from perfscope.dashboards.reports.alone import memory_alone, programs_alone
+from perfscope.dashboards.views._planned import told_of
 
 RUN = "perfscope run -- python train.py"
 MOST = 6
@@ -47,6 +48,9 @@ def missing(analysis: Analysis, held: Iterable[dict[str, Any]]) -> list[dict[str
 
 
 def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    if told_of(analysis):
+        yield "a run: nothing was measured; on the machine itself", RUN
+        return
     if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):
         yield "a recording of the run: times of steps, ops and kernels", RUN
         return

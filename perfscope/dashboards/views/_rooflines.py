@@ -164,7 +164,9 @@ def op_points(trace: Trace) -> Iterator[Point]:
 
 
 def graph_device(trace: Trace) -> Device | None:
-    """The device whose peaks bound the ops: the recorded one, if it is one whose peaks are known; never a CPU."""
+    """The device whose peaks bound the ops: the target, or the recorded one if its peaks are known; never a CPU."""
+    if trace.op_graph is not None and trace.target is not None:
+        return trace.target.device
     if trace.op_graph is None or trace.op_graph.device == "cpu":
         return None
     names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}

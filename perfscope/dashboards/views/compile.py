@@ -11,6 +11,7 @@ from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.program_rows import programs_view
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._compile_rows import HEADS, rows_of, stages_of
+from perfscope.dashboards.views._planned import cards as modelled_cards
 from perfscope.dashboards.views._tables import MOST_ROWS, table
 
 MOST_BARS = 12
@@ -34,7 +35,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 def view(job: Job) -> dict[str, Any]:
     """``html``: the cards; ``tables``: those that have rows; ``bars``: compile time by frame and stage."""
     programs, compiled = programs_view(job.analysis.programs), compile_view(job.analysis.compile)
-    cards = [] if programs is None else list(programs_cards(programs))
+    cards = [modelled_cards(job.analysis), *([] if programs is None else programs_cards(programs))]
     if compiled is not None:
         cards.append(compile_card(compiled))
     tables = {}

@@ -12,6 +12,7 @@ from perfscope.dashboards.reports.summary import summarize
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Gathered, Job, Place
 from perfscope.dashboards.views._not_recorded import facts_of, missing
+from perfscope.dashboards.views._planned import tiles, told_of
 from perfscope.dashboards.views._utilization import CONFIDENCE, median_interval, utilization_of
 
 MOST_FIRST = 5
@@ -26,10 +27,14 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command."""
+    """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command.
+
+    ``planned``: that nothing of it ever ran, in a sentence; ``""`` where something did.
+    """
     summary = summarize(job.analysis)
     return {
-        "parts": overview_parts(summary, job.analysis, _mfu(job.gathered)),
+        "parts": overview_parts(summary, job.analysis, [*tiles(job.analysis), *_mfu(job.gathered)]),
+        "planned": told_of(job.analysis),
         "interval": _interval(job),
         "missing": missing(job.analysis, (one.held for one in job.gathered)),
         "first": [

@@ -20,6 +20,7 @@ from perfscope.dashboards.timeline.lanes import TABLES, events_of
 from perfscope.dashboards.timeline.marks import marks
 from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, COLORS, MAIN
 from perfscope.dashboards.views import Gathered, Job, Place
+from perfscope.dashboards.views._planned import schedules
 
 MOST_NAMES = 20_000
 """Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
@@ -96,6 +97,7 @@ def view(job: Job) -> dict[str, Any]:
         "colors": {ground: list(held) for ground, held in COLORS.items()},
         "kinds": _kinds(held),
         "together": together,
+        "modelled": "" if held else schedules(job.analysis),
         "findings": marks(job),
     }
 

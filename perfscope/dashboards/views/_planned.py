@@ -1,0 +1,70 @@
+"""Programs that were compiled for a machine that is not there, and never ran: what is modelled of them."""
+
+from __future__ import annotations
+
+from html import escape
+
+from perfscope.analyzers.engine import Analysis
+from perfscope.analyzers.plan_section import PlanSummary
+from perfscope.dashboards.reports.estimate_rows import estimate_view
+from perfscope.dashboards.reports.estimate_words import range_text
+from perfscope.dashboards.reports.html_estimate import estimate_card, picture
+from perfscope.dashboards.reports.html_plan import plan_card
+from perfscope.dashboards.reports.plan_rows import plan_views
+from perfscope.dashboards.reports.plan_rows import range_text as plan_range_text
+from perfscope.dashboards.shown import shown
+
+Tile = tuple[str, str, str]
+
+
+def told_of(analysis: Analysis) -> str:
+    """What stands above every page of such programs; ``''`` where something ran."""
+    if analysis.steps or analysis.devices:
+        return ""
+    targets = [one.estimate.target.shown for one in analysis.estimate.programs]
+    targets += [plan.target for plan in analysis.plans.plans]
+    if not targets:
+        return ""
+    named = shown(", ".join(dict.fromkeys(targets)), 120)
+    return f"Compiled for {named} and never run: every time of a run on these pages is modelled, none is measured."
+
+
+def tiles(analysis: Analysis) -> list[Tile]:
+    """(name, value, note): the modelled step, a range, of the program or plan with most time."""
+    found: list[Tile] = []
+    for program in analysis.estimate.programs[:1]:
+        made = program.estimate
+        note = f"{shown(program.label, 60)}, a run on {shown(made.target.shown, 40)}: peaks to what is usually reached"
+        found.append(("Step, modelled", range_text(made.step_ns), note))
+    for plan in analysis.plans.plans[:1]:
+        found += _plan_tiles(plan)
+    return found
+
+
+def _plan_tiles(plan: PlanSummary) -> list[Tile]:
+    named = shown(plan.name.rpartition(".")[2], 40)
+    held = [
+        ("Step compiled, modelled", plan.compiled or plan.inside, "torch.compile's plan"),
+        ("Step eager, modelled", plan.eager, "op by op"),
+    ]
+    return [
+        (name, plan_range_text(work.step), f"{named} on {shown(plan.target, 40)}, {how}, launches included")
+        for name, work, how in held
+        if work is not None
+    ]
+
+
+def cards(analysis: Analysis) -> str:
+    """The report's cards of modelled time and of plans, as HTML."""
+    view = estimate_view(analysis.estimate)
+    modelled = "" if view is None else estimate_card(view)
+    return modelled + "".join(map(plan_card, plan_views(analysis.plans)))
+
+
+def schedules(analysis: Analysis) -> str:
+    """What the timeline of such a program would be, as HTML: its streams in one modelled run; ``''``: none."""
+    return "".join(
+        f'<section class="card"><h2>{escape(shown(one.label))}: one run, modelled</h2>{drawn}</section>'
+        for one in analysis.estimate.programs
+        if (drawn := "".join(map(picture, one.estimate.pictures)))
+    )
