@@ -2,10 +2,11 @@
 
     python benchmarks/memory_plans_jax.py fixtures/h100-programs
     python benchmarks/memory_plans_jax.py FOLDER [FOLDER ...]        what fixtures/compile_h100.py --all wrote
+    python benchmarks/memory_plans_jax.py FOLDER --shipped           what fixtures/compile_h100.py --shipped wrote
 
-Programs of one step are those whose file names differ by their last word, the policy. From each program that keeps
-everything the peak and the recomputed arithmetic of ``full`` and ``dots`` are predicted, and from each that is
-checkpointed the peak of keeping everything. Nothing is run, and no time is measured.
+Programs of one step are those whose file names differ by their last word, the policy (and how many layers have it).
+From each program that keeps everything the peak and the recomputed arithmetic of ``full`` and ``dots`` are predicted,
+and from each that is checkpointed the peak of keeping everything. Nothing is run, and no time is measured.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from perfscope.analyzers.readers import hlo_proto
 from perfscope.analyzers.trace import Trace
 
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
+SOURCES = (*POLICIES, "names")
+"""Nothing of a program tells what another with ``names`` would keep; from one with it something can be predicted."""
 KEEPS = {"full": lambda flow: nothing, "dots": unbatched_products}
 ENDING = ".hlo.pb.xz"
 KINDS = {"loop": ("scan", "halves"), "layers with a scope each": ("unrolled", "listed")}
-HELD_OUT = ("last",)
+HELD_OUT = ("gpu", "fresh")
 """Labels of programs that nobody had looked at when the rules were finished."""
 
 
@@ -60,7 +63,7 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
     groups: dict[str, dict[str, Path]] = {}
     for path in sorted(path for folder in folders for path in folder.glob(f"*{ENDING}")):
         stem, _, policy = path.name.removesuffix(ENDING).rpartition("-")
-        if policy in POLICIES:
+        if policy in SOURCES:
             groups.setdefault(stem, {})[policy] = path
     for stem, members in groups.items():
         traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
@@ -69,7 +72,7 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
         again = {policy: _recomputed(trace) for policy, trace in traces.items()}
         for source, model in models.items():
             for policy in traces:
-                if policy == source or not _has(model, POLICIES[policy]):
+                if policy == source or policy not in POLICIES or not _has(model, POLICIES[policy]):
                     continue
                 yield Row(
                     program=stem,
@@ -80,6 +83,18 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
                     predicted_flops=again[source] + _flops(traces[source], policy) if source == "none" else None,
                     compiled_flops=again[policy],
                 )
+
+
+def partial_rows(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int]]:
+    """Programs with a policy for their first layers: name, how many, bytes predicted without it and compiled."""
+    for path in sorted(path for folder in folders for path in folder.glob(f"*-first*{ENDING}")):
+        stem, policy, first = path.name.removesuffix(ENDING).rsplit("-", 2)
+        count = int(first.removeprefix("first"))
+        for source in (folder / f"{stem}-none{ENDING}" for folder in folders):
+            for model in _models(hlo_proto.read(source)) if source.is_file() else ():
+                keep: Policy = "keep"
+                policies = [POLICIES[policy] if at < count else keep for at in range(len(model.regions))]
+                yield f"{stem}-{policy}", count, Simulator(model).run(policies).peak_bytes, _peak(hlo_proto.read(path))
 
 
 def _models(trace: Trace) -> tuple[StepModel, ...]:
@@ -119,18 +134,36 @@ def table(found: Sequence[Row]) -> str:
     """Markdown: a line a step."""
     lines = [
         "| step | peak of `none`, `full`, `dots` | `full` from `none` | `dots` from `none` | `none` from `full` "
-        "| `none` from `dots` | recomputed FLOPs of `full`, `dots` |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+        "| `none` from `dots` | `none` from `names` | recomputed FLOPs of `full`, `dots` |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for program in dict.fromkeys(row.program for row in found):
         by_pair = {(row.source, row.policy): row for row in found if row.program == program}
         peaks = {policy: row.compiled for (_, policy), row in by_pair.items()}
-        pairs = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "none"))
+        pairs = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "none"), ("names", "none"))
         errors = [f"{100 * by_pair[pair].error:+.1f}%" if pair in by_pair else "" for pair in pairs]
         again = [_again_error(by_pair[pair]) for pair in pairs[:2] if pair in by_pair]
         lines.append(
             f"| {program} | {', '.join(f'{peaks[policy] / 1e6:,.0f}' for policy in POLICIES if policy in peaks)} MB "
             f"| {' | '.join(errors)} | {', '.join(again)} |"
+        )
+    return "\n".join(lines)
+
+
+def shipped_table(found: Sequence[Row]) -> str:
+    """Markdown: a line a prediction, all numbers."""
+    lines = [
+        "| workload | from | to | peak predicted | peak compiled | error | recomputed FLOPs predicted "
+        "| compiled | error |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found:
+        flops = 0 if row.policy == "none" else row.predicted_flops
+        told = "" if flops is None else f"{flops / 1e9:,.1f} G"
+        error = f"{100 * ((flops or 0) / row.compiled_flops - 1):+.1f}%" if row.compiled_flops else "0"
+        lines.append(
+            f"| {row.program} | {row.source} | {row.policy} | {row.predicted:,} | {row.compiled:,} "
+            f"| {100 * row.error:+.1f}% | {told} | {row.compiled_flops / 1e9:,.1f} G | {error} |"
         )
     return "\n".join(lines)
 
@@ -173,8 +206,13 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    found = list(rows(parser.parse_args().folders))
-    print(table(found))
+    parser.add_argument("--shipped", action="store_true", help="a line a prediction, with all numbers")
+    asked = parser.parse_args()
+    found = list(rows(asked.folders))
+    print(shipped_table(found) if asked.shipped else table(found))
+    for name, count, predicted, compiled in partial_rows(asked.folders):
+        print(f"{name}, the first {count}: {predicted:,} predicted, {compiled:,} compiled, "
+              f"{100 * (predicted / compiled - 1):+.1f}%")  # fmt: skip
     print(summary(found))
 
 

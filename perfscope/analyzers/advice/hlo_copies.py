@@ -1,4 +1,4 @@
-"""Copies of arguments that a program updates in place: XLA makes them where the order it chose reads them afterwards."""
+"""Copies of arguments that a program updates in place: XLA makes them where the order it chose reads one afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_copies(graph: Graph, order: Order) -> bool:
                     sizes=main.nodes[given[number]].sizes)  # fmt: skip
         main.add(copy)
         first = min(positions[name] for name, _ in readers)
-        for name, through in readers:
+        for _, through in readers:
             for view in through:
                 main.change(view, operands=tuple(copy.name if one == given[number] else one for one in
                                                  main.nodes[view].operands))  # fmt: skip

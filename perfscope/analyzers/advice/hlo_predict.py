@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from perfscope.analyzers.advice.hlo_copies import with_copies, without_copies
 from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
 from perfscope.analyzers.advice.hlo_graph_values import Values
@@ -26,6 +28,10 @@ from perfscope.analyzers.hlo.schedule import Schedule
 
 MOST_INSTRUCTIONS = 40_000
 """Of a program that is predicted: ordering takes time with the square of an instruction's readers at worst."""
+MOST_PARTIAL = 8
+"""Numbers of layers, out of all, that a policy is predicted for."""
+MOST_PARTLY = 8_000
+"""Instructions of a program for which that is more than all or none."""
 SHARED = 0.01
 """Share of a program's results outside of its arguments' memory from which on that matters."""
 
@@ -49,12 +55,27 @@ class Predictor:
         nested = frozenset().union(*(one.nested for one in self._layers))
         return any(keeps(number) for number, value in enumerate(self._flow.values) if value.computation.name in nested)
 
-    def peak(self, keeps: Keeps, today: int) -> int:
+    def peak(self, keeps: Keeps, today: int, first: int | None = None) -> int:
         """Bytes at the peak with a policy for all layers, which keep everything now; ``today``: at the peak now.
 
-        ``ValueError`` where the program with the policy cannot be ordered.
+        ``first``: for so many of the layers that run one after another, the first ones. ``ValueError`` where the
+        program with the policy cannot be ordered.
         """
-        return self._peak_of(self.graph(keeps), today)
+        return self._peak_of(self.graph(keeps, first), today)
+
+    def peaks(self, keeps: Keeps, today: int) -> list[int]:
+        """``peak`` for the first layer alone, the first two, and so on; of loops for all or none.
+
+        Of many layers some are taken from those before and behind them.
+        """
+        count = len(self._layers)
+        if not self._layers[0].scope:
+            return [self.peak(keeps, today)]
+        asked = sorted({round(count * at / MOST_PARTIAL) for at in range(1, MOST_PARTIAL + 1)} - {0})
+        if len(self._schedule) > MOST_PARTLY:
+            asked = [count]
+        found = [self.peak(keeps, today, first) for first in asked]
+        return [round(one) for one in np.interp(range(1, count + 1), [0, *asked], [today, *found])]
 
     def peak_of_all(self, today: int) -> int:
         """Bytes at the peak with everything kept for all layers, which are checkpointed now; as ``peak``."""
@@ -79,10 +100,10 @@ class Predictor:
             predicted += today - needed_peak(Values(graph_of(self._module)), self._order_today())
         return predicted
 
-    def graph(self, keeps: Keeps) -> Graph:
-        """The program with a policy for all layers."""
+    def graph(self, keeps: Keeps, first: int | None = None) -> Graph:
+        """The program with a policy for all layers, or the first of those that run one after another."""
         if self._layers[0].scope:
-            return single_plan(self._module, self._flow, self._schedule, self._layers, keeps)
+            return single_plan(self._module, self._flow, self._schedule, self._layers[:first], keeps)
         graph: Graph | None = None
         for layers in self._layers:
             graph = loop_plan(self._module, self._flow, self._schedule, layers, keeps, graph)

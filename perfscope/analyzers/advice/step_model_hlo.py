@@ -85,7 +85,8 @@ class _Program:
         self.layers = layers_of(module, self._flow, self._schedule)
         self._timeline = timeline_of(trace, module)
         self._predictor = Predictor(module, self._flow, self._schedule, self.layers)
-        self._shifts: dict[str, int | None] = {}
+        self._shifts: dict[str, list[int] | None] = {}
+        """Peaks by policy."""
 
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
@@ -144,42 +145,51 @@ class _Program:
         )
 
     def _less(self, policy: Policy, layers: Layers, keeps: Keeps) -> Iterator[tuple[Policy, Change]]:
-        """Less kept, of layers that keep everything today; nothing where it cannot be predicted."""
+        """Less kept, of layers that keep everything today; nothing where it cannot be predicted.
+
+        A plan gives a policy to the first layers: what each adds is what the program with one more of them needs.
+        """
         if policy not in self._shifts:
-            self._shifts[policy] = self._shift(keeps)
-        shift = self._shifts[policy]
-        if shift is None:
+            self._shifts[policy] = self._peaks(keeps)
+        peaks = self._shifts[policy]
+        if peaks is None:
             return
         again = again_of(Layer(self._flow, layers), layers.kept, keeps)
-        share = self._share(shift, layers, [sum(one.bytes for one in each.kept) for each in self.layers])
+        at = next(at for at, each in enumerate(self.layers) if each is layers)
+        if layers.scope:
+            shift = peaks[at] - (peaks[at - 1] if at else self._timeline.peak()[1])
+        else:
+            weights = [sum(one.bytes for one in each.kept) for each in self.layers]
+            shift = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
         yield (
             policy,
             Change(
-                spans=((0, self._timeline.last + 1, share),),
+                spans=((0, self._timeline.last + 1, shift),),
                 recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
                 recomputed=len(again.launched),
             ),
         )
 
-    def _shift(self, keeps: Keeps | None) -> int | None:
-        """Bytes that the peak changes by where all layers have a policy; without one, keep everything."""
+    def _peaks(self, keeps: Keeps | None) -> list[int] | None:
+        """Bytes at the peak with a policy for more and more layers; without one, everything kept for all."""
         today = self._timeline.peak()[1]
         if not self._predictor.can or (keeps is not None and self._predictor.keeps_in_loops(keeps)):
             return None
         try:
-            return (self._predictor.peak_of_all(today) if keeps is None else self._predictor.peak(keeps, today)) - today
+            return [self._predictor.peak_of_all(today)] if keeps is None else self._predictor.peaks(keeps, today)
         except ValueError:  # a program that nobody has seen: kernels that need each other
             return None
 
     def _more(self, layers: Layers) -> Change:
         """Everything kept, of layers that are checkpointed today; where that cannot be ordered, what they read."""
         if "keep" not in self._shifts:
-            self._shifts["keep"] = self._shift(None)
-        shift = self._shifts["keep"]
-        if shift is None:
+            self._shifts["keep"] = self._peaks(None)
+        peaks = self._shifts["keep"]
+        if peaks is None:
             size = self._read_again(layers)
             return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
-        share = self._share(shift, layers, [max(1, self._read_again(each)) for each in self.layers])
+        weights = [max(1, self._read_again(each)) for each in self.layers]
+        share = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
         return Change(spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0)
 
     def _share(self, shift: int, layers: Layers, weights: Sequence[int]) -> int:
