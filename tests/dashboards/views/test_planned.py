@@ -68,7 +68,7 @@ def test_the_timeline_is_the_modelled_schedule(compiled: Trace, tmp_path: Path) 
     view = view_of("timeline", [compiled], tmp_path / "view")
     assert not any(one["events"] for one in view["traces"])
     assert "one run, modelled" in view["modelled"]
-    assert view["modelled"].count("<rect") == 2
+    assert view["modelled"].count("<title>") == 2
 
 
 def test_of_what_ran_nothing_of_it_is_said(tmp_path: Path) -> None:
