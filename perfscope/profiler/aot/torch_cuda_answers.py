@@ -86,7 +86,7 @@ class CudaAnswers:
             "is_bf16_supported": lambda *_, **__: self.capability >= (8, 0),
             "get_device_name": lambda *_: self.name,
             "get_device_capability": lambda *_: self.capability,
-            "get_device_properties": lambda *_: self._properties(),
+            "get_device_properties": lambda *_: self.properties(),
             "mem_get_info": lambda *_: (self.memory_bytes, self.memory_bytes),
             "memory_stats": lambda *_: {},
             "memory_summary": lambda *_, **__: "",
@@ -102,7 +102,8 @@ class CudaAnswers:
             "device": _Around,
         }
 
-    def _properties(self) -> SimpleNamespace:
+    def properties(self) -> SimpleNamespace:
+        """What ``get_device_properties`` answers; registers and threads as NVIDIA GPUs since Volta have, but Turing."""
         major, minor = self.capability
         return SimpleNamespace(
             name=self.name,
@@ -112,6 +113,9 @@ class CudaAnswers:
             multi_processor_count=self.cores,
             is_integrated=0,
             warp_size=32,
+            regs_per_multiprocessor=65536,
+            max_threads_per_multi_processor=2048,
+            max_threads_per_block=1024,
         )
 
 

@@ -53,13 +53,16 @@ class Planner:
         failed: Callable[[str], None],
         around: Callable[[], AbstractContextManager[None]],
         paused: Callable[[], AbstractContextManager[None]],
+        properties: object,
     ) -> None:
         """Take the listeners.
 
         ``called(number)``: a planned graph is run; ``failed(reason)``: one could not be planned; ``around()`` is
-        entered while inductor works, ``paused()`` while a graph runs in place of its kernels.
+        entered while inductor works, ``paused()`` while a graph runs in place of its kernels. ``properties``: what
+        inductor is told of the device; by the number of its cores it splits reductions.
         """
         self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
+        self._properties = properties
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
@@ -82,6 +85,7 @@ class Planner:
         import torch._functorch.config as functorch
         import torch._inductor.config as config
         import torch.utils._triton as triton
+        from torch._dynamo.device_interface import CpuInterface
         from torch._inductor import compile_fx, graph, scheduler
         from torch._inductor.codegen.triton import TritonScheduling
 
@@ -91,7 +95,15 @@ class Planner:
         config.compile_threads = 1
         functorch.enable_autograd_cache = False
         functorch.force_non_lazy_backward_lowering = True
+        properties = self._properties
+        CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
+        CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
         scheduler.has_triton = lambda: True
+        # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
+        # scalar of the CPU is no scalar of the host.
+        scheduler.BaseSchedulerNode.is_gpu = lambda node: True
+        scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
+        scheduler._is_gpu_triton_backend = lambda *_: True
         triton.triton_hash_with_backend = lambda: "0" * 64
         hooked = torch_compat.hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):

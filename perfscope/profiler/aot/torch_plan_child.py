@@ -85,6 +85,7 @@ class _Planning:
             failed=self.failures.append,
             around=self.answers.hidden,
             paused=lambda: self.steps.paused(),
+            properties=self.answers.properties(),
         )
         self.steps = PlanSteps(
             self._folder,

@@ -19,14 +19,14 @@ from tests.profiler.aot import torch_programs
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 TABLE = {
-    # graph: (launches, Triton kernels, MB) of the H100 plan and of the CPU-Triton plan; a plan lies between or at one
-    "mlp forward": ((5, 5), (3, 3), (1812.0, 1812.1)),
-    "mlp backward": ((9, 11), (5, 6), (3291.6, 3422.7)),
-    "attention forward": ((12, 12), (8, 8), (497.3, 497.3)),
-    "attention backward": ((15, 19), (7, 10), (857.0, 858.6)),
+    # (launches, Triton kernels, MB) planned with the whole pretence of an H100, and over plain CPU tensors
+    "mlp forward": ((5, 3, 1812.1), (5, 3, 1812.0)),
+    "mlp backward": ((11, 6, 3291.6), (9, 5, 3422.7)),
+    "attention forward": ((12, 8, 497.3), (12, 8, 497.3)),
+    "attention backward": ((19, 10, 858.6), (15, 7, 857.0)),
 }
-"""Counts measured with the whole pretence of an H100, and over CPU tensors: they differ from each other in the
-backward, by how reductions are split, and so may a plan. Bytes within 0.1% of either end."""
+ROUNDED = 0.1
+"""MB: the table has one digit behind the point."""
 
 
 def planned(folder: Path, text: str, name: str = "train") -> Trace:
@@ -63,11 +63,11 @@ def test_counts_are_those_of_the_table(table: Trace) -> None:
     graphs = only(table).plan.graphs
     assert [graph.direction for graph in graphs] == ["forward", "backward", "forward", "backward"]
     for name, graph in zip(TABLE, graphs, strict=True):
-        launches, triton, megabytes = TABLE[name]
-        assert launches[0] <= len(graph.kernels) <= launches[1], name
-        assert triton[0] <= len({kernel.name for kernel in graph.kernels} & _triton(graph)) <= triton[1], name
         moved = sum(kernel.bytes for kernel in graph.kernels) / 1e6
-        assert megabytes[0] * 0.999 <= moved <= megabytes[1] * 1.001, name
+        found = (len(graph.kernels), len({kernel.name for kernel in graph.kernels} & _triton(graph)), moved)
+        for counted, pretended, plain in zip(found, *TABLE[name], strict=True):
+            # no further from the pretence of the device than the table's two ways are from each other
+            assert abs(counted - pretended) <= abs(pretended - plain) + ROUNDED, (name, found)
         assert graph.calls == 1
 
 
@@ -83,7 +83,7 @@ def test_products_have_their_flops_and_kernels_their_lines(table: Trace) -> None
     lines = torch_programs.TABLE.splitlines()
     softmax = next(kernel for kernel in attention.kernels if "aten._softmax" in kernel.ops)
     assert len(softmax.members) > 1
-    assert any(".softmax(-1)" in lines[place.line - 1] for place in softmax.places)
+    assert any("torch.softmax(scores" in lines[place.line - 1] for place in softmax.places)
     assert {place.file for kernel in attention.kernels for place in kernel.places} == {"train.py"}
 
 

@@ -29,7 +29,8 @@ class Attention(nn.Module):
         q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
         scores = q @ k.transpose(-2, -1) / math.sqrt(dim // self.heads)
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(future, float("-inf"))
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype)
         return x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, dim))
 
 
