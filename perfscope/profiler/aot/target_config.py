@@ -33,6 +33,8 @@ class Generation:
     registers: int = 1 << 16
     """Of 32 bits, of a core."""
     warp: int = 32
+    die_l2: int | None = None
+    """Bytes of the L2 of one die, where each die's cores have their own: what XLA is told in place of the sum."""
 
 
 def _nvidia(shared_core: int, shared_asked: int, threads_core: int, lanes: int) -> Generation:
@@ -42,17 +44,17 @@ def _nvidia(shared_core: int, shared_asked: int, threads_core: int, lanes: int) 
     )  # fmt: skip
 
 
-def _amd(shared: int) -> Generation:
+def _amd(shared: int, die_l2: int | None = None) -> Generation:
     return Generation(
         shared_core=shared * KIB, shared_block=shared * KIB, shared_asked=shared * KIB, threads_core=2048, lanes=128,
-        registers=1 << 17, warp=64,
+        registers=1 << 17, warp=64, die_l2=None if die_l2 is None else die_l2 * KIB,
     )  # fmt: skip
 
 
 GENERATIONS: dict[str, Generation] = {
     "gfx90a": _amd(64),
-    "gfx942": _amd(64),
-    "gfx950": _amd(160),
+    "gfx942": _amd(64, 4096),
+    "gfx950": _amd(160, 4096),
     "sm_70": _nvidia(96, 96, 2048, 64),
     "sm_75": _nvidia(64, 64, 1024, 64),
     "sm_80": _nvidia(164, 163, 2048, 64),
@@ -96,7 +98,7 @@ def gpu_target_config(
         f"block_dim_limit_y: {edge}",
         f"block_dim_limit_z: {edge}",
         f"memory_bandwidth: {memory_bandwidth}",
-        f"l2_cache_size: {l2_bytes}",
+        f"l2_cache_size: {limits.die_l2 or l2_bytes}",
         f"clock_rate_ghz: {clock_hz / 1e9:g}",
         f"device_memory_size: {memory_bytes}",
         f"shared_memory_per_block_optin: {limits.shared_asked}",

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.__main__ import run
 from perfscope.analyzers.hardware import DEVICES
 from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.profiler.aot import plugins
 from perfscope.profiler.aot.target_config import GENERATIONS, gpu_target_config
 from perfscope.profiler.errors import AskedWronglyError
 
@@ -56,6 +58,40 @@ def test_capabilities(name: str, capability: str) -> None:
 
 def test_memory_of_ones_own_is_planned_for() -> None:
     assert f"device_memory_size: {40 << 30}\n" in _config("h100", "40GiB")
+
+
+def test_a_die_of_amd_has_its_own_cache() -> None:
+    assert "l2_cache_size: 4194304\n" in _config("mi300x")
+    assert "l2_cache_size: 52428800\n" in _config("h100")
+
+
+@pytest.mark.aot
+@pytest.mark.jax
+@pytest.mark.skipif(
+    not isinstance(plugins.find("gpu-nvidia"), plugins.Plugin),
+    reason="no compiler for NVIDIA GPUs here: PERFSCOPE_PLUGINS names none",
+)
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("a100", "sm_80"),
+        ("b200", "sm_100a"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("l4", "sm_89"), ("h200", "sm_90a"))),
+    ],
+)
+def test_xla_makes_code_of_the_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "step = jax.jit(lambda w, x: jax.nn.softmax((x @ w).astype(jnp.float32)).astype(x.dtype) @ w)\n"
+        "w = step(jnp.zeros((512, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16))\n"
+    )
+    assert run(["compile", "--target", target, "-q", "--keep-ptx", "train.py"]) == 0
+    kept = [path for path in Path("perfscope-runs/latest/programs").iterdir() if "ptx" in path.name]
+    found = {name for path in kept for name in re.findall(r"(?m)^[.]target (\w+)", path.read_text())}
+    assert found == {code}
 
 
 def test_every_gpu_has_limits() -> None:
