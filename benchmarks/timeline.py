@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
+from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.trace import Rows, Source, Trace
 from perfscope.analyzers.trace.tables import TABLES
 from perfscope.dashboards.server.shelf import Shelf
@@ -72,7 +73,8 @@ def prepared(trace: Trace, folder: Path) -> dict[str, float]:
     held = module.gather(trace, place)
     seconds = time.perf_counter() - began
     gathered = [Gathered(source=trace.source, place=place, held=held)]
-    job = Job(analysis=None, traces=[trace], report={}, gathered=gathered, folder=folder / "timeline")  # type: ignore[arg-type]
+    analysis = Analysis(sources=(trace.source,), devices=(), steps=(), outcomes=())
+    job = Job(analysis=analysis, traces=[trace], report={}, gathered=gathered, folder=folder / "timeline")
     (folder / "timeline.json").write_text(json.dumps({"view": module.view(job)}))
     (folder / "state.json").write_text(json.dumps({"state": "ready"}))
     disk = sum(file.stat().st_size for file in place.folder.iterdir())

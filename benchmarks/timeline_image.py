@@ -43,7 +43,7 @@ class Image:
             np.add.at(edges, np.clip((self.end[some] - low) * scale, 0, WIDTH - 1).astype(int) + 1, -1)
             count = np.cumsum(edges)[:WIDTH]
             canvas[at * each : (at + 1) * each - 2] = np.minimum(np.log1p(count) * 60, 255)
-        return _png(canvas)
+        return png(canvas)
 
     def show(self, page: Page) -> None:
         """Draw ``view`` and put it into the page."""
@@ -65,7 +65,9 @@ class Image:
         self.show(page)
 
 
-def _png(gray: np.ndarray) -> bytes:
+def png(gray: np.ndarray) -> bytes:
+    """A gray picture, shape (height, width), as a PNG."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

