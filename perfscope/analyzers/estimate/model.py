@@ -23,7 +23,7 @@ class Row:
     opcode: str
     what: Class
     where: Where
-    """The user's line, with primitive and scope."""
+    """The user's line, with primitive and scope; of what XLA added the line it serves."""
     once: Range
     """Each time it runs, ns."""
     runs: int
@@ -43,6 +43,8 @@ class Row:
     bytes: int
     """Through device memory, each time."""
     wire_bytes: int
+    added: bool = False
+    """No line of the program names it: XLA added it."""
     detail: str = ""
     """Of a collective, by which algorithm; empty for kernels."""
     contended: bool = False
@@ -61,6 +63,8 @@ class LineTime:
     """All instructions of one line of the user's program."""
 
     where: Where
+    opcode: str
+    """Of its instruction with most time."""
     total: Range
     exposed: Range
     """Part of it that the step consists of: what runs beside something else counts where it is exposed."""
@@ -164,6 +168,7 @@ def _line(rows: list[Row]) -> LineTime:
         bounds[row.bound] = bounds.get(row.bound, 0) + row.exposed.middle
     return LineTime(
         where=rows[0].where,
+        opcode=rows[0].opcode,
         total=total,
         exposed=exposed,
         instructions=len(rows),

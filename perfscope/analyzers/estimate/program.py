@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from perfscope.analyzers.estimate import levels as streams
 from perfscope.analyzers.estimate.assumptions import BLIND_SPOTS, Factors, factors_for, listed
@@ -11,11 +12,13 @@ from perfscope.analyzers.estimate.model import Estimate, Row
 from perfscope.analyzers.estimate.pictures import pictures
 from perfscope.analyzers.estimate.spans import Parts, Range
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.facts.hlo_origin import served, users_of
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.hlo_roofline import utilization
+from perfscope.analyzers.finding import Where
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.thunks import Thunks
 from perfscope.profiler.errors import DataError
 
@@ -117,12 +120,23 @@ def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:
                     waiting.append((inner, inside))
     for level in order:
         critical = level.high.critical() if paths[level.computation.name] else frozenset()
+        users = users_of(level.computation)
         for index, piece in enumerate(level.pieces):
             if piece.what != "call":
-                yield _row(level, index, piece, names, on_path=index in critical)
+                where = _where(piece.instruction, users)
+                yield _row(level, index, piece, names, where, on_path=index in critical)
 
 
-def _row(level: Level, index: int, piece: Piece, names: dict[int, str], *, on_path: bool) -> Row:
+def _where(one: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Where:
+    """The user's line; of what XLA added (copies, zeros, changes of layout) the line it serves."""
+    own = where_of(one)
+    if own.file is not None:
+        return own
+    other = served(one, users)
+    return own if other is None else replace(own, file=other.file, line=other.line)
+
+
+def _row(level: Level, index: int, piece: Piece, names: dict[int, str], where: Where, *, on_path: bool) -> Row:
     one, cost, runs = piece.instruction, piece.cost, piece.cost.runs
     low, high = level.low.exposed[index], level.high.exposed[index]
     return Row(
@@ -130,7 +144,8 @@ def _row(level: Level, index: int, piece: Piece, names: dict[int, str], *, on_pa
         name=one.name,
         opcode=one.opcode,
         what=piece.what,
-        where=where_of(one),
+        where=where,
+        added=one.file is None,
         once=piece.time,
         runs=runs,
         runs_exact=cost.runs_exact,

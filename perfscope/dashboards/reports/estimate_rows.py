@@ -163,7 +163,7 @@ def _warnings(found: Estimate) -> Iterator[str]:
 
 def _line(line: LineTime, found: Estimate) -> Cells:
     return (
-        ("source line", _place(line.where)),
+        ("source line", _place(line.where) if line.where.file else f"no line: {shown(line.where.op or line.opcode)}"),
         ("of the step", range_text(line.exposed)),
         ("share", of_step(line.exposed, found.step_ns)),
         ("instructions", f"{line.instructions:,}"),
@@ -179,7 +179,7 @@ def _instruction(row: Row, found: Estimate) -> Cells:
         ("of the step", range_text(row.exposed)),
         ("share", of_step(row.exposed, found.step_ns)),
         ("bound by", _bound(row)),
-        ("at", _place(row.where) if row.where.file else ""),
+        ("at", f"{_place(row.where)}{' (added by XLA)' if row.added else ''}" if row.where.file else ""),
     )
 
 
