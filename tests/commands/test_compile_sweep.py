@@ -88,7 +88,7 @@ def test_a_sweep_end_to_end_and_again(here: Path, capsys: pytest.CaptureFixture[
     assert {state for key, state in states.items() if key[0] == "broken"} == {"failed"}
     assert {state for key, state in states.items() if key[0] != "broken" and key[2] == "1GiB"} == {"fits"}
     assert all("no such activation" in one["reason"] for one in found["variants"] if one["state"] == "failed")
-    assert {axis["name"]: axis["kind"] for axis in found["axes"]} == {"act": "choice", "n": "size", "memory": "choice"}
+    assert {axis["name"]: axis["kind"] for axis in found["axes"]} == {"act": "choice", "n": "size", "memory": "machine"}
     plain = next(one for one in found["variants"] if one["settings"] == {"act": "tanh", "n": "256", "memory": "1GiB"})
     assert plain["programs"] == ["jit_step"]
     assert plain["peak_bytes"] > 3 * 256 * 256 * 4

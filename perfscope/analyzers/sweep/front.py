@@ -2,7 +2,8 @@
 
 Variants that do the same work are one group: they differ in choices only, never in a size. An axis is a size where
 the user says so, or where its values are whole numbers and the bytes of the step's inputs differ along it; a block
-size leaves them alone, a batch or a length does not.
+size leaves them alone, a batch or a length does not. Machines (``target``, ``memory``) are groups of their own, too,
+unless the user calls them a choice.
 
 One variant dominates another if it is no slower at both ends of its modelled time, needs no more memory at its peak,
 and is better in one of the three. The front of a group is what nothing dominates; of equals all are on it.
@@ -12,8 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from perfscope.analyzers.sweep.point import Point
+
+Kind = Literal["size", "choice", "machine"]
+MACHINES = ("target", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,41 +46,55 @@ class Dominance:
 class Front:
     """A sweep, compared."""
 
-    sizes: tuple[str, ...]
-    """Axes along which the work changes."""
-    choices: tuple[str, ...]
+    kinds: Mapping[str, Kind]
+    """Axis -> what it is."""
     on_front: frozenset[int]
-    """Numbers of points."""
+    """Numbers of points; none where nothing was left to choose."""
     beaten_by: Mapping[int, tuple[int, ...]]
     """Number of a point -> those of its group that dominate it, those of the front first."""
     same: tuple[tuple[int, ...], ...]
     """Points of one group that are the same program, or cannot be told apart by time and peak."""
     dominated: tuple[Dominance, ...]
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Axes along which the work changes."""
+        return tuple(name for name, kind in self.kinds.items() if kind == "size")
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Axes along which variants are not held against each other: sizes and machines."""
+        return tuple(name for name, kind in self.kinds.items() if kind != "choice")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The others."""
+        return tuple(name for name, kind in self.kinds.items() if kind == "choice")
+
 
 def front_of(axes: Sequence[Swept], points: Sequence[Point]) -> Front:
     """The fronts of all groups. Points that do not fit, or whose time or peak is not known, are on none."""
-    sizes = tuple(axis.name for axis in axes if is_size(axis, points))
-    choices = tuple(axis.name for axis in axes if axis.name not in sizes)
+    kinds = {axis.name: kind_of(axis, points) for axis in axes}
+    apart = tuple(name for name, kind in kinds.items() if kind != "choice")
+    choices = tuple(name for name, kind in kinds.items() if kind == "choice")
     groups: dict[tuple[str | None, ...], list[int]] = {}
     for number, point in enumerate(points):
         if point.judged and point.state in ("fits", "compiled"):
-            groups.setdefault(tuple(point.value(name) for name in sizes), []).append(number)
+            groups.setdefault(tuple(point.value(name) for name in apart), []).append(number)
     beaten: dict[int, tuple[int, ...]] = {}
     for members in groups.values():
         for number in members:
             beaten[number] = tuple(one for one in members if dominates(points[one], points[number]))
-    front = frozenset(number for number, by in beaten.items() if not by)
+    front = frozenset(number for number, by in beaten.items() if not by and choices)
     ordered = {
         number: tuple(sorted(by, key=lambda one: (one not in front, one))) for number, by in beaten.items() if by
     }
     return Front(
-        sizes=sizes,
-        choices=choices,
+        kinds=kinds,
         on_front=front,
         beaten_by=ordered,
         same=tuple(same for members in groups.values() for same in _same(points, members)),
-        dominated=_dominated(points, choices, sizes),
+        dominated=_dominated(points, choices, apart),
     )
 
 
@@ -91,12 +110,18 @@ def dominates(one: Point, other: Point) -> bool:
     return all(mine <= its for mine, its in pairs) and any(mine < its for mine, its in pairs)
 
 
-def is_size(axis: Swept, points: Sequence[Point]) -> bool:
-    """Whether the work changes along an axis."""
+def kind_of(axis: Swept, points: Sequence[Point]) -> Kind:
+    """What the user said, or what the compiled programs say."""
     if axis.kind is not None:
-        return axis.kind == "size"
-    if axis.name in ("target", "memory") or not all(value.isdigit() for value in axis.values):
-        return False
+        return "size" if axis.kind == "size" else "choice"
+    if axis.name in MACHINES:
+        return "machine"
+    if not all(value.isdigit() for value in axis.values):
+        return "choice"
+    return "size" if _changes_work(axis, points) else "choice"
+
+
+def _changes_work(axis: Swept, points: Sequence[Point]) -> bool:
     rest: dict[tuple[tuple[str, str], ...], set[tuple[int, int]]] = {}
     for point in points:
         if point.inputs is not None:
@@ -116,14 +141,14 @@ def _same(points: Sequence[Point], members: Sequence[int]) -> list[tuple[int, ..
     return [tuple(numbers) for numbers in found.values() if len(numbers) > 1]
 
 
-def _dominated(points: Sequence[Point], choices: tuple[str, ...], sizes: tuple[str, ...]) -> tuple[Dominance, ...]:
+def _dominated(points: Sequence[Point], choices: tuple[str, ...], apart: tuple[str, ...]) -> tuple[Dominance, ...]:
     """Choices that one other choice dominates at every size at which both are known, the widest reason of each.
 
     A choice that fits where the better one does not, or is known where that is not, is not dominated by it.
     """
     by_choice: dict[str, dict[str, Point]] = {}
     for point in points:
-        by_choice.setdefault(point.words(choices), {})[point.words(sizes)] = point
+        by_choice.setdefault(point.words(choices), {})[point.words(apart)] = point
     found = []
     for worse, mine in by_choice.items():
         known = {size: point for size, point in mine.items() if point.judged and point.state in ("fits", "compiled")}

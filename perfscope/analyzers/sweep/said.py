@@ -31,15 +31,15 @@ def _dominated(front: Front) -> list[str]:
     together: dict[tuple[str, int], list[str]] = {}
     for one in front.dominated:
         together.setdefault((one.better, one.groups), []).append(one.worse)
-    sizes = ", ".join(front.sizes)
+    kinds = " and ".join(front.apart)
     said = []
     for (better, groups), worse in together.items():
-        if not sizes:
+        if not kinds:
             where = ""
         elif groups == 1:
-            where = f" at the one {sizes} at which both are known"
+            where = f" at the one {kinds} at which both are known"
         else:
-            where = f" at each of the {groups} {sizes} at which {'it is' if len(worse) == 1 else 'they are'} known"
+            where = f" at each of the {groups} {kinds} at which {'it is' if len(worse) == 1 else 'they are'} known"
         verb = "is" if len(worse) == 1 else "are"
         said.append(f"{_and(worse)} {verb} dominated by {better}: neither quicker nor leaner{where}")
     return said
@@ -55,20 +55,20 @@ def _whole(front: Front, points: Sequence[Point]) -> list[tuple[str, ...]]:
     together: dict[frozenset[str], set[str]] = {}
     for numbers in front.same:
         key = frozenset(points[number].words(front.choices) for number in numbers)
-        together.setdefault(key, set()).add(points[numbers[0]].words(front.sizes))
+        together.setdefault(key, set()).add(points[numbers[0]].words(front.apart))
     known: dict[str, set[str]] = {}
     for point in points:
         if point.judged and point.state in ("fits", "compiled"):
-            known.setdefault(point.words(front.choices), set()).add(point.words(front.sizes))
+            known.setdefault(point.words(front.choices), set()).add(point.words(front.apart))
     return [tuple(sorted(key)) for key, sizes in together.items() if all(known.get(one) == sizes for one in key)]
 
 
 def _same(choices: tuple[str, ...], points: Sequence[Point], front: Front) -> str:
     prints = {
-        point.words(front.sizes): {
+        point.words(front.apart): {
             other.fingerprints
             for other in points
-            if other.words(front.choices) in choices and other.words(front.sizes) == point.words(front.sizes)
+            if other.words(front.choices) in choices and other.words(front.apart) == point.words(front.apart)
         }
         for point in points
         if point.words(front.choices) in choices and point.judged

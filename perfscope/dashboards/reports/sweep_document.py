@@ -36,8 +36,8 @@ class SweptAxis(Value, frozen=True, kw_only=True):
 
     name: str
     values: Texts
-    kind: Literal["size", "choice"]
-    """Of a size the work changes: variants that differ in it are not held against each other."""
+    kind: Literal["size", "choice", "machine"]
+    """Of a size the work changes. Variants that differ in it, or in the machine, are not held against each other."""
 
 
 class SweptVariant(Value, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def sweep_document(
         axes=tuple(
             SweptAxis(
                 name=axis.name, values=tuple(shown(value) for value in axis.values),
-                kind="size" if axis.name in front.sizes else "choice",
+                kind=front.kinds[axis.name],
             )
             for axis in axes
         ),

@@ -29,8 +29,8 @@ class SweepRow:
 
 
 def rows_of(sweep: Sweep) -> tuple[SweepRow, ...]:
-    """All variants: by size in the order of the values, then by time; those without a time behind the others."""
-    order = [axis for axis in sweep.axes if axis.kind == "size"]
+    """All variants: by machine and size in the order of the values, then by time; those without one come last."""
+    order = [axis for axis in sweep.axes if axis.kind != "choice"]
     places = {axis.name: {value: at for at, value in enumerate(axis.values)} for axis in order}
 
     def key(number: int) -> tuple[object, ...]:
@@ -75,8 +75,8 @@ def words(sweep: Sweep, number: int) -> str:
 
 
 def choice_words(sweep: Sweep, one: SweptVariant) -> str:
-    """The same of choices alone: what a picture tells apart."""
-    choices = [axis.name for axis in sweep.axes if axis.kind == "choice"]
+    """The same without sizes: what a picture tells apart."""
+    choices = [axis.name for axis in sweep.axes if axis.kind != "size"]
     return " ".join(f"{name}={one.settings[name]}" for name in choices)
 
 

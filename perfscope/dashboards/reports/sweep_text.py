@@ -47,11 +47,11 @@ def _table(sweep: Sweep) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
     table.add_column("", overflow="fold", ratio=1)
-    sizes = [at for at, axis in enumerate(sweep.axes) if axis.kind == "size"]
+    apart = [at for at, axis in enumerate(sweep.axes) if axis.kind != "choice"]
     last: tuple[str, ...] | None = None
     for row in rows_of(sweep):
-        group = tuple(row.settings[at] for at in sizes)
-        if last is not None and group != last and len(sizes) < len(sweep.axes):
+        group = tuple(row.settings[at] for at in apart)
+        if last is not None and group != last and len(apart) < len(sweep.axes):
             table.add_row()
         last = group
         cells = (">" if row.on_front else "", *row.settings, row.step, row.peak, row.share, row.fits, row.note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from perfscope.analyzers.sweep.front import Swept, dominates, front_of, is_size
+from perfscope.analyzers.sweep.front import Swept, dominates, front_of, kind_of
 from tests.analyzers.sweep.points import MEMORY, point
 
 POLICY = Swept(name="policy", values=("none", "dots", "full"))
@@ -55,16 +55,18 @@ def test_sizes_are_not_held_against_each_other() -> None:
 def test_whole_numbers_that_change_no_input_are_choices() -> None:
     axis = Swept(name="block", values=("64", "128"))
     points = [point("block=64", 10, 20, 500, inputs=(9, 9)), point("block=128", 9, 19, 500, inputs=(9, 9))]
-    assert not is_size(axis, points)
+    assert kind_of(axis, points) == "choice"
     assert front_of([axis], points).on_front == {1}
-    assert is_size(Swept(name="block", values=("64", "128"), kind="size"), points)
-    assert not is_size(Swept(name="seq", values=("1", "2"), kind="choice"), [point("seq=1", 1, 1, 1, inputs=(1, 1))])
+    assert kind_of(Swept(name="block", values=("64", "128"), kind="size"), points) == "size"
+    seq = Swept(name="seq", values=("1", "2"), kind="choice")
+    assert kind_of(seq, [point("seq=1", 1, 1, 1, inputs=(1, 1))]) == "choice"
 
 
 def test_whole_numbers_of_which_nothing_is_known_are_sizes() -> None:
-    assert is_size(SEQ, [point("seq=512", None, None, None), point("seq=1024", None, None, None)])
-    assert is_size(SEQ, [point("seq=512", 1, 1, 1, inputs=(1, 1)), point("seq=1024", None, None, None)])
-    assert not is_size(Swept(name="target", values=("1", "2")), [])
+    assert kind_of(SEQ, [point("seq=512", None, None, None), point("seq=1024", None, None, None)]) == "size"
+    half = [point("seq=512", 1, 1, 1, inputs=(1, 1)), point("seq=1024", None, None, None)]
+    assert kind_of(SEQ, half) == "size"
+    assert kind_of(Swept(name="target", values=("1", "2")), []) == "machine"
 
 
 def test_what_does_not_fit_or_failed_is_on_no_front_and_beats_nothing() -> None:
@@ -115,3 +117,22 @@ def test_dominance_goes_to_one_that_is_not_dominated_itself() -> None:
     points = [point(f"policy={value}", 10 * at, 10 * at, 10 * at + 1) for at, (value,) in enumerate(values, start=1)]
     found = {one.worse: one.better for one in front_of([POLICY], points).dominated}
     assert found == {"policy=dots": "policy=none", "policy=full": "policy=none"}
+
+
+def test_machines_are_not_held_against_each_other_unless_asked() -> None:
+    axis = Swept(name="target", values=("h100", "h200"))
+    points = [
+        point("policy=none target=h100", 10, 20, 500), point("policy=none target=h200", 8, 16, 400),
+        point("policy=full target=h100", 11, 21, 501), point("policy=full target=h200", 9, 17, 401),
+    ]  # fmt: skip
+    front = front_of([POLICY, axis], points)
+    assert (front.choices, front.apart, front.sizes) == (("policy",), ("target",), ())
+    assert front.on_front == {0, 1}
+    assert [(one.worse, one.better, one.groups) for one in front.dominated] == [("policy=full", "policy=none", 2)]
+    asked = Swept(name="target", values=("h100", "h200"), kind="choice")
+    assert front_of([POLICY, asked], points).on_front == {1}
+
+
+def test_without_a_choice_there_is_no_front() -> None:
+    points = [point("seq=512", 1, 2, 3), point("seq=1024", 2, 3, 4)]
+    assert front_of([Swept(name="seq", values=("512", "1024"), kind="size")], points).on_front == frozenset()
