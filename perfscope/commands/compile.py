@@ -61,6 +61,7 @@ class CompileCommand(RunCommand):
 )
 @click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
+@click.option("--registers", is_flag=True, help="PyTorch on NVIDIA: registers and spills of planned Triton kernels.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -98,6 +99,7 @@ def compile_(
     limit: float,
     host_memory: str | None,
     keep_ptx: bool,
+    registers: bool,
     sweeps: tuple[str, ...],
     jobs: int | None,
     again: bool,
@@ -144,7 +146,7 @@ def compile_(
     for one in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
             words, module=kind == "module", framework=one, target=resolved, functions=functions, until_exit=until_exit,
-            seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
+            seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
         )  # fmt: skip
         folder = compiled_in(request, output, name, quiet=quiet)
         worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
@@ -162,6 +164,7 @@ def request_of(
     seconds: float = DEFAULT_LIMIT_S,
     memory_bytes: int | None = None,
     keep_ptx: bool = False,
+    registers: bool = False,
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data."""
     from perfscope.analyzers.hardware.target_request import target_request
@@ -177,6 +180,7 @@ def request_of(
         functions=functions,
         until_exit=until_exit,
         keep_ptx=keep_ptx,
+        registers=registers,
     )
 
 

@@ -60,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     until_exit: bool = False
     """Let the program run to its end, however often it calls the same."""
     keep_ptx: bool = False
+    registers: bool = False
+    """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

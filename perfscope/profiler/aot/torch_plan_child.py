@@ -66,15 +66,16 @@ class _Planning:
         self.world, self.attention = FakeWorld(None if request.module else Path(first)), AttentionRule()
         device = target.description.get("device")
         facts: dict[str, Any] = device if isinstance(device, dict) else {}
+        capability = capability_of(facts.get("architecture"))
         self.answers = CudaAnswers(
             name=f"{target.vendor} {target.device}",
             count=1,
             memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
             cores=int(facts.get("cores") or 0),
-            capability=capability_of(facts.get("architecture")),
+            capability=capability,
         )
         self.heard = Heard(self.world.frames)
-        self.reader = KernelReader(self.world.frames)
+        self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.graphs: list[Any] = []
         self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()

@@ -19,7 +19,9 @@ from perfscope.profiler.aot.torch_plan_file import (
     PlannedKernel,
     PlannedRefusal,
     PlanPlace,
+    Registers,
 )
+from perfscope.profiler.aot.torch_registers import registers_of
 from perfscope.profiler.captures.compile_fusion import kernels_apart
 from perfscope.profiler.captures.op_graph_flops import flops_of
 from perfscope.profiler.captures.op_graph_frames import Frames
@@ -50,8 +52,10 @@ _EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
 class KernelReader:
     """Reads scheduled graphs. ``frames`` tells the user's lines from others and names files as the user would."""
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
+    def __init__(self, frames: Frames, capability: tuple[int, int] | None = None) -> None:
+        """``capability``: of the target, where registers are asked for; each kernel is then compiled to PTX."""
+        self._frames, self._capability = frames, capability
+        self._registers: dict[str, Registers] = {}
         self._called_at: PlanPlace | None = None
 
     def graph(self, scheduled: Scheduled) -> PlannedGraph:
@@ -96,6 +100,7 @@ class KernelReader:
                 written_bytes=written,
                 reread_bytes=_reread(parts) if named[0].startswith("triton_red") else 0,
                 dtype=_dtype(parts),
+                registers=self._registers_of(named[1]),
             )
         return self._extern(kernel, members, origins, read, written)
 
@@ -125,6 +130,13 @@ class KernelReader:
             shape=shape if kind == "product" else None,
             not_covered=UNSURE.get(short),
         )
+
+    def _registers_of(self, source: str) -> Registers | None:
+        if self._capability is None:
+            return None
+        if source not in self._registers:
+            self._registers[source] = registers_of(source, self._capability)
+        return self._registers[source]
 
     def places(self, origins: Iterable[Any]) -> tuple[PlanPlace, ...]:
         """The user's innermost line of each node, without repeats, in the order of file and line."""
