@@ -159,7 +159,7 @@ def _tensors_on_host() -> None:
     module.cuda = lambda self, *_: self.to("cuda")
     for name in ("tensor", "as_tensor", "asarray"):
         setattr(torch, name, _made_on_host(getattr(torch, name)))
-    torch.Generator = _Generator  # type: ignore[misc]
+    torch.Generator = _Generator
 
 
 def _made_on_host(original: Any) -> Any:
@@ -170,7 +170,7 @@ def _made_on_host(original: Any) -> Any:
     return made
 
 
-class _Generator(torch.Generator):
+class _Generator(torch.Generator):  # type: ignore[misc]
     """A generator of the CPU, whatever device it is for."""
 
     def __new__(cls, device: Any = "cpu") -> Any:

@@ -17,7 +17,7 @@ import msgspec
 
 from perfscope.profiler.errors import DataError
 
-SCHEMA = "perfscope.torch_plan/1"
+SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
 
 MAX_BYTES = 256 << 20
 """Of a file; a plan of a model with a thousand kernels a step has 1 MB."""
