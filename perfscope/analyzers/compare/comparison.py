@@ -30,8 +30,8 @@ OTHER_TARGETS = "compiled for other targets, {base} against {head}: no gate is a
 NO_NAME = "a device without a name"
 
 Kind = Literal[
-    "PyTorch recording", "JAX recording", "device recording", "compiled programs", "memory snapshot", "compile log",
-    "flight record", "op graph", "recording",
+    "PyTorch recording", "JAX recording", "device recording", "compiled programs", "planned programs",
+    "memory snapshot", "compile log", "flight record", "op graph", "recording",
 ]  # fmt: skip
 """What a side is. Only sides of one kind are compared."""
 
@@ -197,6 +197,8 @@ def _steps(analysis: Analysis, rank: int | None, *, traced: bool) -> list[float]
 def kind_of(trace: Trace) -> Kind:
     """What a trace is, by what is in it."""
     recorded = trace.recorded
+    if trace.torch_plans:
+        return "planned programs"
     if trace.source.programs is not None or recorded == {"hlo"}:
         return "compiled programs"
     if {"hlo", "compile_events", "host_reads"} & recorded or len(trace.rows["hlo_ops"]):

@@ -44,7 +44,7 @@ class Measure:
     """It grows with the length of the recording, for no step is known."""
 
 
-_ALONE = frozenset({"hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
+_ALONE = frozenset({"torch_plan", "hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
 """What may be all that a source holds, without being a recording of a program that ran."""
 
 LEAST_OF_PROGRAM = 0.01
@@ -82,8 +82,10 @@ def measures(trace: Trace) -> Measured:
     framework = (_jax,) if _is_jax(trace) else (_graph, _compile)
     parts = (_device_work, *framework, _memory)
     if not trace.recorded - _ALONE:  # a program, a snapshot or a log, and no recording
-        parts = (_graph,) * ("op_graph" in trace.recorded) + (_compile,) * ("compile_log" in trace.recorded)
-        parts += (_memory,) * ("hlo" not in trace.recorded)
+        parts = (_graph,) * ("op_graph" in trace.recorded and not trace.torch_plans) + (_compile,) * (
+            "compile_log" in trace.recorded
+        )
+        parts += (_memory,) * (not {"hlo", "torch_plan"} & trace.recorded)
     for part in parts:
         for one in part(trace, window):
             if isinstance(one, Measure):

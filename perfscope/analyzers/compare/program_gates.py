@@ -7,12 +7,24 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.compare.program_row import ProgramChange, ProgramRow
-from perfscope.analyzers.compare.program_units import BYTES, FLOPS, LAUNCHES, PEAK, RECOMPUTED, WIRE
+from perfscope.analyzers.compare.program_row import NEW_BREAK, ProgramChange, ProgramRow
+from perfscope.analyzers.compare.program_units import (
+    BYTES,
+    FLOPS,
+    LAUNCHES,
+    PEAK,
+    PLAN_BREAKS,
+    PLAN_BYTES,
+    PLAN_LAUNCHES,
+    RECOMPUTED,
+    UNITS,
+    WIRE,
+)
 from perfscope.analyzers.units import format_bytes, format_count, format_ns
 from perfscope.profiler.errors import AskedWronglyError
 
 LOST_FUSIONS, BLOCKING, MODELLED = "lost-fusions", "blocking-collectives", "modelled-time"
+BREAKS = "graph-breaks"
 
 LEAST: dict[str, float] = {"hbm-bytes": 0.5, "peak": 0.1, "launches": 1.0, "recompute": 0.1, "collective-bytes": 0.1}
 """Percent that a gate lets pass, where nothing else is asked for. A step that only moves bytes is 0.5% slower for 0.5%
@@ -25,12 +37,16 @@ MODELLED_LEAST = 2.0
 LOST_LEAST = 0.001
 """Of the program's bytes, for a fusion that was lost: some scalar or mask that is written is no loss."""
 
-_METRIC = {"hbm-bytes": BYTES, "peak": PEAK, "launches": LAUNCHES, "recompute": RECOMPUTED, "collective-bytes": WIRE}
+_METRICS = {
+    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK,), "launches": (LAUNCHES, PLAN_LAUNCHES),
+    "recompute": (RECOMPUTED,), "collective-bytes": (WIRE,),
+}  # fmt: skip
+"""Of a compiled program, or of a plan."""
 
-DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", BLOCKING)
+DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", BLOCKING, BREAKS)
 """What ``programs`` stands for."""
 
-GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, MODELLED, *LEAST)))
+GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
 
 _GATE = re.compile(r"([a-z-]+?)(?::(\d{1,6}(?:\.\d{1,6})?)%?)?")
 
@@ -76,6 +92,8 @@ def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]
                 said = _lost(change)
             elif gate.name == BLOCKING:
                 said = _blocking(change)
+            elif gate.name == BREAKS:
+                said = _breaks(change)
             elif gate.name == MODELLED:
                 said = _modelled(change, gate)
             else:
@@ -86,9 +104,9 @@ def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]
 
 def lost_fusions(change: ProgramChange) -> tuple[ProgramRow, ...]:
     """Rows of what was one launch, is several now, and moves more bytes for it; the most bytes first."""
-    least = LOST_LEAST * change.totals.get(BYTES, (0, 0))[0]
-    found = (row for row in change.rows if row.lost and row.delta(BYTES) >= max(least, 1))
-    return tuple(sorted(found, key=lambda row: -row.delta(BYTES)))
+    least = LOST_LEAST * change.totals.get(_metric(change, "hbm-bytes"), (0, 0))[0]
+    found = (row for row in change.rows if row.lost and row.moved >= max(least, 1))
+    return tuple(sorted(found, key=lambda row: -row.moved))
 
 
 def _lost(change: ProgramChange) -> str:
@@ -96,7 +114,7 @@ def _lost(change: ProgramChange) -> str:
     if not rows:
         return ""
     many = sum(row.lost for row in rows)
-    more = sum(row.delta(BYTES) for row in rows)
+    more = sum(row.moved for row in rows)
     return (
         f"{many} {'launch was' if many == 1 else 'launches were'} part of a fusion, +{format_bytes(more)} a run: "
         f"{_places(rows)}"
@@ -111,8 +129,20 @@ def _blocking(change: ProgramChange) -> str:
     return f"{many} {'collective blocks' if many == 1 else 'collectives block'} and did not: {_places(rows)}"
 
 
+def _breaks(change: ProgramChange) -> str:
+    base, head = change.totals.get(PLAN_BREAKS, (0, 0))
+    rows = [row for row in change.rows if row.change == NEW_BREAK]
+    return f"{base} → {head}: {_places(rows)}" if head > base else ""
+
+
+def _metric(change: ProgramChange, gate: str) -> str:
+    """The metric of a gate that this program has."""
+    names = _METRICS[gate]
+    return next((name for name in names if name in change.totals), names[0])
+
+
 def _grown(change: ProgramChange, gate: ProgramGate) -> str:
-    name = _METRIC[gate.name]
+    name = _metric(change, gate.name)
     base, head = change.totals.get(name, (0, 0))
     whole = change.totals.get(FLOPS, (0, 0))[0] if name == RECOMPUTED else base
     if head <= base or (head - base) * 100 <= gate.percent * whole:
@@ -135,9 +165,9 @@ def _modelled(change: ProgramChange, gate: ProgramGate) -> str:
 
 
 def _amount(name: str, held: int) -> str:
-    if name in (BYTES, PEAK, WIRE):
+    if UNITS[name] == "bytes":
         return format_bytes(held)
-    return format_count(held) if name in (FLOPS, RECOMPUTED) else f"{held:,}"
+    return format_count(held) if UNITS[name] == "FLOP" else f"{held:,}"
 
 
 def _places(rows: Sequence[ProgramRow]) -> str:

@@ -96,7 +96,7 @@ def op_key(one: Instruction, lines: LineMap = NO_LINES) -> OpKey:
     )
 
 
-_What = frozenset[tuple[object, ...]]
+_What = frozenset[object]
 
 
 def line_map(base: Iterable[HloModule], head: Iterable[HloModule]) -> LineMap:
@@ -111,7 +111,7 @@ def line_map(base: Iterable[HloModule], head: Iterable[HloModule]) -> LineMap:
     for file, held in mine.items():
         other = theirs.get(files.get(file, file))
         if other is not None:
-            found[file] = _lines_between(held, other)
+            found[file] = lines_between(held, other)
     return LineMap(files, found)
 
 
@@ -129,7 +129,8 @@ def _lines_of(modules: Iterable[HloModule]) -> dict[str, dict[int, _What]]:
     }
 
 
-def _lines_between(base: Mapping[int, _What], head: Mapping[int, _What]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def lines_between(base: Mapping[int, _What], head: Mapping[int, _What]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Lines of a file of the base and where they are in the head, both rising, by what each line makes."""
     left, right = list(base), list(head)
     pairs = aligned(list(base.values()), list(head.values()))
     known = {left[one]: right[other] for one, other in pairs}

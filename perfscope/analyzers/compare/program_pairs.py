@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.program_diff import program_change
+from perfscope.analyzers.compare.program_plan import plan_change
 from perfscope.analyzers.compare.program_row import ProgramChange
 from perfscope.analyzers.compare.programs_side import paired_programs, program_sides
 from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
+from perfscope.analyzers.facts.plan_time import plan_works
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.readers._before import program_before
+from perfscope.analyzers.torch_plan import HeldPlan
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import DataError
 
@@ -38,7 +41,31 @@ NO_TARGETS = TargetOfSide(base="", head="")
 
 
 def program_changes(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:
-    """Every program that both sides have, those that do most first; none where a side has no scheduled one."""
+    """Every program and plan that both sides have, those that do most first; none where a side has none."""
+    return (*_compiled(base, head), *_planned(base, head))
+
+
+def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramChange]:
+    """Plans of torch.compile: of one name in order, one against one whatever their names."""
+    sides = [[held for trace in side for held in trace.torch_plans] for side in (base, head)]
+    works = [{id(work.held): work for trace in side for work in plan_works(trace)} for side in (base, head)]
+    pairs = list(zip(*sides, strict=True)) if len(sides[0]) == len(sides[1]) == 1 else []
+    if not pairs:
+        left: dict[str, list[HeldPlan]] = {}
+        for one in sides[0]:
+            left.setdefault(one.plan.name, []).append(one)
+        pairs = [(left[one.plan.name].pop(0), one) for one in sides[1] if left.get(one.plan.name)]
+    for one, other in pairs:
+        spans = [held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True)]
+        change = plan_change(one, other)
+        if spans[0] is not None and spans[1] is not None and not targets(base, head).differ:
+            first, last = spans[0].inside.step, spans[1].inside.step
+            change = replace(change, modelled_ns=((first.low, first.high), (last.low, last.high)))
+        yield change
+
+
+def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:
+    """Compiled programs that both sides have; none where a side has no scheduled one."""
     sides = [next((trace for trace in side if trace.hlo), None) for side in (base, head)]
     mine, theirs = sides
     if mine is None or theirs is None:

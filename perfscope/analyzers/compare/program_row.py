@@ -6,13 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from perfscope.analyzers.compare.program_units import BYTES, FLOPS, PEAK, RECOMPUTED, UNITS, WIRE
+from perfscope.analyzers.compare.program_units import (
+    BYTES,
+    FLOPS,
+    PEAK,
+    PLAN_BREAKS,
+    PLAN_BYTES,
+    PLAN_FLOPS,
+    PLAN_SAVED,
+    RECOMPUTED,
+    UNITS,
+    WIRE,
+)
 
 What = Literal[
     "collective became blocking", "moved out of a fusion", "new collective", "more recompute", "trip count changed",
     "type changed", "layout changed", "new", "more bytes", "more FLOPs", "fused otherwise", "moved into a fusion",
     "fewer bytes", "fewer FLOPs", "less recompute", "collective gone", "gone", "collective no longer blocks",
-    "more live at the peak", "less live at the peak", "changed",
+    "more live at the peak", "less live at the peak", "new graph break", "graph break gone",
+    "more kept for the backward", "less kept for the backward", "changed",
 ]  # fmt: skip
 
 MORE_LIVE: What = "more live at the peak"
@@ -24,7 +36,9 @@ LOST: What = "moved out of a fusion"
 MOST_SAID = 6
 """Sentences of a row, and names of launches on a side."""
 
-_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK)
+NEW_BREAK: What = "new graph break"
+
+_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_SAVED, PLAN_BREAKS)
 """Metrics of which more is worse; launches follow from bytes."""
 
 Amounts = Mapping[str, tuple[int, int]]
@@ -66,6 +80,11 @@ class ProgramRow:
         """Head minus base of a metric."""
         base, head = self.amounts.get(name, (0, 0))
         return head - base
+
+    @property
+    def moved(self) -> int:
+        """Bytes through memory more than before, of a compiled program or a plan."""
+        return self.delta(BYTES) + self.delta(PLAN_BYTES)
 
     def where(self) -> str:
         """The line to look at first: the one that changed, else the one that it shows at."""
@@ -138,9 +157,9 @@ def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
 
 def share(row: ProgramRow, totals: Amounts) -> float:
     """The largest part of a whole metric that the row is."""
-    found = [
-        abs(row.delta(name)) / max(totals[name]) for name in row.amounts if name in totals and max(totals[name]) > 0
-    ]
+    known = [name for name in row.amounts if name in totals and max(totals[name]) > 0]
+    names = [name for name in known if name in _JUDGED] or known  # launches follow from what they move
+    found = [abs(row.delta(name)) / max(totals[name]) for name in names]
     wire = max(totals.get(WIRE, (0, 0)))
     if row.weight and wire:
         found.append(row.weight / wire)

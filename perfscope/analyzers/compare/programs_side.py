@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.measures import LEAST_OF_PROGRAM, Measure
+from perfscope.analyzers.compare.program_plan import plan_fingerprint, plan_totals, plan_units
 from perfscope.analyzers.compare.program_units import (
     BYTES,
     FLOPS,
     LAUNCHES,
     PEAK,
+    PLAN_LAUNCHES,
     RECOMPUTED,
+    UNITS,
     WIRE,
     computation_digests,
 )
@@ -23,6 +26,7 @@ from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_once import CONTAINERS
 from perfscope.analyzers.hlo.cost_phase import phase_of
 from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.torch_plan import HeldPlan
 from perfscope.analyzers.trace import Trace
 
 MOST_PROGRAMS = 8
@@ -52,10 +56,13 @@ def fingerprint(module: HloModule) -> str:
 
 
 def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
-    """The programs of a trace, those that do most first."""
+    """The programs and plans of a trace, those that do most first."""
     costs = trace.fact(hlo_costs)
     ordered = sorted(costs, key=lambda cost: -(cost.total.bytes + cost.total.flops))[:MOST_PROGRAMS]
-    return tuple(
+    plans = tuple(_plan_side(held) for held in trace.torch_plans)
+    if not trace.hlo:
+        return plans
+    return plans + tuple(
         ProgramSide(
             name=cost.module.name.partition("(")[0],
             label=program_label(cost.module, trace),
@@ -63,6 +70,30 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
             measures={one.name: one for one in _measures(cost)},
         )
         for cost in ordered
+    )
+
+
+def _plan_side(held: HeldPlan) -> ProgramSide:
+    """What torch.compile would make of a program."""
+    totals, units = plan_totals(held), plan_units(held.plan)
+    places: dict[str, dict[str, float]] = {name: {} for name in totals}
+    for unit in units:
+        for place in unit.kernel.places[:1]:
+            at = f"{place.file}:{place.line}"
+            for name, amount in unit.amounts.items():
+                places[name][at] = places[name].get(at, 0) + amount
+    found = [
+        Measure(
+            name=name, unit=UNITS[name], value=value, places={at: part for at, part in places[name].items() if part},
+            least=LEAST_OF_PROGRAM if name == PLAN_LAUNCHES else 0.0,
+        )
+        for name, value in totals.items()
+    ]  # fmt: skip
+    return ProgramSide(
+        name=held.plan.name,
+        label=held.plan.name,
+        fingerprint=plan_fingerprint(held.plan),
+        measures={one.name: one for one in found},
     )
 
 

@@ -277,7 +277,7 @@ def _fingerprints(name: str, base: Sequence[ProgramSide], head: Sequence[Program
 
 def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
     """Programs of the first trace that has any: ranks of a job run the same ones."""
-    return next((trace.fact(program_sides) for trace in traces if trace.hlo), None)
+    return next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
 
 
 def _alone(

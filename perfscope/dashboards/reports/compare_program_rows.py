@@ -21,6 +21,11 @@ _SHORT = {
     "recomputed FLOPs a run": "FLOPs recomputed",
     "collective bytes a run": "sent to other devices",
     "peak memory of the program": "at the peak",
+    "bytes of planned kernels a step": "moved",
+    "FLOPs of planned kernels a step": "FLOPs",
+    "planned kernels a step": "kernels",
+    "bytes kept for the backward a step": "kept for the backward",
+    "planned graph breaks": "graph breaks",
 }
 """What stands behind a row's amounts."""
 

@@ -1,0 +1,252 @@
+"""Two plans of torch.compile, explained kernel by kernel: as `program_diff`, of what inductor would make."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.compare.align import same_files
+from perfscope.analyzers.compare.program_keys import LineMap, OpKey, lines_between
+from perfscope.analyzers.compare.program_match import Alike, Launch, alike
+from perfscope.analyzers.compare.program_row import LOST, ProgramChange, ProgramRow, What, merged
+from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_SAVED
+from perfscope.analyzers.facts.plan_breaks import planned_breaks
+from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel, PlanPlace, TorchPlan
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+"""Of a function that goes on behind a graph break: the line in it moves with the code."""
+
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanUnit:
+    """One kernel of one graph of a plan."""
+
+    graph: PlannedGraph
+    kernel: PlannedKernel
+    index: int
+    """In its graph."""
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """Of a step."""
+        calls, one = self.graph.calls, self.kernel
+        return {PLAN_BYTES: calls * one.bytes, PLAN_FLOPS: calls * (one.flops or 0), PLAN_LAUNCHES: calls}
+
+
+def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
+    """Every kernel of a plan, in the order of its graphs."""
+    return tuple(PlanUnit(graph, kernel, at) for graph in plan.graphs for at, kernel in enumerate(graph.kernels))
+
+
+def plan_totals(held: HeldPlan) -> dict[str, int]:
+    """Exact amounts of one step of a plan."""
+    found = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_SAVED, PLAN_BREAKS), 0)
+    for unit in plan_units(held.plan):
+        for name, amount in unit.amounts.items():
+            found[name] += amount
+    found[PLAN_SAVED] = sum(graph.calls * graph.saved_bytes for graph in held.plan.graphs)
+    found[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(held))
+    return found
+
+
+def plan_fingerprint(plan: TorchPlan) -> str:
+    """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
+    said = [
+        (
+            plain_function(graph.function),
+            graph.direction,
+            graph.calls,
+            graph.saved_bytes,
+            [_digest(one) for one in graph.kernels],
+        )
+        for graph in plan.graphs
+    ]
+    return hashlib.sha256(repr((said, len(plan.breaks))).encode()).hexdigest()[:16]
+
+
+def plain_function(name: str | None) -> str:
+    """A function without the line at which it goes on."""
+    return _RESUMED.sub(r"\1", name or "")
+
+
+def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
+    """What changed from one plan to another; its rows sum to the change of each amount."""
+    sides = plan_units(base.plan), plan_units(head.plan)
+    lines = _line_map(*sides)
+    prints = plan_fingerprint(base.plan), plan_fingerprint(head.plan)
+    before, after = plan_totals(base), plan_totals(head)
+    totals = {name: (before[name], after[name]) for name in before}
+    rows: list[ProgramRow] = []
+    if prints[0] != prints[1]:
+        launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
+        rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]
+        rows += _counted(
+            _saved(base.plan),
+            _saved(head.plan),
+            PLAN_SAVED,
+            ("more kept for the backward", "less kept for the backward"),
+        )
+    broken = _breaks(base, lines), _breaks(head, None)
+    rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
+    found = ProgramChange(
+        name=head.plan.name,
+        base_fingerprint=prints[0],
+        head_fingerprint=prints[1],
+        totals=totals,
+        rows=merged(rows, totals),
+    )
+    found.check()
+    return found
+
+
+def _digest(one: PlannedKernel) -> str:
+    said = (
+        one.kind, len(one.members), one.ops, one.read_bytes, one.written_bytes, one.reread_bytes, one.flops, one.dtype,
+        one.shape,
+    )  # fmt: skip
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def _phase(graph: PlannedGraph) -> str:
+    return "backward" if graph.direction == "backward" else ""
+
+
+def _place(place: PlanPlace, lines: LineMap | None) -> tuple[str, int]:
+    if lines is None:
+        return place.file, place.line
+    return lines.file(place.file), lines.line(place.file, place.line)
+
+
+def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
+    graph, one = unit.graph, unit.kernel
+    path, phase = (plain_function(graph.function),), _phase(graph)
+    places = [_place(place, lines) for place in one.places]
+    ops = Counter(OpKey(path, phase, op, op, "", "", -1) for op in one.ops)
+    ops.update(OpKey((), phase, "line", "line", "", file, line) for file, line in places)
+    file, line = places[0] if places else ("", -1)
+    result = OpKey(path, phase, ", ".join(one.ops), one.kind, one.shape or "", file, line)
+    return Launch(f"{_digest(one)} {graph.calls}", ops, result)
+
+
+def _line_map(base: Sequence[PlanUnit], head: Sequence[PlanUnit]) -> LineMap:
+    """How lines moved, told from the ops of the kernels that are of each line."""
+    sides = []
+    for units in (base, head):
+        held: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for unit in units:
+            for place in unit.kernel.places:
+                held[place.file][place.line].update(unit.kernel.ops)
+        sides.append({
+            file: {line: frozenset[object](ops) for line, ops in sorted(lines.items())} for file, lines in held.items()
+        })  # fmt: skip
+    files = same_files(set(sides[0]), set(sides[1]))
+    found = {
+        file: lines_between(lines, sides[1][files.get(file, file)])
+        for file, lines in sides[0].items()
+        if files.get(file, file) in sides[1]
+    }
+    return LineMap(files, found)
+
+
+def _rows(one: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines: LineMap) -> Iterator[ProgramRow]:
+    if one.same:
+        return
+    mine, theirs = [base[at] for at in one.base], [head[at] for at in one.head]
+    amounts = {}
+    for name in (PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES):
+        before, after = sum(unit.amounts[name] for unit in mine), sum(unit.amounts[name] for unit in theirs)
+        if before != after:
+            amounts[name] = (before, after)
+    shown = theirs or mine
+    places = [_place(place, None if theirs else lines) for unit in shown for place in unit.kernel.places]
+    change, said = _change(mine, theirs, amounts)
+    more = amounts.get(PLAN_BYTES, (0, 0))
+    yield ProgramRow(
+        change=change,
+        what=_some(dict.fromkeys(op.removeprefix("aten.") for unit in shown for op in unit.kernel.ops)),
+        place=f"{places[0][0]}:{places[0][1]}" if places else plain_function(shown[0].graph.function),
+        phase=_phase(shown[0].graph),
+        amounts=amounts,
+        lost=len(theirs) - len(mine) if change == LOST and more[1] > more[0] else 0,
+        base_names=tuple(unit.kernel.name for unit in mine),
+        head_names=tuple(unit.kernel.name for unit in theirs),
+        said=tuple(said),
+    )
+
+
+def _change(
+    base: Sequence[PlanUnit], head: Sequence[PlanUnit], amounts: dict[str, tuple[int, int]]
+) -> tuple[What, list[str]]:
+    if not base or not head:
+        return ("new" if head else "gone"), []
+    counts = f"{len(base)} → {len(head)} kernels"
+    if len(head) > len(base):
+        return LOST, [f"{counts}; was {base[0].kernel.name}", *_refusals(head)]
+    if len(head) < len(base):
+        return "moved into a fusion", [counts]
+    if len(head) > 1:
+        return "fused otherwise", [counts]
+    one, other = base[0].kernel, head[0].kernel
+    said = [f"{word} {_some(dict.fromkeys(sorted(ops)))}" for word, ops in (
+        ("with", set(other.ops) - set(one.ops)), ("without", set(one.ops) - set(other.ops)),
+    ) if ops]  # fmt: skip
+    if one.dtype != other.dtype:
+        return "type changed", [f"{one.dtype} → {other.dtype}", *said]
+    words: tuple[tuple[str, What, What], ...] = (
+        (PLAN_BYTES, "more bytes", "fewer bytes"), (PLAN_FLOPS, "more FLOPs", "fewer FLOPs"),
+    )  # fmt: skip
+    for name, more, fewer in words:
+        if name in amounts:
+            return (more if amounts[name][1] > amounts[name][0] else fewer), said
+    return "changed", said
+
+
+def _refusals(head: Sequence[PlanUnit]) -> list[str]:
+    """What inductor says of two of these kernels that it did not fuse."""
+    graph = head[0].graph
+    mine = {unit.index for unit in head if unit.graph is graph}
+    found = (one.reason for one in graph.refusals if {one.first, one.second} <= mine)
+    return [f"inductor: {reason}" for reason in dict.fromkeys(found)][:2]
+
+
+def _saved(plan: TorchPlan) -> Counter[tuple[str, str]]:
+    """(place, function) -> bytes kept for the backward."""
+    found: Counter[tuple[str, str]] = Counter()
+    for graph in plan.graphs:
+        name = plain_function(graph.function)
+        found["", name] += graph.calls * graph.saved_bytes
+    return found
+
+
+def _breaks(held: HeldPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
+    """(place, what ended the graph) -> how often."""
+    found: Counter[tuple[str, str]] = Counter()
+    for line in planned_breaks(held):
+        at = ""
+        if line.place is not None:
+            file, number = line.place.file, line.place.line
+            at = f"{file}:{number}" if lines is None else f"{lines.file(file)}:{lines.line(file, number)}"
+        for one in line.breaks:
+            found[at, one.reason] += 1
+    return found
+
+
+def _counted(
+    base: Counter[tuple[str, str]], head: Counter[tuple[str, str]], name: str, words: tuple[What, What]
+) -> Iterator[ProgramRow]:
+    for place, what in dict.fromkeys((*head, *base)):
+        before, after = base[place, what], head[place, what]
+        if before != after:
+            change = words[0] if after > before else words[1]
+            yield ProgramRow(change=change, what=what, place=place, amounts={name: (before, after)})
+
+
+def _some(names: dict[str, None]) -> str:
+    held = list(names)
+    more = f" and {len(held) - MOST_NAMED} more" if len(held) > MOST_NAMED else ""
+    return ", ".join(held[:MOST_NAMED]) + more
