@@ -51,6 +51,7 @@ def test_the_json_report_keeps_its_schema_and_adds_up() -> None:
 def test_streams_are_drawn_where_there_are_several() -> None:
     page = html_report.render(analyze(sharded()))
     assert 'class="ps-streams"' in page
+    assert "modelled time of a run" in page
     assert "top to bottom: compute, collectives" in page
     assert 'class="ps-streams"' not in html_report.render(analyze(compiled("jit_step")))
 

@@ -61,6 +61,8 @@ class EstimateView:
     title: str
     headline: str
     """The one sentence that stands with the facts on the whole."""
+    tile: tuple[str, str, str] | None
+    """Name, value and note of the number at the top; None where no time is known."""
     programs: tuple[ProgramView, ...]
     programs_left: int
     assumptions: tuple[str, ...]
@@ -85,6 +87,7 @@ def estimate_view(section: EstimateSection) -> EstimateView | None:
     return EstimateView(
         title=f"Modelled time on {shown(', '.join(targets))}" if targets else "Modelled time",
         headline=_headline(section),
+        tile=_tile(section),
         programs=tuple(_program(one, several=len(section.programs) > 1) for one in section.programs),
         programs_left=section.programs_left,
         assumptions=tuple(shown(text, TEXT_LIMIT) for text in said),
@@ -98,6 +101,14 @@ def _headline(section: EstimateSection) -> str:
         return ""
     first = section.programs[0]
     return f"{shown(first.label)}: {range_text(first.estimate.step_ns)} a run on {_target(first)} (modelled)"
+
+
+def _tile(section: EstimateSection) -> tuple[str, str, str] | None:
+    if not section.programs:
+        return None
+    first = section.programs[0]
+    note = f"{shown(first.label)} on {_target(first)}; nothing was measured"
+    return ("modelled time of a run", range_text(first.estimate.step_ns), note)
 
 
 def _target(one: ProgramTime) -> str:

@@ -153,6 +153,8 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         how = "no profiler on" if free else "while traced"
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
         yield _tile("step time", format_ns(spread.median_ns), f"median of {spread.count:,}, {how}; {around}")
+    if summary.estimate is not None and summary.estimate.tile is not None:
+        yield _tile(*summary.estimate.tile)
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
         busy = 100 * sum(device.busy_ns for device in analysis.devices) / spans
