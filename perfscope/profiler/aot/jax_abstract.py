@@ -16,9 +16,9 @@ from perfscope.profiler.aot import jax_abstract_array, jax_abstract_values
 from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.jax_abstract_aot import lowered
 from perfscope.profiler.aot.jax_abstract_array import AbstractArray
+from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_abstract_made import made, put
 from perfscope.profiler.aot.jax_abstract_make import without_copies
-from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_abstract_places import Placed, metaty, results_at, sharding_of_operation
 
 
@@ -47,9 +47,7 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
     compat.check()
     jax_abstract_array.register()
     compat.leave_out_our_lines()
-    core, dispatch, pjit, stages = (
-        sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit", "stages")
-    )
+    core, dispatch, pjit, stages = (sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit", "stages"))
     run = _Run(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(answers(devices))

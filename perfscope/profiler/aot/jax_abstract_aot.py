@@ -120,4 +120,3 @@ def lowered(real: Any, called: Called, made: Made, asked: Asked) -> Callable[...
         return AbstractLowered(traced, lambda: real(traced), called, made, asked)
 
     return lower
-

@@ -46,7 +46,8 @@ def _unless_real(ours: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]
 
 def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[[Any], Any], dtype: Any = None) -> Any:
     """``jax.make_array_from_callback``. The callback is asked for one part where only that tells the dtype, and for all
-    of what is small and lies on every device whole."""
+    of what is small and lies on every device whole.
+    """
     sharding = getattr(sharding, "sharding", sharding)  # of a Format
     shape = tuple(shape)
     kept = None
@@ -64,9 +65,7 @@ def _from_parts(shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, d
     if dtype is None:
         dtype = arrays[0].dtype
     kept = arrays[0] if sharding.is_fully_replicated and arrays else None
-    return _array(
-        tuple(shape), dtype, sharding, committed=True, known=_small(kept), made_up=values.made_up(kept)
-    )
+    return _array(tuple(shape), dtype, sharding, committed=True, known=_small(kept), made_up=values.made_up(kept))
 
 
 def _batched(

@@ -150,7 +150,9 @@ def _part(closed: Any, knows: tuple[bool, ...]) -> Part | None:
         return arguments, results, jax.jit(compat.get(core, "jaxpr_as_fun")(whole))
 
 
-CALLS = frozenset(("jit", "pjit", "checkpoint", "remat2", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"))
+CALLS = frozenset(
+    ("jit", "pjit", "checkpoint", "remat2", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+)
 """Operations that are a function, called with the same arguments."""
 
 

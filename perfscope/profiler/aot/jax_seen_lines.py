@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -68,10 +67,19 @@ def shown_file(file: str) -> str:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except ValueError:
         pass
-    for folder in _libraries():
+    for folder in (*_libraries(), *(f"{one}/" for one in sorted(sys.path, key=len, reverse=True) if one)):
         if file.startswith(folder):
             return file[len(folder) :]
-    return os.path.basename(file)
+    return _of_its_module(file) or Path(file).name
+
+
+def _of_its_module(file: str) -> str | None:
+    """``package/module.py``, of a module that is loaded, wherever its package lies."""
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__file__", None) == file:
+            parts = name.split(".")
+            return "/".join(parts) + ("/__init__.py" if file.endswith("/__init__.py") else ".py")
+    return None
 
 
 def line_of_user() -> Line | None:
