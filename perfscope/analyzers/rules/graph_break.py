@@ -22,6 +22,9 @@ How it is found:
     thousandth of the step is no finding, and neither is a line whose frames do not run in the recorded steps.
     Without such a trace the finding is structural.
 
+    In a planned PyTorch program (`perfscope compile`) the lines at which its graphs end, or would end if its model were
+    compiled (low, as the program is not): structural, without a time.
+
 Fix:
     Keep the decision on the device, print outside the compiled function or every N steps, and ask for an error
     in place of a break::

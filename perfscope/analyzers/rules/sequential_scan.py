@@ -20,6 +20,10 @@ How it is found:
     in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
     severity is low. A TPU launches nothing: not judged.
 
+    In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
+    turns, each through one operand and by ops that are linear in it, with less work a turn than its launches take. The
+    cost is launches at 2 us (those of the planned kernels where the program is compiled) less a parallel prefix.
+
 Fix:
     ::
 

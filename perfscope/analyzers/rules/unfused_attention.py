@@ -28,6 +28,10 @@ How it is found:
     CPU are named for what they would be on a GPU, with no cost. One head of one sequence whose factors are the
     program's own inputs cannot be told from a gate between weights, and is left alone.
 
+    In a planned PyTorch program (`perfscope compile`): as from an op graph where it runs eagerly. Where the program
+    compiles itself, the cost is what the planned kernels that hold the softmax and its backward still read and write,
+    shared out over its attentions. Time is those bytes at the target's bandwidth.
+
 Fix:
     In PyTorch, replace the ops by the fused call::
 

@@ -16,6 +16,9 @@ How it is found:
     of the ops, and the host time between them. The list form is only ever a low finding, by its bytes
     alone. A step that mostly does other things than elementwise updates (Shampoo, Muon) is left alone.
 
+    In a planned PyTorch program (`perfscope compile`): from the ops of the optimizer's step; the cost is the bytes a
+    fused step would not move at the target's bandwidth, and a shortest kernel for each launch it would not need.
+
 Fix:
     Ask for the fused form where the optimizer is made::
 
