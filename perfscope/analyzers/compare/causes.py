@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from perfscope.analyzers.compare.change import PartChange, StepChange
 from perfscope.analyzers.compare.findings import FindingChange, cost_of
@@ -116,15 +118,25 @@ def corroborated(
 
 
 def _counted(change: StepChange, structure: Structure, sign: int) -> tuple[set[str], set[str]]:
-    """(places, names of ops and kernels) at which a count or a metric grew (``sign`` 1) or shrank (-1)."""
-    parts = [part for part in change.parts if part.counts_differ and (part.head.calls - part.base.calls) * sign >= 0]
-    places = {_place(part) for part in parts}
-    names = {name for part in parts for side in (part.base, part.head) for key in side.keys
-             for name in (key.op, key.work) if name}  # fmt: skip
-    for one in structure.metrics:
-        if one.result.verdict != "no change":
-            places |= {at.place for at in one.places if (at.head - at.base) * sign >= 0}
-    return places, names
+    """(places, names of ops and kernels) at which calls, all together, or a metric grew (``sign`` 1) or shrank (-1).
+
+    Calls of which there are as many, but other ones, count as both.
+    """
+    places: defaultdict[str, Fraction] = defaultdict(Fraction)
+    names: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for part in change.parts:
+        if part.counts_differ:
+            calls = (part.head.calls - part.base.calls) * sign
+            places[_place(part)] += calls
+            for name in {one for side in (part.base, part.head) for key in side.keys for one in (key.op, key.work)}:
+                names[name] += calls
+    changed = (at for one in structure.metrics if one.result.verdict != "no change" for at in one.places)
+    moved = {at.place for at in changed if (at.head - at.base) * sign > 0}
+    return moved | _not_fewer(places), _not_fewer(names) - {""}
+
+
+def _not_fewer(calls: Mapping[str, Fraction]) -> set[str]:
+    return {name for name, more in calls.items() if more >= 0}
 
 
 def _follows(one: FindingChange, places: Collection[str], names: Collection[str]) -> bool:
