@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfscope.ahead import CompiledFor as CompiledFor
+    from perfscope.ahead import compile_for as compile_for
     from perfscope.analyzers.engine import Analysis as Analysis
     from perfscope.analyzers.engine import analyze as analyze
     from perfscope.analyzers.finding import Finding as Finding
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.trace import Trace as Trace
     from perfscope.dashboards import figures as figures
     from perfscope.dashboards.comparison import compare as compare
-    from perfscope.dashboards.compiled import CompiledFor as CompiledFor
-    from perfscope.dashboards.compiled import compile_for as compile_for
     from perfscope.profiler.annotate import region as region
     from perfscope.profiler.annotate import step as step
 
@@ -50,13 +50,13 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "perfscope.analyzers.engine:Analysis",
-    "CompiledFor": "perfscope.dashboards.compiled:CompiledFor",
+    "CompiledFor": "perfscope.ahead:CompiledFor",
     "Finding": "perfscope.analyzers.finding:Finding",
     "Outcome": "perfscope.analyzers.finding:Outcome",
     "Trace": "perfscope.analyzers.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
     "compare": "perfscope.dashboards.comparison:compare",
-    "compile_for": "perfscope.dashboards.compiled:compile_for",
+    "compile_for": "perfscope.ahead:compile_for",
     "load": "perfscope.analyzers.load:load_one",
     "load_all": "perfscope.analyzers.load:load_all",
     "region": "perfscope.profiler.annotate:region",

@@ -225,8 +225,10 @@ def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Fr
     from perfscope.profiler.aot.frameworks import frameworks_of
 
     found = frameworks_of(words, module=module)
-    if asked == "jax" or asked == "torch":
-        return (asked,)
+    if asked == "jax":
+        return ("jax",)
+    if asked == "torch":
+        return ("torch",)
     if not found:
         raise AskedWronglyError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
     return found

@@ -122,10 +122,10 @@ def _limits(request: Request) -> Any:
 def _versions() -> dict[str, str]:
     import platform
 
-    import jax
-    import jaxlib
+    from perfscope.profiler.jax_compat import version
 
-    return {"python": platform.python_version(), "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    jax, jaxlib = version()
+    return {"python": platform.python_version(), "jax": jax, "jaxlib": jaxlib}
 
 
 def _script_folder(request: Request) -> str:

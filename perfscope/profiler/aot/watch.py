@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler.aot import child
 from perfscope.profiler.errors import NotStartedError
 
+CHILD = Path(__file__).with_name("child.py")
+"""Started as a file and never imported: what it loads has no business here."""
 LOOK_S = 0.25
 """Between two looks at the child's memory."""
 MOST_SAID = 64 << 20
@@ -65,7 +66,7 @@ def watch(
     try:
         with printed.open("ab") as stream:
             process = subprocess.Popen(
-                [sys.executable, str(Path(child.__file__)), str(request), str(writing)],
+                [sys.executable, str(CHILD), str(request), str(writing)],
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(writing,), start_new_session=True,
                 env=_environment(scratch),
             )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,7 +38,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     def be(body: str) -> None:
         file = tmp_path / "child.py"
         file.write_text(HEAD + textwrap.dedent(body))
-        monkeypatch.setattr(watch, "child", SimpleNamespace(__file__=str(file)))
+        monkeypatch.setattr(watch, "CHILD", file)
 
     return be
 
