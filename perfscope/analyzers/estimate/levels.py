@@ -25,6 +25,7 @@ from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_once import FREE
 from perfscope.analyzers.hlo.module import Computation, Instruction
+from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.hlo.thunks import Thunks
 
 Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
@@ -113,11 +114,11 @@ class Levels:
         """Number of each communication stream that the thunk sequence names."""
         return self._stream_ids
 
-    def level(self, name: str) -> Level:
-        """One run of a computation."""
-        if name not in self._levels:
+    def entry(self) -> Level:
+        """One run of the module: callees are built before what calls them, so that no depth of calls is too deep."""
+        for name in callees_first(self._module, lambda one: one.opcode in _RUNS):
             self._levels[name] = self._built(self._module.computations[name])
-        return self._levels[name]
+        return self._levels[self._module.entry]
 
     def _built(self, computation: Computation) -> Level:
         cached = cached_bytes(computation, self._cost, self._target.device.l2_bytes)
@@ -214,7 +215,7 @@ class Levels:
         """A loop, a branch or a call."""
         turns = NO_TIME
         if one.opcode == "conditional":
-            levels = [self.level(name) for name in one.called]
+            levels = [self._levels[name] for name in one.called]
             # the cheapest at the low end, the dearest at the high end: they are levels of their own there
             chosen = max(levels, key=lambda level: level.time.high)
             inside: tuple[tuple[Level, int], ...] = ((chosen, 1),)
@@ -224,7 +225,7 @@ class Levels:
             runs = one.called
             if one.opcode == "while" and one.trip_count is not None and self._target.platform == "gpu":
                 runs = one.called[1:]
-            inside = tuple((self.level(name), times) for name in runs)
+            inside = tuple((self._levels[name], times) for name in runs)
             if one.opcode == "while" and one.trip_count is None:
                 turns = Range(low=self._factors.turn[0], high=self._factors.turn[1])
             time = sum((level.time.times(count) for level, count in inside), start=turns)

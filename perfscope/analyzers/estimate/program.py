@@ -61,7 +61,7 @@ def estimate(
     launched = module.thunks if thunks is None else thunks
     chosen = factors_for(target) if factors is None else factors
     levels = Levels(counted, target, chosen, launched, times)
-    top = levels.level(module.entry)
+    top = levels.entry()
     names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
     rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
     host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.estimate import Estimate, estimate
+from perfscope.analyzers.hlo.limits import MAX_CALL_DEPTH
 from perfscope.analyzers.load import load
 from perfscope.profiler.errors import DataError
 from tests.analyzers.estimate.build import target
@@ -153,6 +154,18 @@ def test_small_kernels_are_launch_bound_without_command_buffers() -> None:
     assert found.launches == 51
     assert found.host_bound
     assert found.step_ns.high >= found.host_ns.high == 51 * 5_000
+
+
+def test_calls_as_deep_as_a_program_may_have() -> None:
+    depth, text = MAX_CALL_DEPTH - 2, ""
+    for level in range(depth):
+        inner = f"call(%x), to_apply=%c{level - 1}" if level else f"negate(%x), {GPU}"
+        text += f"%c{level} (x: f32[8]) -> f32[8] {{\n  %x = f32[8] parameter(0)\n  %y = f32[8] {inner}\n"
+        text += f"  ROOT %z = f32[8] negate(%y), {GPU}\n}}\n"
+    text += "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8] parameter(0)\n"
+    found = estimate(hlo_module(f"{text}  ROOT %y = f32[8] call(%x), to_apply=%c{depth - 1}\n}}\n"), H100)
+    check(found)
+    assert found.launches == depth + 1
 
 
 @pytest.mark.parametrize("wrong", ["not scheduled", "another platform"])
