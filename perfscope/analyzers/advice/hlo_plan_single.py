@@ -205,7 +205,21 @@ class _SinglePlan(Plan):
             part = Node(name=f"weights{self.mark}.{argument}", opcode=KERNEL, operands=(argument,), sizes=(size,))
             rank = WEIGHTS, self.entry.nodes[argument].number
             self.weights_of[argument] = self.barrier.take(self.entry.add(part), size, rank)
+            self._forward_reads(part.name, argument)
         return self.weights_of[argument]
+
+    def _forward_reads(self, part: str, argument: str) -> None:
+        """The barrier needs a layer's part of stacked weights in memory: there the layer's forward reads it as well."""
+        for name in self._members:
+            code, node = self._code.by_name[name], self.entry.nodes.get(name)
+            if node is None or self._scopes[name].phase != "forward" or code.opcode != "fusion":
+                continue
+            names = tuple(
+                part if self.entry.behind(one) == argument and self._part_read(code, one) else one
+                for one in node.operands
+            )
+            if names != node.operands:
+                self.entry.change(name, operands=names)
 
     def weights(self, number: int) -> str | None:
         """An argument, or the layer's part of it."""

@@ -13,6 +13,7 @@ import pytest
 
 from perfscope.analyzers.advice.hlo_again import again_of
 from perfscope.analyzers.advice.hlo_bounds import bound_of
+from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
@@ -52,13 +53,32 @@ OF_LESS = {
     ("ssm-scan-scan-other", "dots"): 0.006,
     ("attention-naive-unrolled-small", "full"): 0.07,
     ("attention-naive-unrolled-small", "dots"): 0.035,
-    ("mlp-swiglu-halves-two", "full"): 0.001,
+    ("mlp-swiglu-halves-two", "full"): 0.015,
     ("mlp-swiglu-halves-two", "dots"): 0.015,
     ("mlp-swiglu-listed-other", "full"): 0.03,
     ("mlp-swiglu-listed-other", "dots"): 0.02,
 }
 """Error of the peak of each policy, predicted from the program without it: what docs/memory.md says, rounded up."""
-OF_A_FULL_LOOP = 0.05
+OF_ALL = {
+    ("attention-naive-scan-small", "full"): 0.01,
+    ("attention-naive-scan-small", "dots"): 0.01,
+    ("attention-naive-scan-small", "names"): 0.02,
+    ("attention-blocked-scan-small", "full"): 0.02,
+    ("attention-blocked-scan-small", "dots"): 0.02,
+    ("attention-naive-scan-vocabulary", "full"): 0.05,
+    ("attention-naive-scan-vocabulary", "dots"): 0.05,
+    ("grouped-naive-scan-words", "full"): 0.001,
+    ("grouped-naive-scan-words", "dots"): 0.001,
+    ("ssm-scan-scan-other", "full"): 0.001,
+    ("ssm-scan-scan-other", "dots"): 0.001,
+    ("attention-naive-unrolled-small", "full"): 0.01,
+    ("attention-naive-unrolled-small", "dots"): 0.065,
+    ("mlp-swiglu-halves-two", "full"): 0.09,
+    ("mlp-swiglu-halves-two", "dots"): 0.035,
+    ("mlp-swiglu-listed-other", "full"): 0.015,
+    ("mlp-swiglu-listed-other", "dots"): 0.01,
+}
+"""The same of keeping everything, from the program with a policy."""
 OF_FLOPS = 0.04
 """Of the recomputed arithmetic: the rest is casts and masks that the other program computes in another way."""
 
@@ -112,9 +132,54 @@ def test_a_policy_is_predicted_from_the_program_without_it(step: str, policy: st
     assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_LESS[step, policy])
 
 
-@pytest.mark.parametrize("step", LOOPS)
-def test_keeping_everything_is_predicted_from_the_program_that_keeps_nothing(step: str) -> None:
-    assert peak(f"{step}-full", "none") == pytest.approx(compiled(f"{step}-none"), rel=OF_A_FULL_LOOP)
+@pytest.mark.parametrize(("step", "policy"), OF_ALL)
+def test_keeping_everything_is_predicted_from_the_program_with_a_policy(step: str, policy: str) -> None:
+    assert peak(f"{step}-{policy}", "none") == pytest.approx(compiled(f"{step}-none"), rel=OF_ALL[step, policy])
+
+
+@pytest.mark.parametrize(("step", "policy"), OF_ALL)
+def test_keeping_everything_lies_within_the_bounds_that_are_said(step: str, policy: str) -> None:
+    bound = bound_of(single="unrolled" in step or "listed" in step, checkpointed=True)
+    low, high = bound.between(peak(f"{step}-{policy}", "none"))
+    assert low <= compiled(f"{step}-none") <= high
+
+
+def test_what_a_loop_keeps_is_found_from_the_program_that_computes_it_again() -> None:
+    """Of SwiGLU to the byte: what JAX keeps without a policy is what the compiled program without one stacks."""
+    again = trace("mlp-swiglu-halves-two-full").hlo[0]
+    flow, schedule = Flow(again), Schedule(again)
+    layers = layers_of(again, flow, schedule)
+    graph = Predictor(again, flow, schedule, layers).graph_of_all()
+    found = sorted(node.bytes for node in graph.main.nodes.values() if node.name.startswith("stack."))
+    module = trace("mlp-swiglu-halves-two-none").hlo[0]
+    kept = [one.bytes for each in layers_of(module, Flow(module), Schedule(module)) for one in each.kept]
+    small = 4 * 512 * 512  # scales of norms
+    assert [size for size in found if size > small] == [size for size in sorted(kept) if size > small]
+
+
+def test_without_its_checkpoints_nothing_runs_again() -> None:
+    for name in (f"{UNROLLED}-full", "attention-naive-scan-small-full"):
+        module = trace(name).hlo[0]
+        flow, schedule = Flow(module), Schedule(module)
+        layers = layers_of(module, flow, schedule)
+        graph = Predictor(module, flow, schedule, layers).graph_of_all()
+        products = [
+            node
+            for body in graph.bodies.values()
+            for node in body.nodes.values()
+            if node.name.startswith("gemm_fusion") and node.name in module.computations[body.name].by_name
+        ]
+        ran_again = [
+            one
+            for one in (module.computations[body].by_name[node.name] for body, node in _placed(graph, products))
+            if runs_again(one.op_name, loops=not layers[0].scope)
+        ]
+        assert products
+        assert not ran_again
+
+
+def _placed(graph: Graph, nodes: list[Node]) -> list[tuple[str, Node]]:
+    return [(body.name, node) for body in graph.bodies.values() for node in nodes if body.nodes.get(node.name) is node]
 
 
 def again(name: str) -> int:
