@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.profiler.errors import DATA_UNREADABLE, DONE
+from perfscope.profiler.errors import DATA_UNREADABLE, DONE, DataError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hardware.target import Target
@@ -64,8 +64,9 @@ def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Tar
     axes = parse_axes(asked.sweeps)
     found = variants(axes, asked.words)
     requests = [request_for(one.arguments, _target(asked, one)) for one in found]
+    _need_compilers(requests)
     name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
-    folder = create(asked.output, f"{name}-sweep")
+    folder = create(asked.output, f"{name}-sweep", latest=False)
     sweep = _Sweep(
         asked=asked, axes=axes, swept=tuple(Swept(name=one.name, values=one.values, kind=one.kind) for one in axes),
         variants=found, requests=requests, folder=folder, name=name,
@@ -212,6 +213,18 @@ class _Sweep:
         )
         write_atomically(self.folder / FILE, dump(document), durable=False)
         return document
+
+
+def _need_compilers(requests: Sequence[Request]) -> None:
+    """Refuse before anything is begun where not one variant could be compiled."""
+    from perfscope.profiler.aot import plugins
+    from perfscope.profiler.aot.sweep_key import kind_of
+
+    found = {kind_of(one): plugins.find(kind_of(one)) for one in requests}
+    absent = [one for one in found.values() if isinstance(one, plugins.Absent)]
+    if absent and len(absent) == len(found):
+        one = absent[0]
+        raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {one.reason}; {one.install}")
 
 
 def _target(asked: SweepAsked, variant: Variant) -> Target:

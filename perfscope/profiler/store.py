@@ -62,8 +62,8 @@ class Listed:
     compiled: Compiled | None = None
 
 
-def create(root: Path, name: str) -> Path:
-    """A new, empty run directory ``<utc>-<name>-<4 hex>`` below ``root``, which ``latest`` now points to.
+def create(root: Path, name: str, *, latest: bool = True) -> Path:
+    """A new, empty run directory ``<utc>-<name>-<4 hex>`` below ``root``, which ``latest`` points to if it is a run.
 
     It is made by an atomic mkdir and never is one that existed. ``NotStartedError`` if it cannot be made.
     """
@@ -77,7 +77,8 @@ def create(root: Path, name: str) -> Path:
                 directory.mkdir()
             except FileExistsError:
                 continue
-            point_latest(root, directory.name)
+            if latest:
+                point_latest(root, directory.name)
             return directory
     except OSError as error:
         raise NotStartedError(f"{root}: no run directory can be made: {error.strerror or error}") from error

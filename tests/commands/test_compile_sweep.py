@@ -75,6 +75,17 @@ def test_asked_wrongly_is_one_line(here: Path, words: list[str], said: str, caps
     assert not (here / "perfscope-runs").exists()
 
 
+def test_without_a_compiler_it_is_one_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jax")
+    absent = plugins.Absent(kind="gpu-nvidia", reason="no compiler", install="pip install one")
+    monkeypatch.setattr(plugins, "find", lambda kind: absent)
+    assert run(["compile", "--sweep", "n=128,256", "train.py"]) == 4
+    assert capsys.readouterr().err == "perfscope: h100 cannot be compiled for here: no compiler; pip install one\n"
+    assert not (here / "perfscope-runs").exists()
+
+
 @pytest.mark.aot
 @pytest.mark.jax
 @pytest.mark.slow
@@ -96,7 +107,7 @@ def test_a_sweep_end_to_end_and_again(here: Path, capsys: pytest.CaptureFixture[
     assert "act=gelu" in text
     assert "4 of 12 variants were not compiled" in text
     assert (here / "sweep.html").read_text().startswith("<!DOCTYPE html>")
-    (folder,) = [one for one in (here / "perfscope-runs").iterdir() if not one.is_symlink()]
+    (folder,) = (here / "perfscope-runs").iterdir()  # a sweep is no run that `latest` could point to
     assert (folder / plain["folder"] / "compile.json").is_file()
 
     assert run([*words, "--json", "again.json", "train.py"]) == 0

@@ -67,11 +67,13 @@ def tpu_devices(folder: Path | None, name: str) -> Sequence[Any]:
     describe = _need("jax.experimental.topologies", "get_topology_desc", "compiling for TPUs that are not there")
     kind, _, shape = name.partition(":")
     sides = tuple(int(side) for side in shape.split("x"))
+    # the two TensorCores of a v4 are one device in every program; v5p's are without being told
+    together = {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
         if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips unless told otherwise
-            described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1)
+            described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1, **together)
         else:
-            described = describe(name, "tpu")
+            described = describe(name, "tpu", **together)
         devices: Sequence[Any] = described.devices
     except Exception as error:
         raise DataError(f"libtpu does not describe {name}: {first_line(error)}") from error

@@ -48,16 +48,20 @@ def variant_key(request: Request, sources: str) -> str:
     asked = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
     told = msgspec.to_builtins(asked)
     del told["limits"]
-    kind: plugins.Kind = (
-        "torch" if request.framework == "torch"
-        else "tpu" if request.target.platform == "tpu"
-        else "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
-    )  # fmt: skip
-    found = plugins.find(kind)
+    found = plugins.find(kind_of(request))
     compiler = found.versions if isinstance(found, plugins.Plugin) else {}
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     parts = (told, sources, compiler, {name: _version(name) for name in PACKAGES}, variables)
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+def kind_of(request: Request) -> plugins.Kind:
+    """The compiler that a request needs."""
+    if request.framework == "torch":
+        return "torch"
+    if request.target.platform == "tpu":
+        return "tpu"
+    return "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
 
 
 def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:
