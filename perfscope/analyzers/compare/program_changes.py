@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,6 +12,9 @@ from perfscope.analyzers.compare.program_row import BLOCKING, LOST, NEW_COLLECTI
 from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.units import format_bytes
+
+_CLONE = re.compile(r"(\.clone(\.\d+)?)+$")
+_COPY = re.compile(r"\.\d+\.\d+$")
 
 MOST_OPS = 4
 """Ops that a row names."""
@@ -76,6 +80,14 @@ class _Row:
             head_names=tuple(unit.instruction.name for unit in self.group.head),
             said=tuple(said),
         )
+
+    @property
+    def _collective(self) -> str | None:
+        """``all-reduce``, where this is one."""
+        for unit in (*self.group.head, *self.group.base):
+            if unit.is_collective:
+                return (unit.ops[0].instruction if unit.ops else unit.instruction).opcode.removesuffix("-start")
+        return None
 
     def delta(self, name: str) -> int:
         """Head minus base."""
@@ -147,7 +159,7 @@ class _Row:
                 f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and "
                 f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
             )
-        return said + [f"XLA: {reason}" for reason in self._refusals()]
+        return [*said[:2], *(f"XLA: {reason}" for reason in self._refusals()), *said[2:]]
 
     def _edges(self) -> list[tuple[int, Shape, Unit, list[Unit]]]:
         """(bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
@@ -169,11 +181,14 @@ class _Row:
         return sorted(rows, key=lambda row: -row[0])
 
     def _refusals(self) -> list[str]:
+        """XLA's reasons for the values that leave these launches, where its dump tells of them."""
         refused = self.head.module.fusion_refusals
         if not refused:
             return []
-        names = (name for unit in self.group.head for name in _names(self.head.module, unit.instruction))
-        return list(dict.fromkeys(refused[name] for name in names if name in refused))[:2]
+        known = {_stem(name): reason for name, reason in refused.items()}
+        names = (name for unit in self.group.head for name in _results(self.head.module, unit.instruction))
+        reasons = (refused.get(name) or known.get(_stem(name)) for name in names)
+        return [reason for reason in dict.fromkeys(reasons) if reason][:2]
 
     def _first(self, change: What) -> OpKey:
         """The op that the row is shown at: of what moved out the one whose value crosses, else the largest."""
@@ -193,6 +208,13 @@ class _Row:
         else:
             held = [key for one in (self.keys[1] if change == LOST else self.keys[0]) for key in one]
         heavy = [key for key in held if key.opcode not in CHEAP] or held
+        if self._collective is not None:
+            said = _some(dict.fromkeys(key.primitive for key in heavy))
+            return (
+                f"{self._collective} of {said}"
+                if said and said != self._collective.replace("-", "_")
+                else self._collective
+            )
         if change == LOST:
             heavy = [op_key(writer.instruction) for _, _, writer, _ in self.edges] or heavy
         names = dict.fromkeys(key.primitive or key.opcode for key in heavy)
@@ -250,9 +272,16 @@ def _shapes(base: Unit, head: Unit) -> list[str]:
     return [f"writes {before} → {after}"] if before != after else []
 
 
-def _names(module: HloModule, one: Instruction) -> Iterator[str]:
-    """A launch and what it holds: the dump tells of kernels by the names that they had before."""
+def _results(module: HloModule, one: Instruction) -> Iterator[str]:
+    """A launch, and what in it makes its values: the dump tells of kernels by what they were before they were fused."""
     yield one.name
-    for called in one.called[:1] if one.opcode == "fusion" else ():
-        for inner in module.computations[called].instructions:
-            yield inner.name
+    if one.opcode == "fusion" and one.called:
+        body = module.computations[one.called[0]]
+        root = body.root
+        yield from root.operands if root.opcode == "tuple" else (root.name,)
+
+
+def _stem(name: str) -> str:
+    """``mul.106.1`` and ``mul.106.0`` are copies of ``mul.106``: each kernel that an op is fused into has its own."""
+    plain = _CLONE.sub("", name)
+    return plain.rpartition(".")[0] if _COPY.search(plain) else plain

@@ -8,7 +8,7 @@ from perfscope.analyzers.compare.program_keys import NO_LINES, LineMap, OpKey, o
 from perfscope.analyzers.compare.program_row import LESS_LIVE, MORE_LIVE, ProgramRow
 from perfscope.analyzers.compare.program_units import PEAK
 from perfscope.analyzers.facts.hlo_memory import MemoryTimeline, memory_timeline
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.module import HloModule, Instruction
 
 LASTING = "arguments, results and constants"
 """What is there all the time: it has no line of its own."""
@@ -45,15 +45,23 @@ def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict
 
 def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator[tuple[_Place, int]]:
     wanted = {buffer.instruction for buffer in memory.live_at_peak}
-    keys: dict[str, OpKey] = {
-        one.name: op_key(one, lines) for _, one in module.instructions() if one.name in wanted
-    }  # fmt: skip
+    keys = {one.name: _key(module, one, lines) for _, one in module.instructions() if one.name in wanted}
     for buffer in memory.live_at_peak:
         key = keys.get(buffer.instruction)
         if key is None:
             yield ("", "values without a line", ""), buffer.size
-        elif key.file:
+            continue
+        phase = key.phase if key.phase in ("backward", "recompute") else ""
+        if key.file:
             at = f"{key.file}:{key.line}" if key.line >= 0 else key.file
-            yield (at, key.primitive, key.phase), buffer.size
+            yield (at, key.primitive, phase), buffer.size
         else:
-            yield ("/".join(key.path), key.primitive or key.opcode, key.phase), buffer.size
+            yield ("/".join(key.path), key.primitive or key.opcode, phase), buffer.size
+
+
+def _key(module: HloModule, one: Instruction, lines: LineMap) -> OpKey:
+    """Of what makes a value; of a fusion that says no line, the first op in it that does."""
+    if one.file is None and one.opcode == "fusion" and one.called:
+        inner = module.computations[one.called[0]].instructions
+        one = next((op for op in inner if op.file is not None), one)
+    return op_key(one, lines)
