@@ -1,4 +1,4 @@
-"""``jit(f).lower(...).compile()`` of a program that is run without data: nothing is compiled, and calls are answered."""
+"""``jit(f).lower(...).compile()`` in a program that is run without data: nothing is compiled, calls are answered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Asked = Callable[[str], None]
 """Told of a question that only the compiled program answers."""
 
 
-class AbstractLowered(stages.Lowered):
+class AbstractLowered(stages.Lowered):  # type: ignore[misc]
     """Stands for ``jax.stages.Lowered``; lowers only when it is asked for its text."""
 
     def __init__(self, traced: Any, lower: Callable[[], Any], called: Called, made: Made, asked: Asked) -> None:
@@ -46,7 +46,7 @@ class AbstractLowered(stages.Lowered):
         return AbstractCompiled(self._traced, self._called, self._asked)
 
 
-class AbstractCompiled(stages.Compiled):
+class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
     """Stands for ``jax.stages.Compiled``: answers calls without data, and what only the compiler knows with zeros."""
 
     def __init__(self, traced: Any, called: Called, asked: Asked) -> None:
@@ -70,6 +70,7 @@ class AbstractCompiled(stages.Compiled):
         return tree_util.tree_unflatten(self.in_tree, self._traced.jaxpr.in_avals)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The results, without data; ``TypeError`` where the arguments are nested otherwise."""
         low = self._traced.lojax
         given, tree = compat.get("jax._src.tree_util", "tracing_registry").flatten((arguments, named))
         if tree != self.in_tree:

@@ -29,7 +29,7 @@ def listen(heard: Heard | None) -> None:
     _heard = heard
 
 
-class AbstractArray(jax.Array):
+class AbstractArray(jax.Array):  # type: ignore[misc]
     """Shape, dtype and place of an array, and its value where it is small and known."""
 
     aval: Any
@@ -136,9 +136,7 @@ class AbstractArray(jax.Array):
 
     def on_device_size_in_bytes(self) -> int:
         """Its bytes."""
-        return self.size * int(
-            np.dtype(getattr(compat.get("jax._src.core", "physical_aval")(self.aval), "dtype", 1)).itemsize
-        )
+        return int(self.nbytes)
 
     # what waits or ends -------------------------------------------------------------------------------------
 
@@ -296,8 +294,8 @@ def _constant(array: AbstractArray, aval: Any) -> Any:
         return handler(type(array._known))(array._known, aval)
     if array.size * np.dtype(array.dtype).itemsize > MOST_CONSTANT_BYTES:
         raise ValueError(
-            f"it closes over an array of {array.size * np.dtype(array.dtype).itemsize:,} bytes, which would be part of the "
-            "program: pass it as an argument"
+            f"it closes over an array of {array.size * np.dtype(array.dtype).itemsize:,} bytes, which would be part "
+            "of the program: pass it as an argument"
         )
     pattern = (np.arange(array.size, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)).reshape(array.shape)
     return handler(np.ndarray)(np.asarray(pattern).astype(array.dtype), aval)

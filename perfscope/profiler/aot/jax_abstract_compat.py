@@ -75,8 +75,8 @@ def check() -> None:
 
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     raise DataError(
-        f"this jax ({jax.__version__}) is not one that `perfscope compile` can run a program on: it has no {missing[0]}{more}; "
-        f"jax {KNOWN} has"
+        f"this jax ({jax.__version__}) is not one that `perfscope compile` can run a program on: it has no "
+        f"{missing[0]}{more}; jax {KNOWN} has"
     )
 
 
@@ -100,7 +100,7 @@ def package_folders() -> tuple[str, ...]:
     import jaxlib
 
     ours = Path(__file__).parent
-    return tuple(f"{Path(str(one.__file__)).parent}/" for one in (jax, jaxlib)) + (f"{ours}/",)
+    return (*(f"{Path(str(one.__file__)).parent}/" for one in (jax, jaxlib)), f"{ours}/")
 
 
 def leave_out_our_lines() -> None:

@@ -10,7 +10,7 @@ from perfscope.profiler.aot.jax_abstract_array import AbstractArray
 
 
 def made(aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> Any:
-    """The result of an operation; small ones that nobody knows are zeros, and made up. What is no array stays as it is."""
+    """The result of an operation; a small one that nobody knows is zeros, and made up. What is no array stays."""
     if not hasattr(aval, "dtype"):
         return aval
     if known is None:

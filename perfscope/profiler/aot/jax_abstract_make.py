@@ -45,8 +45,10 @@ def _unless_real(ours: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]
 
 
 def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[[Any], Any], dtype: Any = None) -> Any:
-    """``jax.make_array_from_callback``. The callback is asked for one part where only that tells the dtype, and for all
-    of what is small and lies on every device whole.
+    """``jax.make_array_from_callback``.
+
+    The callback is asked for one part where only that tells the dtype, and for what is small and lies on every device
+    whole.
     """
     sharding = getattr(sharding, "sharding", sharding)  # of a Format
     shape = tuple(shape)

@@ -1,4 +1,4 @@
-"""On which devices results lie that nobody computed, as far as it can be said before the compiler divides the program."""
+"""On which devices results lie that nobody computed, as far as it can be said before a program is compiled."""
 
 from __future__ import annotations
 

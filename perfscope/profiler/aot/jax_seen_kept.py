@@ -78,7 +78,8 @@ class Kept:
     def _program(self, params: dict[str, Any], types: Sequence[Any], place: Line | None) -> tuple[Any, bool]:
         """The key of the program of a call, and whether it is a new one."""
         quick = (
-            id(params["jaxpr"]), tuple(types), params["in_shardings"], params["out_shardings"], params["donated_invars"],
+            id(params["jaxpr"]), tuple(types),
+            params["in_shardings"], params["out_shardings"], params["donated_invars"],
         )  # fmt: skip
         key = self._keys.get(quick)
         if key is None:
@@ -106,27 +107,27 @@ class Kept:
     def notes(self) -> list[str]:
         """What the program was given that nobody computed."""
         told = [
-            f"the program read {what} on the host ({how}, {_times(count)}) at {place or UNKNOWN}; nobody computed it, it was "
-            "given zeros: a path that depends on it may differ"
+            f"the program read {what} on the host ({how}, {_times(count)}) at {place or UNKNOWN}; nobody computed it, "
+            "it was given zeros: a path that depends on it may differ"
             for (how, what, place), count in list(self._reads.items())[:MOST_READS]
         ]
         left = len(self._reads) - MOST_READS
         if left > 0:
             told.append(f"the program read values that nobody computed at {left:,} more places")
         told += [
-            f"the program asked a compiled function for its {what} ({_times(count)}) at {place or UNKNOWN}; nothing was "
-            "compiled then, it was given zeros"
+            f"the program asked a compiled function for its {what} ({_times(count)}) at {place or UNKNOWN}; nothing "
+            "was compiled then, it was given zeros"
             for (what, place), count in self._questions.items()
         ]
         told += [
-            f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made them; they "
-            "were taken to lie like that program's arguments of the same shape and dtype, else on every device"
+            f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made "
+            "them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
             for one in self.programs.values()
             if one.guessed
         ]
         told += [
-            f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what only "
-            "that needs: a compiler without its device has no way back to the host"
+            f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
+            "only that needs: a compiler without its device has no way back to the host"
             for one in self.programs.values()
             if one.prints
         ]

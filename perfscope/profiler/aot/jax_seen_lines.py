@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
 
@@ -49,14 +50,14 @@ def is_users(file: str) -> bool:
     """Whether a file is the user's own."""
     if _WORKLOADS in file:
         return True
-    if file.startswith("<") or file.startswith(compat.package_folders()) or file.startswith(_libraries()):
+    if file.startswith(("<", *compat.package_folders(), *_libraries())):
         return False
     return not any(part in file for part in _SITE) and _package_folder(file) is None
 
 
 @functools.cache
 def shown_file(file: str) -> str:
-    """The name of a file without folders of this machine: below the working directory, below a library's, or its own."""
+    """A file without folders of this machine: from the working directory on, from a library's, or its name alone."""
     for part in _SITE:
         if part in file:
             return file.rpartition(part)[2]
@@ -84,12 +85,13 @@ def _of_its_module(file: str) -> str | None:
 
 def line_of_user() -> Line | None:
     """The innermost line of the user's own code that runs now, else that of the innermost library outside jax."""
-    frame, library = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    library = None
     while frame is not None:
         file = frame.f_code.co_filename
         if is_users(file):
             return Line(file=shown_file(file), line=frame.f_lineno)
         if library is None and not file.startswith(("<", *compat.package_folders())):
             library = Line(file=shown_file(file), line=frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from perfscope.profiler.aot.jax_seen_callbacks import compiles_only, left_out, p
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
 from perfscope.profiler.errors import DataError
 
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+"""Where a function lies in memory, which is another one whenever it is traced again."""
+
 
 class SeenProgram:
     """A function with the shapes, shardings and static arguments that it was called with."""
@@ -19,7 +23,7 @@ class SeenProgram:
     def __init__(
         self, params: dict[str, Any], types: Sequence[Any], devices: Sequence[Any], place: Line | None
     ) -> None:
-        """``params``, ``types``: what jax knows of the call; ``devices``: the target's; ``place``: who called it first."""
+        """``params``, ``types``: what jax knows of the call; ``devices``: the target's; ``place``: its first call."""
         self._params, self._types, self._devices = params, tuple(types), devices
         info = params["jaxpr"].jaxpr.debug_info
         self.name = f"jit_{params['name']}"
@@ -42,7 +46,7 @@ class SeenProgram:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """``jax.ShapeDtypeStruct`` of each argument, in the order of the leaves, its sharding where somebody said it."""
+        """``jax.ShapeDtypeStruct`` of each argument, in the order of the leaves, with its sharding where it is said."""
         import jax
 
         return tuple(
@@ -104,7 +108,7 @@ class SeenProgram:
             )
         if compiles_only(self._devices) and computation.compile_args.get("host_callbacks"):
             raise DataError(
-                "it calls back into Python (jax.pure_callback or io_callback), which cannot be compiled without the device"
+                "it calls back into Python (jax.pure_callback, io_callback), which cannot be compiled without a device"
             )
         closed = self._params["jaxpr"]
         arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
@@ -115,12 +119,13 @@ class SeenProgram:
 
 
 def key_of(params: dict[str, Any], types: Sequence[Any]) -> Any:
-    """What tells programs apart: the operations, the arguments and where they lie; not the lines they are written in."""
+    """What tells programs apart: operations, arguments and where they lie; not the lines they are written in."""
     taken = compat.get("jax._src.pjit", "_resolve_in_shardings")(types, params["in_shardings"])
-    several = any(len(getattr(one, "device_set", ())) > 1 for one in taken)
+    several = any(hasattr(one, "device_set") and len(one.device_set) > 1 for one in taken)
     return (
         params["name"],
-        hashlib.sha256(str(params["jaxpr"]).encode()).hexdigest(),
+        hashlib.sha256(_ADDRESS.sub("", str(params["jaxpr"])).encode()).hexdigest(),
+        frozenset(device.platform for one in taken if hasattr(one, "device_set") for device in one.device_set),
         tuple((one.aval, _where(where, one.aval, several)) for one, where in zip(types, taken, strict=True)),
         params["out_shardings"],
         params["in_layouts"],
@@ -130,7 +135,8 @@ def key_of(params: dict[str, Any], types: Sequence[Any]) -> Any:
 
 
 def _where(sharding: Any, aval: Any, several: bool) -> Any:
-    """What of an argument's place is part of a program: on one device, and for a number on several, there is no choice."""
+    """What of an argument's place is part of a program: on one device, and of a number on several, nothing is."""
     if getattr(sharding, "memory_kind", None) not in (None, "device"):
         return sharding
-    return sharding if several and getattr(aval, "shape", ()) else None
+    shape = aval.shape if hasattr(aval, "shape") else ()
+    return sharding if several and shape else None

@@ -85,8 +85,8 @@ class Watch:
             self._since, self._quiet = {}, 0
             if self._programs >= limits.programs:
                 self._stop(
-                    f"{limits.programs} different programs: the limit (a function that is traced anew in every step makes a "
-                    "new one each time)"
+                    f"{limits.programs} different programs: the limit (a function that is traced anew in every step "
+                    "makes a new one each time)"
                 )
         else:
             self._since[key] = self._since.get(key, 0) + 1

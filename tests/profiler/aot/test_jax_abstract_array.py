@@ -91,15 +91,14 @@ def test_reads_of_what_nobody_knows_are_zeros_and_told_with_their_line() -> None
 
     def run() -> None:
         loss = jnp.ones((300, 300)).mean()
-        for _ in range(3):
-            found.append(float(loss))
+        found.extend(float(loss) for _ in range(3))
         found.append(f"{loss:.2f}")
         found.append(bool(jnp.isfinite(loss)))  # of the zero
         found.append(loss.item())
 
     told = seen(run)
     assert found == [0.0, 0.0, 0.0, "0.00", True, 0.0]
-    line = test_reads_of_what_nobody_knows_are_zeros_and_told_with_their_line.__code__.co_firstlineno + 6
+    line = test_reads_of_what_nobody_knows_are_zeros_and_told_with_their_line.__code__.co_firstlineno + 5
     said = f"float32[] on the host (float, 3 times) at tests/profiler/aot/test_jax_abstract_array.py:{line}"
     assert any(said in note for note in told.notes), told.notes
     assert len(told.notes) == 4

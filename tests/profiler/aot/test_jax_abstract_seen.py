@@ -70,7 +70,7 @@ def test_a_function_that_is_wrapped_anew_in_every_step_is_one_program_traced_aga
 
 
 def test_a_number_of_the_host_and_the_one_that_comes_back_are_the_same_argument() -> None:
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def step(count: Any, w: Any) -> Any:
         return count + 1, w * 2
 
@@ -83,11 +83,11 @@ def test_a_number_of_the_host_and_the_one_that_comes_back_are_the_same_argument(
 
 
 def test_jit_inside_of_jit_is_part_of_the_outer_program() -> None:
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def inner(x: Any) -> Any:
         return x + 1
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def outer(x: Any) -> Any:
         return inner(inner(x)).sum()
 
