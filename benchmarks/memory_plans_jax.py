@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.analyzers.advice.hlo_again import again_of
+from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
 from perfscope.analyzers.advice.simulate import Simulator
@@ -49,7 +50,7 @@ class Row:
     policy: str
     predicted: int
     compiled: int
-    predicted_flops: int | None
+    predicted_flops: int
     compiled_flops: int
 
     @property
@@ -72,15 +73,19 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
         again = {policy: _recomputed(trace) for policy, trace in traces.items()}
         for source, model in models.items():
             for policy in traces:
-                if policy == source or policy not in POLICIES or not _has(model, POLICIES[policy]):
+                keeps_all = policy == "none"
+                if policy == source or policy not in POLICIES or (source != "none" and not keeps_all):
                     continue
+                if not _has(model, POLICIES[policy]):
+                    continue
+                added = _inner_flops(traces[source]) if keeps_all else again[source] + _flops(traces[source], policy)
                 yield Row(
                     program=stem,
                     source=source,
                     policy=policy,
                     predicted=Simulator(model).run([POLICIES[policy]] * len(model.regions)).peak_bytes,
                     compiled=peaks[policy],
-                    predicted_flops=again[source] + _flops(traces[source], policy) if source == "none" else None,
+                    predicted_flops=added,
                     compiled_flops=again[policy],
                 )
 
@@ -121,6 +126,20 @@ def _recomputed(trace: Trace) -> int:
     return phases["recompute"].flops if "recompute" in phases else 0
 
 
+def _inner_flops(trace: Trace) -> int:
+    """What layers compute again of themselves, in loops within them: also where everything is kept."""
+    cost = trace.fact(hlo_costs)[0]
+    module = trace.hlo[0]
+    loops = not layers_of(module, Flow(module), Schedule(module))[0].scope
+    return sum(
+        row.total.flops
+        for row in cost.by_name.values()
+        if "rematted_computation" in row.instruction.op_name
+        and not runs_again(row.instruction.op_name, loops=loops)
+        and row.instruction.opcode not in ("fusion", "while", "call", "get-tuple-element")
+    )
+
+
 def _flops(trace: Trace, policy: str) -> int:
     """What a policy would compute again besides."""
     module = trace.hlo[0]
@@ -157,19 +176,16 @@ def shipped_table(found: Sequence[Row]) -> str:
         "| compiled | error |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in found:
-        flops = 0 if row.policy == "none" else row.predicted_flops
-        told = "" if flops is None else f"{flops / 1e9:,.1f} G"
-        error = f"{100 * ((flops or 0) / row.compiled_flops - 1):+.1f}%" if row.compiled_flops else "0"
-        lines.append(
-            f"| {row.program} | {row.source} | {row.policy} | {row.predicted:,} | {row.compiled:,} "
-            f"| {100 * row.error:+.1f}% | {told} | {row.compiled_flops / 1e9:,.1f} G | {error} |"
-        )
+    lines += [
+        f"| {row.program} | {row.source} | {row.policy} | {row.predicted:,} | {row.compiled:,} | {100 * row.error:+.1f}% "
+        f"| {row.predicted_flops / 1e9:,.1f} G | {row.compiled_flops / 1e9:,.1f} G | {_again_error(row) or '0'} |"
+        for row in found
+    ]
     return "\n".join(lines)
 
 
 def _again_error(row: Row) -> str:
-    if row.predicted_flops is None or not row.compiled_flops:
+    if not row.compiled_flops:
         return ""
     return f"{100 * (row.predicted_flops / row.compiled_flops - 1):+.1f}%"
 

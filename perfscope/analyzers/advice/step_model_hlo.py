@@ -94,7 +94,8 @@ class _Program:
         held = held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
-        notes = notes_on(regions, timeline.peak()[1], single=bool(self.layers[0].scope))
+        simply = "keep" in self._shifts and self._shifts["keep"] is None
+        notes = notes_on(regions, timeline.peak()[1], single=bool(self.layers[0].scope), simply=simply)
         measured = self._index in self._trace.fact(executions)
         return StepModel(
             label=program_label(self._module, self._trace),

@@ -210,7 +210,18 @@ def test_a_program_says_how_near_its_predictions_may_come() -> None:
     assert f"{bound.close} were within 5%" in found.notes[0]
     assert f"checkpointing {format_bytes(low)} to {format_bytes(high)}" in found.notes[0]
     assert "save_only_these_names" in found.notes[1]
-    assert any("between none and all of them" in note for note in model(f"{UNROLLED}-none").notes)
+    assert any("predicted for the first ones" in note for note in model(f"{UNROLLED}-none").notes)
+    assert any("between none and all of them" in note for note in model(f"{UNROLLED}-full").notes)
+    assert any("--sweep policy=none,dots,full" in note for note in found.notes)
+
+
+def test_a_program_that_cannot_be_ordered_says_that_it_was_predicted_simply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Predictor, "can", property(lambda _: False))
+    (found,) = hlo_step_models(hlo_proto.read(PROGRAMS / "attention-naive-scan-small-full.hlo.pb.xz"))
+    assert "cannot be ordered" in found.notes[0]
+    (region,) = found.regions
+    (span,) = dict(region.changes)["keep"].spans
+    assert span[2] > 0
 
 
 @pytest.mark.parametrize(("step", "policy"), OF_LESS)
