@@ -177,8 +177,9 @@ def shipped_table(found: Sequence[Row]) -> str:
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {row.program} | {row.source} | {row.policy} | {row.predicted:,} | {row.compiled:,} | {100 * row.error:+.1f}% "
-        f"| {row.predicted_flops / 1e9:,.1f} G | {row.compiled_flops / 1e9:,.1f} G | {_again_error(row) or '0'} |"
+        f"| {row.program} | {row.source} | {row.policy} | {row.predicted:,} | {row.compiled:,} "
+        f"| {100 * row.error:+.1f}% | {row.predicted_flops / 1e9:,.1f} G | {row.compiled_flops / 1e9:,.1f} G "
+        f"| {_again_error(row) or '0'} |"
         for row in found
     ]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from perfscope.analyzers.hlo.schedule import Schedule
 
 MOST_INSTRUCTIONS = 40_000
 """Of a program that is predicted: ordering takes time with the square of an instruction's readers at worst."""
-MOST_PARTIAL = 8
+MOST_PARTIAL = 4
 """Numbers of layers, out of all, that a policy is predicted for."""
 MOST_PARTLY = 8_000
 """Instructions of a program for which that is more than all or none."""
