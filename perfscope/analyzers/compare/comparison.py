@@ -142,10 +142,10 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     check_alike(*sides)
     analyses = analyze(base), analyze(head)
     time = time_change(base, head) if sides[0].kind in _RECORDINGS else None
-    built = structure(base, head)
+    programs, machines = program_changes(base, head), targets(base, head)
+    built = structure(base, head, {one.base_fingerprint: one.lines for one in programs})
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
     median = None if time is None else time.median
-    programs, machines = program_changes(base, head), targets(base, head)
     told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(

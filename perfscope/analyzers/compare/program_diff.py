@@ -57,6 +57,7 @@ def program_change(
         rows=merged(rows, totals),
         written=None if source is None else source.rows,
         notes=tuple(notes),
+        lines=lines,
     )
     found.check()
     return found

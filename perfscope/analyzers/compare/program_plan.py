@@ -99,6 +99,7 @@ def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
         head_fingerprint=prints[1],
         totals=totals,
         rows=merged(rows, totals),
+        lines=lines,
     )
     found.check()
     return found

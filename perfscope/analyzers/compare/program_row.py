@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from perfscope.analyzers.compare.program_keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.program_units import (
     BYTES,
     FLOPS,
@@ -116,6 +117,8 @@ class ProgramChange:
     modelled_ns: tuple[tuple[int, int], tuple[int, int]] | None = None
     """Time of a run of both sides by the model, (low, high) each; ``None``: they name no target, or different ones."""
     notes: tuple[str, ...] = ()
+    lines: LineMap = field(default=NO_LINES, repr=False)
+    """Where the base's lines are in the head."""
 
     @property
     def identical(self) -> bool:

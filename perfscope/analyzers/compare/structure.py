@@ -15,6 +15,7 @@ from perfscope.analyzers.compare.measures import (
     Measured,
     measures,
 )
+from perfscope.analyzers.compare.program_keys import LineMap
 from perfscope.analyzers.compare.programs_side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
 from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.trace import Trace
@@ -97,12 +98,21 @@ def said_by(traces: Sequence[Trace]) -> Said:
     return Said(found=found, blind=blind, programs=_programs_of(traces))
 
 
-def structure(base: Sequence[Trace], head: Sequence[Trace]) -> Structure:
-    """Compare what the traces of two runs say of themselves."""
-    return structure_of((said_by(base),), (said_by(head),))
+def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
+    """Compare what the traces of two runs say of themselves.
+
+    ``lines``: by fingerprint of a program of the base, where its lines are in the head.
+    """
+    return structure_of((said_by(base),), (said_by(head),), lines=lines)
 
 
-def structure_of(base: Sequence[Said], head: Sequence[Said], *, middle: tuple[int, int] = (0, 0)) -> Structure:
+def structure_of(
+    base: Sequence[Said],
+    head: Sequence[Said],
+    *,
+    middle: tuple[int, int] = (0, 0),
+    lines: Mapping[str, LineMap] | None = None,
+) -> Structure:
     """Compare what launches of two programs say: their ranges. Places are those of the two launches in the ``middle``.
 
     ``IndexError`` where one of them is not there.
@@ -110,7 +120,7 @@ def structure_of(base: Sequence[Said], head: Sequence[Said], *, middle: tuple[in
     found, lost = _of_traces(base, head, middle)
     notes: tuple[str, ...] = ()
     if any(one.programs is not None for one in (*base, *head)):
-        metrics, blind, notes = _of_programs(base, head, middle)
+        metrics, blind, notes = _of_programs(base, head, middle, lines or {})
         found += metrics
         lost += blind
     return Structure(metrics=tuple(found), not_looked=tuple(lost), notes=notes)
@@ -231,7 +241,7 @@ def _line_of(change: PlaceChange) -> int:
 
 
 def _of_programs(
-    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
+    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int], lines: Mapping[str, LineMap]
 ) -> tuple[list[ExactMetric], list[NotLooked], tuple[str, ...]]:
     left, right = base[middle[0]].programs, head[middle[1]].programs
     if not left or not right:
@@ -248,12 +258,25 @@ def _of_programs(
         for name in dict.fromkeys((*mine.measures, *theirs.measures)):
             values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
             if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
-                measured = mine.measures[name], theirs.measures[name]
+                measured = _moved(mine.measures[name], lines.get(mine.fingerprint)), theirs.measures[name]
                 found.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
             else:
                 absent = ("head",) if name in mine.measures else ("base",)
                 lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
     return found, lost, tuple(_alone(left, right, pairs))
+
+
+def _moved(measure: Measure, lines: LineMap | None) -> Measure:
+    """With its places at the lines where they are in the head."""
+    if lines is None:
+        return measure
+    places: dict[str, float] = {}
+    for place, amount in measure.places.items():
+        file = _file(place)
+        line = place[len(file) + 1 :]
+        at = f"{lines.file(file)}:{lines.line(file, int(line))}" if line else place
+        places[at] = places.get(at, 0) + amount
+    return replace(measure, places=places)
 
 
 def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
