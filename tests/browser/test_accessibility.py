@@ -1,4 +1,4 @@
-"""axe finds nothing serious or critical on any page, light or dark, of a PyTorch trace, several ranks and a JAX one."""
+"""axe finds nothing but the minor on any page, light or dark, of a PyTorch trace, several ranks and a JAX one."""
 
 from __future__ import annotations
 

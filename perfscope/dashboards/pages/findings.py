@@ -48,4 +48,5 @@ def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> 
     links = links[:-1] if row["at"] and not row["find"] else links
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
     card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
-    return html.Div([Fragment(html=card), *shown], className="ps-finding")
+    named = html.H2(f"Finding {place + 1}: {row['rule']}", className="ps-hidden")
+    return html.Div([named, Fragment(html=card), *shown], className="ps-finding")

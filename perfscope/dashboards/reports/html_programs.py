@@ -63,7 +63,7 @@ def _hot(view: ProgramsView) -> Iterator[str]:
 
 def _hot_table(hot: HotTable, first: int, last: int) -> str:
     rows = hot.rows[first:last]
-    heads = ["<th></th>", *(_head(name) for name, _ in rows[0].cells)]
+    heads = ["<td></td>", *(_head(name) for name, _ in rows[0].cells)]
     drawn = table(heads, (_row(row.cells, share_bar(row.share)) for row in rows), kind="stacks hot")
     left = f'<p class="note">{escape(hot.left)}</p>' if hot.left and last >= len(hot.rows) else ""
     return drawn + left

@@ -9,10 +9,10 @@ window.perfscope_ui = window.perfscope_ui || {};
   ui.timeline_picture = {
     // What the colours stand for, of what there is here.
     legend() {
-      const peers = this.peers ? [...this.peers] : [this];
-      if (peers[0] !== this) return;
-      const look = draw.theme();
-      this.colours.replaceChildren(...this.about.kinds.map((category) => {
+      const peers = this.peers ? [...this.peers] : [this], first = peers.find((one) => one.side() === "base") || peers[0];
+      if (first !== this) { this.colours.replaceChildren(); first.legend(); return; }
+      const look = draw.theme(), kinds = new Set(peers.flatMap((one) => one.about.kinds));
+      this.colours.replaceChildren(...[...kinds].map((category) => {
         const swatch = element("span", { class: "ps-swatch", "aria-hidden": "true" });
         swatch.style.background = draw.color(look, category);
         return element("li", { "data-category": category }, swatch, this.about.categories[category]);
