@@ -36,7 +36,8 @@ LARGE = """
 
     def run():
         keys = jax.random.split(jax.random.key(0), {layers} + 1)
-        weights = {{"embedding": jax.random.normal(keys[-1], (V, D), jnp.bfloat16), "layers": [layer(k) for k in keys[:-1]]}}
+        embedding = jax.random.normal(keys[-1], (V, D), jnp.bfloat16)
+        weights = {{"embedding": embedding, "layers": [layer(key) for key in keys[:-1]]}}
         facts.append(sum(w.size for w in jax.tree.leaves(weights)))
         while True:
             weights, loss = step(weights, np.zeros((4, 4096), np.int32))

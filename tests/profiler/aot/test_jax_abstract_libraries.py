@@ -44,7 +44,8 @@ LINEN = """
         @jax.jit
         def step(state, x, y):
             def loss_of(weights):
-                found = state.apply_fn({{"params": weights}}, x, train=True, rngs={{"dropout": jax.random.fold_in(key, state.step)}})
+                dropped = {{"dropout": jax.random.fold_in(key, state.step)}}
+                found = state.apply_fn({{"params": weights}}, x, train=True, rngs=dropped)
                 return optax.softmax_cross_entropy_with_integer_labels(found, y).mean()
             loss, slopes = jax.value_and_grad(loss_of)(state.params)
             return state.apply_gradients(grads=slopes), loss
