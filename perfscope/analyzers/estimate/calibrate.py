@@ -114,7 +114,7 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
         time = times.get((row.computation, row.name))
         if time is not None and _comparable(row, modelled):
             errors.append(InstructionError(row=row, group=_group(row), measured_ns=time))
-    groups = _groups(errors)
+    groups = groups_of(errors)
     usable = {one.group: one for one in groups if one.instructions >= FEWEST}
     prices, by_group = _prices(modelled, errors, usable)
     again = estimate(module, modelled.target, times=prices)
@@ -199,7 +199,8 @@ def _group(row: Row) -> Group:
     return "memory-bound" if row.bound == "memory" else "other"
 
 
-def _groups(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
+def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
+    """Instructions by kind, the most measured time first; those that took no time are left out."""
     found: dict[Group, list[InstructionError]] = {}
     for one in errors:
         if one.measured_ns > 0:
