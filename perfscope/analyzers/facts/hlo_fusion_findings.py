@@ -10,6 +10,7 @@ from perfscope.analyzers.facts.hlo_fusion_saving import TripTime, part_of, trip_
 from perfscope.analyzers.facts.hlo_program import NO_WORK, fused, where_of
 from perfscope.analyzers.facts.hlo_saving import Price, price
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.analyzers.hlo.fusion_dump import refusal_of
 from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_share
@@ -158,7 +159,7 @@ def _main_opcode(trip: RoundTrip) -> str:
 
 
 def _reason(trip: RoundTrip) -> str | None:
-    return trip.module.fusion_refusals.get(trip.producer.name)
+    return refusal_of(trip.module, trip.producer)
 
 
 def _advice(what: str) -> str:

@@ -15,26 +15,56 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_FIELD = re.compile(r'\s*(producer_name|reason): "((?:[^"\\]|\\.)*)"\s*$')
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+
+_FIELD = re.compile(r'\s*(producer_name|consumer_name|fusion_name|reason): "((?:[^"\\]|\\.)*)"\s*$')
+_COPY = re.compile(r"(.*\.\d+)\.\d+$")
+"""``select.35.1``: what ``select.35.0`` of the dump is called inside of a fusion."""
 
 MAX_REFUSALS = 1 << 20
 """More than any program has kernels; a file that claims more is not read to its end."""
 
 
 def refusals(lines: Iterable[str]) -> dict[str, str]:
-    """Producer -> why XLA did not fuse it into its readers; the last word counts, the pass asks repeatedly."""
+    """Producer -> why XLA did not fuse it into its readers; the last word counts, the pass asks repeatedly.
+
+    What is said of a fusion that the pass made is also said of the op whose result it gives: fusions are renamed later.
+    """
     found: dict[str, str] = {}
-    inside, producer = False, ""
+    results: dict[str, str] = {}
+    step, names = "", dict[str, str]()
     for line in lines:
         stripped = line.strip()
         if stripped.endswith("{"):
-            inside, producer = stripped.startswith("producer_ineligible"), ""
+            step, names = stripped.removesuffix("{").strip(), {}
             continue
-        field = _FIELD.match(line) if inside else None
+        field = _FIELD.match(line) if step in ("producer_ineligible", "fusion") else None
         if field is None:
             continue
-        if field[1] == "producer_name":
-            producer = field[2]
-        elif producer and len(found) < MAX_REFUSALS:
+        names[field[1]] = field[2]
+        if len(found) + len(results) >= MAX_REFUSALS:
+            continue
+        if step == "fusion" and "fusion_name" in names and "consumer_name" in names:
+            consumer = names["consumer_name"]
+            results[names["fusion_name"]] = results.get(consumer, consumer)
+        elif step == "producer_ineligible" and field[1] == "reason" and names.get("producer_name"):
+            producer = names["producer_name"]
             found[producer] = field[2]
+            if producer in results:
+                found[results[producer]] = field[2]
     return found
+
+
+def refusal_of(module: HloModule, kernel: Instruction) -> str | None:
+    """Why XLA did not fuse a kernel into its readers: by its name, or by that of the op whose result it gives."""
+    refused = module.fusion_refusals
+    if not refused or kernel.name in refused:
+        return refused.get(kernel.name)
+    for called in kernel.called if kernel.opcode == "fusion" else ():
+        root = module.computations[called].root
+        inner = module.computations[called].by_name
+        for name in root.operands if root.opcode == "tuple" else (root.name,):
+            copy = _COPY.match(re.sub(r"\.clone(\.\d+)?$", "", name)) if name in inner else None
+            if copy is not None and f"{copy[1]}.0" in refused:
+                return refused[f"{copy[1]}.0"]
+    return None
