@@ -50,7 +50,8 @@ def _pieces(job: Job, finding: Finding, known: dict[int, int]) -> list[dict[str,
     found = []
     for span in [one for one in finding.spans if one.source in known][:MOST_PIECES]:
         rank = sources[span.source].rank
-        said = f"{format_ns(span.end_ns - span.start_ns)} at {format_ns(span.start_ns - starts[span.source])}"
+        since = format_ns(span.start_ns - starts[span.source])
+        said = f"{format_ns(span.end_ns - span.start_ns)}, {since} behind the start"
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
         found.append({"mark": f"{known[span.source]}:{span.start_ns}-{span.end_ns}", "said": said + whose})
     return found
