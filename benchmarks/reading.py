@@ -28,6 +28,7 @@ from replicate import replicate
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
+ENGINE = REPOSITORY / "tests/dashboards/exports/trace_processor.js"
 CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
 SOURCE = CORPUS / "kineto" / "HolisticTraceAnalysis__nccl_data.json.gz"
 
@@ -161,7 +162,7 @@ def main() -> None:
             "perfscope, opened before": (ours, options.repeat, str(cache)),
             "perfscope, one core, no sidecar": (one, options.repeat, "off"),
             "Perfetto trace_processor (wasm v52)": (
-                ["node", str(HERE / "perfetto_wasm.js"), str(dist), str(trace)],
+                ["node", str(ENGINE), str(dist), str(trace), "select count(*), sum(dur) from slice"],
                 options.repeat,
                 "off",
             ),

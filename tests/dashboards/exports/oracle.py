@@ -35,7 +35,7 @@ def asked(trace: Path, *queries: str) -> list[list[list[Any]]]:
     command = ["node", str(SCRIPT), str(engine()), str(trace), *queries]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.strip().splitlines()[-1])
+    answers = json.loads(done.stdout.strip().splitlines()[-1])["answers"]
     for query, answer in zip(queries, answers, strict=True):
         assert answer["error"] is None, (query, answer["error"])
     return [[[_value(cell) for cell in row] for row in answer["rows"]] for answer in answers]

@@ -1,6 +1,7 @@
 // Perfetto's own engine, as the wasm that its UI runs, asked with SQL under node.
 //   node trace_processor.js WEB_DIST_VERSION_DIR TRACE QUERY...
-// Prints one line of JSON: for each query the columns, the rows and the error, if there was one.
+// Prints one line of JSON: seconds to load, the engine's memory, and for each query the columns, the rows and the
+// error, if there was one.
 // The engine's worker bundle runs here with a stand-in for the worker's globals; requests follow Perfetto's
 // TraceProcessorRpc (protos/perfetto/trace_processor/trace_processor.proto): append data, finalize, query.
 "use strict";
@@ -95,6 +96,7 @@ const answer = (reply) => {
   return { columns, rows, error };
 };
 
+const started = process.hrtime.bigint();
 const port = { onmessage: null, postMessage: (reply) => { replies.push(Buffer.from(reply)); } };
 let replies = [];
 // The bundle runs in this realm (a vm context has a TypeError of its own, which emscripten's addFunction
@@ -132,11 +134,12 @@ const send = async (data) => {
   const piece = Buffer.alloc(32 << 20);
   for (let got; (got = fs.readSync(handle, piece)) > 0; ) await send(request(APPEND, field(101, piece.subarray(0, got))));
   await send(request(FINALIZE));
+  const loaded = Number(process.hrtime.bigint() - started) / 1e9;
   const answers = [];
   for (const query of queries) {
     replies = [];
     await send(request(QUERY, field(103, field(1, Buffer.from(query)))));
     answers.push(answer(Buffer.concat(replies)));
   }
-  process.stdout.write(JSON.stringify(answers) + "\n", () => process.exit(0));
+  process.stdout.write(JSON.stringify({ load_s: loaded, rss: process.memoryUsage().rss, answers }) + "\n", () => process.exit(0));
 })();
