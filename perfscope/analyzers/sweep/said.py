@@ -109,7 +109,7 @@ def _reach(one: Reach, points: Sequence[Point]) -> str:
         said = f"is not known to fit at any {one.axis}"
     if one.fits_again:
         said += f"; it fits again at {_listed(one.axis, one.fits_again)}: the compiler recomputes more there"
-    if one.not_known:
+    if one.not_known and (one.fits_to is not None or refused is not None):
         said += f"; not known: {_listed(one.axis, one.not_known)}"
     return said
 

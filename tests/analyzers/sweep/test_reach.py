@@ -49,6 +49,10 @@ def test_nothing_is_claimed_beyond_what_is_not_known() -> None:
     )
 
 
+def test_nothing_known_is_said_once() -> None:
+    assert _said(None, None, None) == "is not known to fit at any seq"
+
+
 def test_what_fits_again_is_told() -> None:
     assert _reach(1, 2000, 3).fits_again == (2048,)
     assert "it fits again at seq=2048" in _said(1, 2000, 3)
