@@ -12,7 +12,7 @@ from perfscope.__main__ import run
 from perfscope.profiler.aot import compiled_file
 from tests.aot import require
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ w = init(jax.random.key(0))
 for number in range(100):
     w = step(w, jnp.ones((WIDTH, WIDTH), jnp.bfloat16))
 print("value", w[0, 0])
-'''
+"""
 
 
 @pytest.fixture
@@ -145,8 +145,12 @@ def test_a_program_that_fails(project: Path, capfd: pytest.CaptureFixture[str]) 
     assert _compile() == 4
     said = capfd.readouterr().err
     assert "raise OSError" in said
-    assert said.rstrip().splitlines()[-1].startswith(
-        "perfscope: train.py: the program failed before it called anything that is compiled: OSError: no such data"
+    assert (
+        said.rstrip()
+        .splitlines()[-1]
+        .startswith(
+            "perfscope: train.py: the program failed before it called anything that is compiled: OSError: no such data"
+        )
     )
 
 

@@ -238,6 +238,18 @@ def test_marks_of_a_program_do_not_matter() -> None:
     assert [program.calls for program in seen(run).programs] == [3]
 
 
+def test_settings_and_jobs_of_real_machines_are_answered() -> None:
+    def run() -> None:
+        jax.config.update("jax_num_cpu_devices", 8)
+        jax.distributed.initialize()
+        assert str(jax.random.key(0)).startswith("Array((), dtype=key")
+        with pytest.raises(AttributeError):
+            jax.config.update("jax_no_such_setting", 8)
+
+    told = seen(run)
+    assert any("asked for jax.distributed.initialize (once)" in note for note in told.notes)
+
+
 def test_an_array_that_a_program_closes_over_is_part_of_it() -> None:
     def run() -> None:
         here, there = jnp.arange(4.0), jnp.ones((1 << 14, 1 << 14))
