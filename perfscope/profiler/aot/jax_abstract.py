@@ -17,6 +17,7 @@ from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.jax_abstract_aot import lowered
 from perfscope.profiler.aot.jax_abstract_array import AbstractArray
 from perfscope.profiler.aot.jax_abstract_devices import answers
+from perfscope.profiler.aot.jax_abstract_jobs import answered
 from perfscope.profiler.aot.jax_abstract_made import made, put
 from perfscope.profiler.aot.jax_abstract_make import without_copies
 from perfscope.profiler.aot.jax_abstract_places import Placed, metaty, results_at, sharding_of_operation
@@ -35,7 +36,7 @@ class Listener(Protocol):
         """A function is compiled ahead of its calls."""
 
     def asked(self, what: str) -> None:
-        """The program asks what only a compiled program knows."""
+        """The program asks what only a compiled program, a device or a job of several processes knows."""
 
     def read(self, how: str, array: AbstractArray) -> None:
         """The host reads a value that nobody knows."""
@@ -51,6 +52,7 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
     run = _Run(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(answers(devices))
+        stack.enter_context(answered(devices, listener.asked))
         stack.enter_context(without_copies())
         stack.enter_context(compat.replaced(core.EvalTrace, "process_primitive", run.primitive))
         stack.enter_context(compat.replaced(core.EvalTrace, "process_shard_map", run.shard_map))

@@ -221,6 +221,8 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return format(value[()] if self.ndim == 0 else value, spec)
 
     def __str__(self) -> str:
+        if not isinstance(self.dtype, np.dtype):  # keys
+            return repr(self)
         return str(self.value("str"))
 
     def __repr__(self) -> str:

@@ -71,7 +71,7 @@ class Kept:
         self._reads[key] = self._reads.get(key, 0) + 1
 
     def asked(self, what: str) -> None:
-        """The program asks what only a compiled program knows."""
+        """The program asks what only a compiled program, a device or a job of several processes knows."""
         key = (what, line_of_user())
         self._questions[key] = self._questions.get(key, 0) + 1
 
@@ -115,8 +115,8 @@ class Kept:
         if left > 0:
             told.append(f"the program read values that nobody computed at {left:,} more places")
         told += [
-            f"the program asked a compiled function for its {what} ({_times(count)}) at {place or UNKNOWN}; nothing "
-            "was compiled then, it was given zeros"
+            f"the program asked for {what} ({_times(count)}) at {place or UNKNOWN}, which only a compiled program, a "
+            "device or a job of several processes has: zeros, or nothing, was the answer"
             for (what, place), count in self._questions.items()
         ]
         told += [
