@@ -58,8 +58,9 @@ def _rows(one: ProgramDifference) -> Iterator[str]:
 
 
 def _row(row: ProgramLine) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in (row.title, *row.said))
+    lines = [row.title, *([row.amounts] if row.amounts else []), *row.said]
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return (
-        f'<div class="cause"><div><code>{escape(row.where or "no line")}</code></div>'
-        f'<div class="time">{escape(row.amounts)}</div><ul>{items}</ul></div>'
+        f'<div class="cause"><div><code>{escape(row.where or "no line")}</code></div><div class="time"></div>'
+        f"<ul>{items}</ul></div>"
     )
