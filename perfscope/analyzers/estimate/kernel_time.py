@@ -25,6 +25,10 @@ _UNIT = 128
 """Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
 
 
+_SCALAR = 64
+"""Bytes up to which an instruction that yields one number works on single numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
     """One run of an instruction."""
@@ -76,7 +80,7 @@ def kernel_time(
     fastest, slowest = factors.host_link
     low_host, high_host = cost.host_bytes * NS / fastest, cost.host_bytes * NS / slowest
     compute_high = max(high_products, high_rest / fill)
-    shortest, small = factors.kernel
+    shortest, small = factors.scalar if instruction.shape.elements <= 1 and cost.bytes <= _SCALAR else factors.kernel
     slow = max(compute_high, high_memory, high_host)
     return KernelTime(
         time=ns_range(max(products or 0.0, low_rest, low_memory, low_host, shortest), slow + small),
