@@ -203,18 +203,18 @@ def ab(
             profile=profile,
             build=build,
         )
-        state = ab_state.begin(_directory(output), plan)
+        state = ab_state.begin(new_folder(output, "ab"), plan)
     else:
         state = ab_state.resume(resume, command=words, kind=kind, build=build)
     plan = state.plan
     judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
-    tell = _quiet if quiet else _tell
+    tell = no_word if quiet else tell_user
     for remark in repository.remarks():
         tell(remark)
     try:
         found = runner.compare(state, repository, judge, tell=tell)
     except KeyboardInterrupt:
-        _tell(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
+        tell_user(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
     return end(
         judge.result(found),
@@ -228,9 +228,9 @@ def ab(
     )
 
 
-def _directory(root: Path) -> Path:
-    """A new folder for a comparison; `latest` goes on naming a run."""
-    path = root / f"ab-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
+def new_folder(root: Path, kind: str) -> Path:
+    """A new folder for a comparison, ``ab-...``; `latest` goes on naming a run. ``DataError``: it cannot be made."""
+    path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
     try:
         path.mkdir(parents=True)
     except OSError as error:
@@ -238,11 +238,12 @@ def _directory(root: Path) -> Path:
     return path
 
 
-def _quiet(line: str) -> None:
-    pass
+def no_word(line: str) -> None:
+    """Of ``--quiet``: nothing is said."""
 
 
-def _tell(line: str) -> None:
+def tell_user(line: str) -> None:
+    """A line on stderr, fit to be shown."""
     from perfscope.dashboards.shown import shown
 
     print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_ab import AbCommand
+from perfscope.commands.compare_ab import AbCommand, new_folder, no_word, tell_user
 from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
 from perfscope.commands.options import quiet_option, verbose_option
 from perfscope.commands.run import TARGET
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError, DataError
-from perfscope.profiler.store import RUNS_FOLDER, STAMP
+from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
+from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.comparison import Comparison
@@ -126,7 +123,7 @@ def programs(
     machine = parse_target(target, memory)
     repository = checkout()
     commits: dict[Arm, str] = {"base": repository.commit(base), "head": repository.commit(head)}
-    tell = _quiet if quiet else _tell
+    tell = no_word if quiet else tell_user
     for remark in (*repository.remarks(), *refused(commits)):
         tell(remark)
     wanted = Compilation(
@@ -136,7 +133,7 @@ def programs(
         links=links,
         build=build,
     )
-    directory = _directory(output)
+    directory = new_folder(output, "programs")
     folders = compile_both(wanted, repository, commits, directory, tell=tell)
     method = {
         "kind": f"compiled once each for {machine.shown}; nothing ran on one",
@@ -179,7 +176,7 @@ def end(
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(compare_document.of(held), failed, verbose=verbose)
         if not quiet:
-            _tell(f"what was compiled is kept in {shown(str(directory), 400)}")
+            tell_user(f"what was compiled is kept in {shown(str(directory), 400)}")
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and _open(found) else DONE
@@ -218,23 +215,3 @@ def _options(
     ]
     line += [] if memory is None else ["--memory", memory]
     return (*line, *(word for name in functions for word in ("--function", name)))
-
-
-def _directory(root: Path) -> Path:
-    """A new folder for a comparison; `latest` goes on naming a run."""
-    path = root / f"programs-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be made: {error.strerror or error}") from error
-    return path
-
-
-def _quiet(line: str) -> None:
-    pass
-
-
-def _tell(line: str) -> None:
-    from perfscope.dashboards.shown import shown
-
-    print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)
