@@ -43,10 +43,10 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=69, close=55, low=-0.113, high=0.24)
-LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=70, close=38, low=-0.279, high=1.192)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=34, close=22, low=-0.111, high=0.334)
-SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=34, close=7, low=-0.242, high=0.187)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=58, close=42, low=-0.131, high=0.24)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=68, close=57, low=-0.267, high=0.13)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=29, close=17, low=-0.111, high=0.334)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=31, close=19, low=-0.159, high=0.261)
 
 _WORDS: dict[Policy, str] = {
     "keep": "keeping everything",
