@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
 
@@ -264,13 +264,6 @@ def _taken(array: AbstractArray, at: Any) -> Any:
     return indexing.rewriting_take(array, at)
 
 
-def replicated_like(sharding: Any) -> Any:
-    """A sharding over the same devices that gives each of them all."""
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec())
-    return sharding
-
-
 def register() -> None:
     """Let jax take these arrays as arguments, as constants, and give them the methods of its own."""
     _register_methods()
@@ -292,7 +285,7 @@ MOST_CONSTANT_BYTES = 256 << 20
 def _constant(array: AbstractArray, aval: Any) -> Any:
     """What a program has in place of an array that it closes over: its value, or numbers that XLA cannot guess."""
     handler = compat.get("jax._src.interpreters.mlir", "get_constant_handler")
-    if array._known is not None:
+    if array._known is not None and not (array._made_up and isinstance(array.dtype, np.dtype)):
         return handler(type(array._known))(array._known, aval)
     if array.size * np.dtype(array.dtype).itemsize > MOST_CONSTANT_BYTES:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a program asks of the machine and its job around the arrays: memory in use, other processes, simulated devices."""
+"""What a program asks of the machine and its job: memory in use, other processes, simulated devices."""
 
 from __future__ import annotations
 

@@ -126,6 +126,12 @@ class Kept:
             if one.guessed
         ]
         told += [
+            f"{one.name}: it closes over {one.stand_ins:,} bytes that nobody computed, constants of the program; "
+            "other numbers stand in their place"
+            for one in self.programs.values()
+            if one.stand_ins
+        ]
+        told += [
             f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
             "only that needs: a compiler without its device has no way back to the host"
             for one in self.programs.values()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
+from perfscope.profiler.aot.jax_abstract_array import AbstractArray
 from perfscope.profiler.aot.jax_abstract_devices import answers
 from perfscope.profiler.aot.jax_seen_callbacks import compiles_only, left_out, prints
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
@@ -41,6 +42,10 @@ class SeenProgram:
         """How many arguments came to lie where the compiler puts them, which was guessed."""
         self.prints = prints(params["jaxpr"]) and compiles_only(devices)
         """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is left out of its lowering."""
+        self.stand_ins = sum(
+            one.nbytes for one in params["jaxpr"].consts if isinstance(one, AbstractArray) and one._made_up
+        )
+        """Bytes of constants, arrays that it closes over, whose values nobody computed."""
         self._held: list[Any] = []
         self._setting = compat.setting()
 

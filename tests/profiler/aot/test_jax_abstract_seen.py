@@ -256,7 +256,10 @@ def test_an_array_that_a_program_closes_over_is_part_of_it() -> None:
         jax.jit(lambda x: x + here)(np.ones(4, np.float32))
         jax.jit(lambda x: x + there[0])(np.ones(1 << 14, np.float32))
 
-    first, second = seen(run).programs
+    told = seen(run)
+    first, second = told.programs
+    assert (first.stand_ins, second.stand_ins) == (0, 1 << 30)
+    assert any(note.startswith("jit_<lambda>: it closes over 1,073,741,824 bytes") for note in told.notes)
     assert "constant({0, 1, 2, 3})" in first.lower().as_text("hlo")
     with pytest.raises(ValueError, match="closes over an array of 1,073,741,824 bytes"):
         second.lower()
