@@ -31,8 +31,8 @@ _CHIPS = {
     "TPU7x (one of two)": _Chip(gibibytes=94.75, cores=1, gigahertz=None, axes=3, pod=2 * 9216, host=8),
 }
 """Memory is what libtpu 0.0.42.1 says is available when it refuses a program that is too large; the pages print 32, 16,
-95, 32 and (two devices) 192. Clocks are those that the peaks give with the multiply units of a core (128 x 128, four a core); they are not stated,
-and where units and peak do not give one it is left out."""
+95, 32 and (two devices) 192. Clocks are those that the peaks give with the multiply units of a core (four, of 128 x
+128); they are not stated, and where units and peak do not give one it is left out."""
 
 _NETWORKS = {
     "TPU v5p": UsualNetwork(link="RoCE 200GbE", cards=1, source=_PAGE.format("TPU v5p") + ": 50 Gb/s a chip, 4 a host"),

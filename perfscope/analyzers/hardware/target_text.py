@@ -68,9 +68,7 @@ def with_memory(target: Target, memory: str) -> Target:
     said = f"each device has {memory.strip()} of memory, as --memory says"
     if target.platform == "tpu":
         said += "; the compiler is not told: it plans for what the chip has"
-    return replace(
-        target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, said)
-    )
+    return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, said))
 
 
 def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...] = ()) -> Target:
