@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
 
-PROGRAM_FORMATS = frozenset({"hlo_proto", "hlo_text"})
-"""Formats that hold a compiled program and no recording of its run."""
+PROGRAM_FORMATS = frozenset({"compiled", "hlo_proto", "hlo_text"})
+"""Formats that hold compiled or planned programs and no recording of their run."""
 
 
 def programs_alone(analysis: Analysis) -> bool:
