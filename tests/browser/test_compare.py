@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from perfscope.dashboards.reports.compare_json import as_text
 from perfscope.profiler.run_store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
+from tests.browser.kineto import Kineto
 from tests.dashboards.compared import in_turns
 from tests.dashboards.test_history_reports import runs
 
@@ -28,29 +26,14 @@ STEPS, STEP_US = 4, 1_000
 
 def _trace(path: Path, *, more: bool) -> Path:
     """Steps of one op with a kernel; with ``more`` of another one with a hostile name."""
-    events: list[dict[str, Any]] = []
-
-    def add(category: str, name: str, thread: int, start: int, length: int, **args: Any) -> None:
-        process = 0 if category == "kernel" else 1
-        events.append(
-            {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": start, "dur": length}
-            | {"args": args}
-        )
-
+    made = Kineto()
     for step in range(STEPS):
-        at, ids = STEP_US * step, {"correlation": step + 1, "External id": step + 1}
-        add("user_annotation", f"ProfilerStep#{step}", 1, at, STEP_US)
-        add("cpu_op", "aten::mm", 1, at + 10, 60, **{"External id": step + 1})
-        add("cuda_runtime", "cudaLaunchKernel", 1, at + 20, 10, **ids)
-        add("kernel", "sgemm_128x128", 7, at + 40, 500, **ids, device=0, stream=7)
+        at = STEP_US * step
+        made.add("user_annotation", f"ProfilerStep#{step}", 1, at, STEP_US)
+        made.launched("aten::mm", "sgemm_128x128", at + 10, 500, step + 1)
         if more:
-            other = {"correlation": 100 + step, "External id": 100 + step}
-            add("cpu_op", HOSTILE, 1, at + 610, 60, **{"External id": 100 + step})
-            add("cuda_runtime", "cudaLaunchKernel", 1, at + 620, 10, **other)
-            add("kernel", "reduce_kernel", 7, at + 640, 200, **other, device=0, stream=7)
-    document = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
-    path.write_bytes(gzip.compress(json.dumps(document | {"traceEvents": events}).encode()))
-    return path
+            made.launched(HOSTILE, "reduce_kernel", at + 610, 200, 100 + step)
+    return made.write(path)
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from perfscope.dashboards.reports.compare_json import as_text
 from tests.browser.conftest import Server, Tab, serving
+from tests.browser.kineto import Kineto
 from tests.commands.kept_runs import ITEM, PLAIN, put_run
 from tests.dashboards.compared import in_turns
 
@@ -35,28 +33,15 @@ SIDES = """['base', 'head'].map((side) => {
 
 def _trace(path: Path, side: str) -> Path:
     """Steps behind a beginning of another length; the head's have one more op."""
-    events: list[dict[str, Any]] = []
-
-    def add(category: str, name: str, thread: int, start: int, length: int, **args: Any) -> None:
-        process = 0 if category == "kernel" else 1
-        at = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": start, "dur": length}
-        events.append(at | {"args": args})
-
-    add("cpu_op", "aten::empty", 1, 0, 5)
+    made = Kineto()
+    made.add("cpu_op", "aten::empty", 1, 0, 5)
     for step in range(STEPS):
-        at, ids = BEFORE_US[side] + STEP_US[side] * step, {"correlation": step + 1, "External id": step + 1}
-        add("user_annotation", f"ProfilerStep#{step}", 1, at, STEP_US[side])
-        add("cpu_op", "aten::mm", 1, at + 10, 60, **{"External id": step + 1})
-        add("cuda_runtime", "cudaLaunchKernel", 1, at + 20, 10, **ids)
-        add("kernel", "sgemm_128x128", 7, at + 40, 500, **ids, device=0, stream=7)
+        at = BEFORE_US[side] + STEP_US[side] * step
+        made.add("user_annotation", f"ProfilerStep#{step}", 1, at, STEP_US[side])
+        made.launched("aten::mm", "sgemm_128x128", at + 10, 500, step + 1)
         if side == "head":
-            other = {"correlation": 100 + step, "External id": 100 + step}
-            add("cpu_op", EXTRA, 1, at + 610, 60, **{"External id": 100 + step})
-            add("cuda_runtime", "cudaLaunchKernel", 1, at + 620, 10, **other)
-            add("kernel", "scan_kernel", 7, at + 640, 400, **other, device=0, stream=7)
-    document = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
-    path.write_bytes(gzip.compress(json.dumps(document | {"traceEvents": events}).encode()))
-    return path
+            made.launched(EXTRA, "scan_kernel", at + 610, 400, 100 + step)
+    return made.write(path)
 
 
 @pytest.fixture(scope="module")

@@ -185,6 +185,12 @@ def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
     assert tab.wrong == []
 
 
+def test_a_search_in_the_address_waits_for_the_names(tab: Tab, server: Server) -> None:
+    tab.page.route("**/names?*", lambda route: (tab.page.wait_for_timeout(600), route.continue_()))
+    _open(tab, server, "&find=sgemm")
+    tab.until("document.querySelector('.ps-tl-status').textContent.startsWith('30 events, 330 us')")
+
+
 def test_a_piece_is_summed_by_name(tab: Tab, server: Server) -> None:
     _open(tab, server)
     tab.page.keyboard.press("t")

@@ -38,6 +38,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     constructor(url) {
       this.url = url;
       this.names = new Map();
+      this.loading = new Map();
       this.going = new Map();
     }
 
@@ -54,12 +55,16 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     relative(trace, text) { return Number(BigInt(text) - BigInt(trace.origin)); }
 
-    async load_names(trace) {
-      if (this.names.has(trace.trace)) return this.names.get(trace.trace);
-      const held = { text: new Map(), shade: new Map(), rows: [] };
-      this.names.set(trace.trace, held);
-      held.rows = await this.json("names", { trace: trace.trace });
+    // All names of a trace; whoever asks while they are on their way waits for the same answer.
+    load_names(trace) {
+      if (!this.loading.has(trace.trace)) this.loading.set(trace.trace, this.fetch_names(trace));
+      return this.loading.get(trace.trace);
+    }
+
+    async fetch_names(trace) {
+      const held = { text: new Map(), shade: new Map(), rows: await this.json("names", { trace: trace.trace }) };
       for (const [code, text] of held.rows) { held.text.set(code, text); held.shade.set(code, ui.draw.shade_of(text)); }
+      this.names.set(trace.trace, held);
       return held;
     }
 
