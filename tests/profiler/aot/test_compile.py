@@ -54,7 +54,7 @@ def _run(tmp_path: Path, seconds: float = 60, memory: int = 8 << 30) -> Compiled
 def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
     child("""
         place = {"file": "train.py", "line": 3}
-        say("seen", programs=[{"name": "f", "place": place, "calls": 4}], notes=["made up"], stopped="it repeats itself")
+        say("seen", programs=[{"name": "f", "place": place, "calls": 4}], notes=["made up"], stopped="it repeats")
         compiled(0)
         say("done")
     """)
@@ -63,7 +63,7 @@ def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
     assert manifest.command == ("train.py", "--token", "***")
     (program,) = manifest.programs
     assert (program.calls, program.place) == (4, compiled_file.Place(file="train.py", line=3))
-    assert manifest.stopped == "it repeats itself"
+    assert manifest.stopped == "it repeats"
     assert manifest.notes == ("a note", "made up")
     assert manifest.versions == {"jax": "1"}
 
@@ -76,7 +76,7 @@ def test_a_program_that_takes_the_compiler_down_costs_only_itself(child, tmp_pat
                 continue
             if number == 1:
                 say("compiling", number=1, name="b")
-                print("F0000 00:00:00.0 1 flags.cc:2] Unknown flag in XLA_FLAGS: --xla_no=1", file=sys.stderr, flush=True)
+                print("F0000 00:00.0 1 flags.cc:2] Unknown flag in XLA_FLAGS: --xla_no=1", flush=True)
                 os.kill(os.getpid(), signal.SIGABRT)
             compiled(number)
         say("done")
