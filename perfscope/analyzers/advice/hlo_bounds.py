@@ -43,7 +43,7 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=58, close=42, low=-0.131, high=0.24)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=59, close=43, low=-0.131, high=0.24)
 LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=68, close=57, low=-0.267, high=0.13)
 SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=29, close=17, low=-0.111, high=0.334)
 SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=31, close=19, low=-0.159, high=0.261)

@@ -35,6 +35,8 @@ def within_readers(module: HloModule, flow: Flow, layer: Layer, forth: Body, nam
     code = module.computations[forth.name]
     node, inside = forth.nodes[name], module.computations[code.by_name[name].called[0]]
     results = inside.root.operands if inside.root.opcode == "tuple" else (inside.root.name,)
+    if len(results) != len(node.sizes):
+        return  # a sort of several arrays: its readers need it in memory
     for result, size in zip(results, node.sizes, strict=True):
         made = layer.made(flow.numbers[inside.name, result])
         if size and any(layer.has_buffer(one) for one in made):
