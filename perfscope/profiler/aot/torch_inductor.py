@@ -67,6 +67,7 @@ class Planner:
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
         self._compile_fx: Any = None
+        self._saved = 0
         self.tuned = False
         """Whether the program asked for autotuning, which is not planned."""
 
@@ -152,6 +153,7 @@ class Planner:
 
         before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
+        self._saved = _saved(before)
         try:
             inner(module, inputs, **named)
         except _PlannedError as planned:
@@ -191,6 +193,7 @@ class Planner:
             refusals=list(self._refusals.values()),
             overflow=self._overflow,
             sources=dict(self._sources),
+            saved=0 if graph.is_backward or graph.is_inference else self._saved,
         )
         raise _PlannedError(self._planned(scheduled))
 
@@ -231,6 +234,19 @@ def _made(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, extent: i
     if extent is not None:
         tensor._perfscope_values = extent
     return tensor
+
+
+def _saved(module: Any) -> int:
+    """Bytes of what a graph gives back and the program does not see, its own inputs aside: kept for the backward."""
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    seen = set(output.meta.get("user_visible_output_idxs", ()))
+    kept = {
+        node
+        for place, node in enumerate(output.args[0] if isinstance(output.args[0], (list, tuple)) else ())
+        if place not in seen and isinstance(node, torch.fx.Node) and node.op != "placeholder"
+    }
+    values = [node.meta.get("val") for node in kept]
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and not _symbolic(value))
 
 
 def _symbolic(value: Any) -> bool:

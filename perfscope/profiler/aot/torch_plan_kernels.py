@@ -78,7 +78,7 @@ class KernelReader:
             refusals=refusals,
             refusals_left=left,
             dynamic=bool(getattr(scheduled.graph.sizevars, "shape_env", None) and _symbols(scheduled.graph)),
-            saved_bytes=0,
+            saved_bytes=scheduled.saved,
             output_bytes=sum(_size(one) for one in scheduled.graph.graph_outputs or ()),
         )
 
