@@ -12,7 +12,7 @@ from perfscope.analyzers.compare.align import same_files
 from perfscope.analyzers.compare.program_keys import LineMap, OpKey, lines_between
 from perfscope.analyzers.compare.program_match import Alike, Launch, alike
 from perfscope.analyzers.compare.program_row import LOST, ProgramChange, ProgramRow, What, merged
-from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_SAVED
+from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES
 from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel, PlanPlace, TorchPlan
 
@@ -45,11 +45,10 @@ def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
 
 def plan_totals(held: HeldPlan) -> dict[str, int]:
     """Exact amounts of one step of a plan."""
-    found = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_SAVED, PLAN_BREAKS), 0)
+    found = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_BREAKS), 0)
     for unit in plan_units(held.plan):
         for name, amount in unit.amounts.items():
             found[name] += amount
-    found[PLAN_SAVED] = sum(graph.calls * graph.saved_bytes for graph in held.plan.graphs)
     found[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(held))
     return found
 
@@ -61,7 +60,6 @@ def plan_fingerprint(plan: TorchPlan) -> str:
             plain_function(graph.function),
             graph.direction,
             graph.calls,
-            graph.saved_bytes,
             [_digest(one) for one in graph.kernels],
         )
         for graph in plan.graphs
@@ -85,12 +83,6 @@ def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
         rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]
-        rows += _counted(
-            _saved(base.plan),
-            _saved(head.plan),
-            PLAN_SAVED,
-            ("more kept for the backward", "less kept for the backward"),
-        )
     broken = _breaks(base, lines), _breaks(head, None)
     rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
     found = ProgramChange(
@@ -213,15 +205,6 @@ def _refusals(head: Sequence[PlanUnit]) -> list[str]:
     mine = {unit.index for unit in head if unit.graph is graph}
     found = (one.reason for one in graph.refusals if {one.first, one.second} <= mine)
     return [f"inductor: {reason}" for reason in dict.fromkeys(found)][:2]
-
-
-def _saved(plan: TorchPlan) -> Counter[tuple[str, str]]:
-    """(place, function) -> bytes kept for the backward."""
-    found: Counter[tuple[str, str]] = Counter()
-    for graph in plan.graphs:
-        name = plain_function(graph.function)
-        found["", name] += graph.calls * graph.saved_bytes
-    return found
 
 
 def _breaks(held: HeldPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:

@@ -14,7 +14,6 @@ from perfscope.analyzers.compare.program_units import (
     PLAN_BREAKS,
     PLAN_BYTES,
     PLAN_FLOPS,
-    PLAN_SAVED,
     RECOMPUTED,
     UNITS,
     WIRE,
@@ -25,7 +24,7 @@ What = Literal[
     "type changed", "layout changed", "new", "more bytes", "more FLOPs", "fused otherwise", "moved into a fusion",
     "fewer bytes", "fewer FLOPs", "less recompute", "collective gone", "gone", "collective no longer blocks",
     "more live at the peak", "less live at the peak", "new graph break", "graph break gone",
-    "more kept for the backward", "less kept for the backward", "changed",
+    "changed",
 ]  # fmt: skip
 
 MORE_LIVE: What = "more live at the peak"
@@ -39,7 +38,7 @@ MOST_SAID = 6
 
 NEW_BREAK: What = "new graph break"
 
-_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_SAVED, PLAN_BREAKS)
+_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS)
 """Metrics of which more is worse; launches follow from bytes."""
 
 Amounts = Mapping[str, tuple[int, int]]

@@ -24,7 +24,6 @@ _SHORT = {
     "bytes of planned kernels a step": "moved",
     "FLOPs of planned kernels a step": "FLOPs",
     "planned kernels a step": "kernels",
-    "bytes kept for the backward a step": "kept for the backward",
     "planned graph breaks": "graph breaks",
 }
 """What stands behind a row's amounts."""
