@@ -140,7 +140,7 @@ class PlannedGraph:
     dynamic: bool = False
     """It has sizes that are symbols; bytes are for the sizes of the call that compiled it."""
     saved_bytes: Bytes = 0
-    """Of a forward: what it keeps for its backward, inputs and parameters not counted; a view counts as what it views."""
+    """Of a forward: what it keeps for its backward, its inputs not counted. A view counts as what it views."""
     output_bytes: Bytes = 0
 
 
