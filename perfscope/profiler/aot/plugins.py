@@ -2,7 +2,7 @@
 
 They are looked for in the folders of ``PERFSCOPE_PLUGINS`` first, then in the environment itself. A folder is better:
 a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies beside it. One is made by
-``pip install --no-deps --target FOLDER jax-cuda13-pjrt==... jax-cuda13-plugin==...``; only the child process sees it.
+``pip install --no-deps --target FOLDER jax-cuda13-pjrt==...``; only the child process sees it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 VARIABLE = "PERFSCOPE_PLUGINS"
 Kind = Literal["gpu-nvidia", "gpu-amd", "tpu", "torch"]
 KINDS: tuple[Kind, ...] = ("gpu-nvidia", "gpu-amd", "tpu", "torch")
-EXTRAS: dict[Kind, str] = {"gpu-nvidia": "aot-gpu", "tpu": "aot-tpu", "torch": "aot-torch"}
+EXTRAS: dict[Kind, str] = {"gpu-amd": "aot-amd", "gpu-nvidia": "aot-gpu", "tpu": "aot-tpu", "torch": "aot-torch"}
 
 _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-nvidia": ("cuda", ("cuda13", "cuda12"), "xla_cuda_plugin.so"),
@@ -80,7 +80,7 @@ def folders() -> tuple[Path, ...]:
 
 def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
     platform, generations, name = _GPU[kind]
-    install = _command(*(f"jax-{generations[0]}-{part}=={jax}" for part in ("pjrt", "plugin")))
+    install = _command(f"jax-{generations[0]}-pjrt=={jax}")
     wrong: list[str] = []
     for generation in generations:
         for folder, version in _held(f"jax-{generation}-pjrt"):
@@ -92,15 +92,11 @@ def _gpu(kind: Kind, jax: str) -> Plugin | Absent:
             else:
                 versions = {f"jax-{generation}-pjrt": version}
                 kernels = _version_of(f"jax-{generation}-plugin", folder)
-                note = None
-                if kernels == jax:
+                if kernels == jax:  # not needed to compile, also not for Pallas kernels through Triton
                     versions[f"jax-{generation}-plugin"] = kernels
-                else:
-                    found = "is not there" if kernels is None else f"{kernels} does not fit jax {jax}"
-                    note = f"jax-{generation}-plugin {found}: programs with Pallas kernels are not compiled"
                 return Plugin(
                     kind=kind, versions=versions, folder=library.parents[2], own_folder=folder is not None,
-                    library=library, platform=platform, note=note,
+                    library=library, platform=platform,
                 )  # fmt: skip
     reason = wrong[0] if wrong else f"no jax-{generations[0]}-pjrt"
     return Absent(kind=kind, reason=reason, install=install, wrong=bool(wrong))
