@@ -27,8 +27,6 @@ def target_checks() -> list[Check]:
         text = ", ".join(f"{name} {version}" for name, version in found.versions.items())
         advice = found.note
         if not found.own_folder and kind in ("gpu-nvidia", "tpu"):
-            advice = (
-                f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
-            )
+            advice = f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
         checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
     return checks
