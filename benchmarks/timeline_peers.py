@@ -40,6 +40,7 @@ from playwright.sync_api import Error, Page, sync_playwright
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
 
+from browser_watch import LIMIT_S, TooSlowError, memory_bytes, settled  # noqa: E402
 from timeline import BINARIES, prepared, synthetic  # noqa: E402
 from timeline_image import HEIGHT, WIDTH, Image  # noqa: E402
 
@@ -52,13 +53,6 @@ PEERS = ["perfscope", "Perfetto", "image", "datashader", "scattergl", "bar"]
 TITLES = ("peer", "prepare s", "drawn s", "zoom p50 ms", "zoom p95 ms", "looks every ms", "kB a zoom", "browser MB")
 WATCH_S = 0.5
 """Between two looks at the memory of a peer."""
-LIMIT_S = 60.0
-STILL_S = 0.5
-"""Unchanged for so long: the picture is done."""
-
-
-class TooSlowError(Exception):
-    """A minute is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,48 +64,6 @@ class Peer:
     open: Callable[[Page, Path], None]
     zoom: Callable[[Page, float], None]
     sent: Callable[[Page], int]
-
-
-def settled(page: Page, began: float, least: int = 0) -> tuple[float, float]:
-    """Seconds from ``began`` to the last change of the picture, and between two looks; ``least``: bytes of a PNG."""
-    last, changed, looks = b"", began, 0
-    first = time.perf_counter()
-    while True:
-        now = time.perf_counter()
-        if now - began > LIMIT_S:
-            raise TooSlowError
-        shot = page.screenshot(timeout=LIMIT_S * 1000)
-        looks += 1
-        if shot != last or len(shot) < least:
-            last, changed = shot, time.perf_counter()
-        elif now - changed > STILL_S:
-            return changed - began, (time.perf_counter() - first) / looks
-
-
-def memory_bytes(whose: int | None = None) -> int:
-    """Proportional set size of every Chromium process below this one; of ``whose``: of all processes below that."""
-    top = os.getpid() if whose is None else whose
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            held = (folder / "stat").read_text()
-        except OSError:
-            continue  # it has ended
-        parents[int(folder.name)] = int(held.rpartition(")")[2].split()[1])
-    found = 0
-    for process in parents:
-        above = process
-        while above not in (top, 0, 1):
-            above = parents.get(above, 0)
-        if above == top and (process != above or whose is not None):
-            try:
-                line = Path(f"/proc/{process}/cmdline").read_bytes()
-                pss = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.M)
-            except OSError:
-                continue
-            mine = whose is not None or b"chrom" in line.split(b"\0")[0]
-            found += int(pss[1]) * 1024 if pss and mine else 0
-    return found
 
 
 @contextmanager

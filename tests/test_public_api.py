@@ -16,8 +16,8 @@ from perfscope.analyzers.load import load_all, load_one
 from tests.build import TraceBuilder
 
 NAMES = [
-    "Analysis", "CompiledFor", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare", "compile_for", "figures",
-    "load", "load_all", "region", "step",
+    "Analysis", "CompiledFor", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare", "compile_for",
+    "figures", "load", "load_all", "region", "step",
 ]  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
         schedule = Schedule(module)
         blocks = _modelled(module, schedule) if arena is None else _assigned(module, arena, schedule)
         timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks, texts)
-        found.append(timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace)))
+        found.append(
+            timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace))
+        )
     return tuple(found)
 
 

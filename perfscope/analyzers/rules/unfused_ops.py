@@ -48,8 +48,8 @@ How it is found:
     programs for a TPU in its vector memory; they are not judged.
 
     In a planned PyTorch program (`perfscope compile`): chains among the ops that run eagerly, with modelled time, and
-    pairs of planned kernels with a value between them that inductor refused to fuse, with its reason; the read is saved,
-    and the write where nothing else needs the value.
+    pairs of planned kernels with a value between them that inductor refused to fuse, with its reason; the read is
+    saved, and the write where nothing else needs the value.
 
 Fix:
     Compile the function, or the module around it::

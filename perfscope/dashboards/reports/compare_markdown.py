@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_bars import scale_of, text_bar
-from perfscope.dashboards.reports.compare_program_rows import (
-    ProgramLine,
-    modelled_line,
-    program_lines,
-    program_title,
-    written_line,
-)
+from perfscope.dashboards.reports.compare_markdown_parts import MARKS, MOST_NOTES, NAME_LIMIT, NO_MARK, few, folded
+from perfscope.dashboards.reports.compare_program_markdown import programs
 from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
@@ -58,33 +53,19 @@ _URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@!$&*+,;=%-]+")
 MOST_METRICS = 10
 MOST_CAUSES = 5
 MOST_FINDINGS = 10
-MOST_PROGRAMS = 4
-MOST_PROGRAM_ROWS = 8
 MOST_ADVISED = 5
 """Findings whose advice is given: those to begin with."""
 MOST_KERNELS = 20
 MOST_PARTS = 10
-MOST_NOTES = 20
 MOST_REASONS = 2
 """Why a time is open: the first remarks say it."""
 MOST_ENVIRONMENT = 12
 FEW_FACTS = 3
 """Facts of the machine in the line below the verdict; the others are folded."""
 
-NAME_LIMIT = 90
-"""Characters of a name: in a comment a mangled one is there to be recognised, not to be copied."""
-
 SHRINKS = (1, 2, 4, 8)
 """Rows are divided by these, in turn, until the comment is small enough."""
 
-MARKS = {
-    "regression": "\N{LARGE RED CIRCLE}",
-    "improvement": "\N{LARGE GREEN CIRCLE}",
-    "no change": "\N{MEDIUM WHITE CIRCLE}",
-    "inconclusive": "\N{LARGE YELLOW CIRCLE}",
-    "differs": "\N{LARGE BLUE CIRCLE}",
-}
-NO_MARK = "\N{WHITE SMALL SQUARE}"
 _FINDING_MARKS = {
     "new": "\N{LARGE RED CIRCLE}",
     "worse": "\N{LARGE RED CIRCLE}",
@@ -140,32 +121,23 @@ def _blocks(document: Document, shrink: int) -> Iterator[str]:
     yield f"### perfscope: {MARKS[document.headline]} {document.headline}: {inline(said_of(document.metrics))}"
     yield _sides(document)
     if document.failed:
-        lines = [inline(shown(one)) for one in document.failed[: _few(MOST_METRICS, shrink)]]
+        lines = [inline(shown(one)) for one in document.failed[: few(MOST_METRICS, shrink)]]
         yield f"**Gate not met:** {'; '.join(lines)}{_more(document.failed, lines)}"
     per = "step" if document.step is None else document.step.per
-    yield from _programs(document, shrink)
+    yield from programs(document, shrink)
     yield from _causes(document.causes, per, shrink)
     yield from _metrics(document, shrink)
     yield from _findings(document.findings, shrink)
     yield from _advice(document.findings, shrink)
     yield from _kernels(document, shrink)
     if document.step is not None:
-        yield _folded(_step_title(document.step), "\n\n".join(_step(document, document.step, shrink)))
+        yield folded(_step_title(document.step), "\n\n".join(_step(document, document.step, shrink)))
     yield from _unknown(document, shrink)
-    yield _folded("Method and environment", "\n\n".join(_method(document, shrink)))
-
-
-def _few(most: int, shrink: int) -> int:
-    return max(1, most // shrink)
+    yield folded("Method and environment", "\n\n".join(_method(document, shrink)))
 
 
 def _more(every: Sequence[object], kept: Sequence[object]) -> str:
     return f" and {len(every) - len(kept):,} more" if len(every) > len(kept) else ""
-
-
-def _folded(title: str, body: str) -> str:
-    """``title`` is HTML, no Markdown is read in it."""
-    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
 def _sides(document: Document) -> str:
@@ -180,35 +152,11 @@ def _sides(document: Document) -> str:
     return " · ".join(facts)
 
 
-def _programs(document: Document, shrink: int) -> Iterator[str]:
-    several = len(document.programs) > 1
-    for one in document.programs[: _few(MOST_PROGRAMS, shrink)]:
-        yield f"**By instruction**: {inline(program_title(one, several=several))}"
-        said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
-        said += [("Note", shown(note, TEXT_LIMIT)) for note in one.notes[: _few(MOST_NOTES, shrink)]]
-        yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
-        lines, left = program_lines(one, _few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
-        if lines:
-            yield "\n".join(f"{number}. {_program_row(row)}" for number, row in enumerate(lines, 1))
-        if left:
-            yield f"and {left:,} more changes"
-    if len(document.programs) > MOST_PROGRAMS:
-        yield f"and {len(document.programs) - MOST_PROGRAMS} more programs"
-
-
-def _program_row(row: ProgramLine) -> str:
-    mark = MARKS["regression"] if row.is_worse else NO_MARK
-    where = f" {code(row.where)}" if row.where else ""
-    amounts = f" ({inline(row.amounts)})" if row.amounts else ""
-    said = f": {inline('; '.join(row.said))}" if row.said and row.is_worse else ""
-    return f"{mark}{where} {inline(row.title)}{amounts}{said}"
-
-
 def _causes(causes: Sequence[Cause], per: str, shrink: int) -> Iterator[str]:
     exact = [one for one in causes if one.exact]
     if not exact:
         return
-    kept = exact[: _few(MOST_CAUSES, shrink)]
+    kept = exact[: few(MOST_CAUSES, shrink)]
     lines = [f"**What changed**{', the most telling first' if len(exact) > 1 else ''}"]
     for number, one in enumerate(kept, 1):
         row = cause_row(one, per, limit=NAME_LIMIT)
@@ -222,7 +170,7 @@ def _causes(causes: Sequence[Cause], per: str, shrink: int) -> Iterator[str]:
 
 def _metrics(document: Document, shrink: int) -> Iterator[str]:
     rows, same = metric_rows(document)
-    kept = rows[: _few(MOST_METRICS, shrink)]
+    kept = rows[: few(MOST_METRICS, shrink)]
     if kept:
         yield _metric_table(kept, scale_of((*rows, *document.beside)))
     if len(kept) < len(rows):
@@ -239,8 +187,8 @@ def _metrics(document: Document, shrink: int) -> Iterator[str]:
         names = ", ".join(shown(one.name) for one in same)
         yield f"{MARKS['no change']} no change: {inline(shown(names, 600))} ({len(same):,})"
     if document.beside:
-        beside = document.beside[: _few(MOST_METRICS, shrink)]
-        yield _folded("Beside it, never gating", _metric_table(beside, scale_of((*rows, *document.beside))))
+        beside = document.beside[: few(MOST_METRICS, shrink)]
+        yield folded("Beside it, never gating", _metric_table(beside, scale_of((*rows, *document.beside))))
 
 
 def _metric_table(metrics: Sequence[Metric], end: float | None) -> str:
@@ -276,16 +224,16 @@ def _findings(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
     told_ones = [one for one in changed if not one.by_time]
     by_time = [one for one in changed if one.by_time]
     yield f"**Findings**: {finding_counts(findings)}"
-    kept = told_ones[: _few(MOST_FINDINGS, shrink)]
+    kept = told_ones[: few(MOST_FINDINGS, shrink)]
     if kept:
         yield "\n".join(map(_finding, kept))
     if len(kept) < len(told_ones):
         yield f"and {len(told_ones) - len(kept):,} more findings that changed"
     if by_time:
-        rows = by_time[: _few(MOST_FINDINGS, shrink)]
+        rows = by_time[: few(MOST_FINDINGS, shrink)]
         left = f"\n\nand {len(by_time) - len(rows):,} more" if len(rows) < len(by_time) else ""
         title = f"{len(by_time):,} by measured time alone: a threshold was crossed, maybe by chance"
-        yield _folded(title, "\n".join(map(_finding, rows)) + left)
+        yield folded(title, "\n".join(map(_finding, rows)) + left)
 
 
 def _finding(one: FindingChange) -> str:
@@ -300,11 +248,11 @@ def _finding(one: FindingChange) -> str:
 
 def _advice(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
     """What to do about what is new or worse."""
-    worse = [one for one in findings if one.is_worse and one.shown.advice][: _few(MOST_ADVISED, shrink)]
+    worse = [one for one in findings if one.is_worse and one.shown.advice][: few(MOST_ADVISED, shrink)]
     for one in worse:
         where = one.shown.where.label()
         place = f" at {in_html(shown(where))}" if where else ""
-        yield _folded(f"What to do: {in_html(rule_name(one.rule))}{place}", advice_text(advice_of(one)))
+        yield folded(f"What to do: {in_html(rule_name(one.rule))}{place}", advice_text(advice_of(one)))
 
 
 def _kernels(document: Document, shrink: int) -> Iterator[str]:
@@ -319,10 +267,10 @@ def _kernels(document: Document, shrink: int) -> Iterator[str]:
             format_ns(one.head_ns), signed_ns(one.change_ns), "" if one.effect is None else percent(one.effect),
             "" if one.q is None else f"{one.q:.2g}",
         )
-        for one in changed[: _few(MOST_KERNELS, shrink)]
+        for one in changed[: few(MOST_KERNELS, shrink)]
     ]  # fmt: skip
     table = markdown_table(("", "kernel", "base", "head", "change", "", "q"), rows, "llrrrrr") if rows else "none"
-    yield _folded(title, table + (f"\n\nand {len(changed) - len(rows):,} more" if len(rows) < len(changed) else ""))
+    yield folded(title, table + (f"\n\nand {len(changed) - len(rows):,} more" if len(rows) < len(changed) else ""))
 
 
 def _step_title(step: Step) -> str:
@@ -334,12 +282,12 @@ def _step(document: Document, step: Step, shrink: int) -> Iterator[str]:
     rows = [
         (inline(name.strip()) if not name.startswith("  ") else f"· {inline(name.strip())}", format_ns(base),
          format_ns(head), signed_ns(head - base))
-        for name, base, head in kinds(step)[: 3 * _few(MOST_PARTS, shrink)]
+        for name, base, head in kinds(step)[: 3 * few(MOST_PARTS, shrink)]
     ]  # fmt: skip
     rows.append(("**sum**", format_ns(step.base_ns), format_ns(step.head_ns), signed_ns(step.delta_ns)))
     yield markdown_table(("part", "base", "head", "change"), rows, "lrrr")
     moved = [part for part in step.parts if part.delta_ns]
-    kept = moved[: _few(MOST_PARTS, shrink)]
+    kept = moved[: few(MOST_PARTS, shrink)]
     if kept:
         chance = "" if document.method.profiled > 1 else " (one launch each: part of them is chance)"
         yield f"Largest differences of measured time{chance}:"
@@ -359,11 +307,11 @@ def _step(document: Document, step: Step, shrink: int) -> Iterator[str]:
 def _unknown(document: Document, shrink: int) -> Iterator[str]:
     blind = not_looked(document)
     if blind:
-        rows = blind[: _few(MOST_NOTES, shrink)]
+        rows = blind[: few(MOST_NOTES, shrink)]
         lines = [f"- {escape(names)} ({prose(reason)})" for names, reason in rows]
         count = len(document.not_looked)
         left = f"\n\nand {len(blind) - len(rows):,} more" if len(rows) < len(blind) else ""
-        yield _folded(f"Could not look: {count:,} metric{'' if count == 1 else 's'}", "\n".join(lines) + left)
+        yield folded(f"Could not look: {count:,} metric{'' if count == 1 else 's'}", "\n".join(lines) + left)
 
 
 def _method(document: Document, shrink: int) -> Iterator[str]:
@@ -372,8 +320,8 @@ def _method(document: Document, shrink: int) -> Iterator[str]:
         if metric.known != "exact":
             lines += [f"{shown(metric.name)}: {shown(remark, TEXT_LIMIT)}" for remark in metric.remarks]
     lines += [shown(note, TEXT_LIMIT) for note in document.notes]
-    kept = list(dict.fromkeys(lines))[: _few(MOST_NOTES, shrink)]
+    kept = list(dict.fromkeys(lines))[: few(MOST_NOTES, shrink)]
     yield "\n".join(f"- {escape(line)}" for line in kept)
-    rows = environment(document)[: _few(MOST_ENVIRONMENT, shrink)]
+    rows = environment(document)[: few(MOST_ENVIRONMENT, shrink)]
     if rows:
         yield markdown_table(("", ""), [(inline(key), inline(held)) for key, held in rows], "ll")
