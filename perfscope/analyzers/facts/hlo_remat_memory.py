@@ -173,8 +173,8 @@ def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]
 def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     """What a program may have of the memory of the device it is judged for.
 
-    What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for, as
-    XLA describes the device, or as its vendor states it.
+    What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for,
+    as XLA describes the device, or as its vendor states it.
     """
     share = USABLE_SHARE.get(module.platform or "")
     if share is None:
