@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -67,7 +68,7 @@ def _view(plan: PlanSummary) -> PlanView:
         steps=tuple(_steps(plan)),
         graphs=tuple(map(_graph, plan.graphs)),
         kernels=tuple(map(_kernel, plan.kernels)),
-        apart=tuple(map(_apart, plan.apart)),
+        apart=tuple(_counted(map(_apart, plan.apart))),
         breaks=tuple(_break(one, plan) for one in plan.breaks)
         + tuple(f"compiled again: {shown(function)}: {shown(reason, REASON)}" for function, reason in plan.recompiles),
         notes=tuple(_notes(plan)),
@@ -147,8 +148,14 @@ def _apart(row: ApartRow) -> str:
     at = f" at {_place(row.place)}" if row.place is not None else ""
     return (
         f"not fused{at}: {shown(row.first, NAME)} and {shown(row.second, NAME)} ({row.direction}), "
-        f"{format_bytes(row.shared_bytes)} between them: {shown(row.reason, REASON)}"
+        f"{format_bytes(row.shared_bytes)} between them; inductor: {shown(row.reason, REASON)}"
     )
+
+
+def _counted(sentences: Iterable[str]) -> Iterator[str]:
+    """Each once: layers that are alike say the same."""
+    for sentence, times in Counter(sentences).items():
+        yield sentence if times == 1 else f"{sentence} ({times:,} times)"
 
 
 def _break(row: BreakRow, plan: PlanSummary) -> str:
