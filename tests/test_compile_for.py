@@ -1,4 +1,4 @@
-"""`perfscope.compile_for`: functions compiled for machines that are not here, from a program that has no such device."""
+"""`perfscope.compile_for`: functions compiled for machines that are not here, from a program without such a device."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """The layers of a compiled training step: which loop runs them forward, which backward, and what goes between the two.
 
 ``jax.lax.scan`` over layers becomes two loops. What the backward needs of a layer is written by the forward loop into
-arrays with a leading axis of layers (stacks), and the backward loop reads it back a layer at a time.
+arrays with a leading axis of layers (stacks), and the backward loop reads it back a layer at a time. A loop that hands
+nothing else from one turn to the next has no layers: on TPU XLA computes what does not depend on the layers ahead of
+them (the masks of blocks) in such a loop, and theirs reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -89,6 +91,8 @@ def layer_loops(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Laye
     found = []
     for at, forward in enumerate(loops):
         stacks = dict(_stacks(module, flow, forward))
+        if not _hands_on(module.computations[forward.called[1]], stacks):
+            continue
         for backward in loops[at + 1 :] if stacks else ():
             if backward.trip_count != forward.trip_count or not forward.trip_count:
                 continue
@@ -97,6 +101,19 @@ def layer_loops(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Laye
                 found.append(_layers(module, schedule, forward, backward, kept))
                 break
     return tuple(found)
+
+
+def _hands_on(body: Computation, stacks: Collection[int]) -> bool:
+    """Whether a turn gives the next one an array besides the stacks: what a layer gives to the one behind it."""
+    if body.root.opcode != "tuple":
+        return False
+    for element, name in enumerate(body.root.operands):
+        one = body.by_name[name]
+        source = body.by_name[one.operands[0]] if one.opcode == "get-tuple-element" else one
+        same = source.opcode == "parameter" and one.attributes.get("index") == str(element)
+        if element not in stacks and one.shape.dims and not same:
+            return True
+    return False
 
 
 def reached(module: HloModule, name: str, loops_only: bool = False) -> frozenset[str]:

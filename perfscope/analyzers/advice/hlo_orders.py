@@ -47,6 +47,8 @@ def post_order(body: Body, key: Callable[[str], tuple[int, int, str]] | None = N
             children = [*reversed(node.operands), *node.after]
             if key is not None:
                 children = sorted({*node.operands, *node.after}, key=key, reverse=True)
+            if any(state.get(child) == 1 for child in children):
+                raise ValueError(f"instructions of {body.name} need each other")
             waiting += [child for child in children if child not in state]
     if len(found) != len(body.nodes):
         raise ValueError(f"instructions of {body.name} need each other")

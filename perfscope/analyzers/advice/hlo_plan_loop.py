@@ -12,6 +12,7 @@ from perfscope.analyzers.advice.hlo_graph_edit import (
     spliced,
     state_element,
     without_unread,
+    without_unrun,
 )
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers
@@ -88,6 +89,7 @@ class _LoopPlan(Plan):
         for name in writers:
             within_readers(self.module, self.flow, self.layer, self._forth, name)
         without_unread(self.graph)
+        without_unrun(self.graph)
         return self.graph
 
     def _retain(self) -> Iterator[int]:
