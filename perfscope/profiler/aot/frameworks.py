@@ -25,11 +25,12 @@ OF: dict[str, Framework] = {
 
 
 def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
-    """``("jax",)``, ``("torch",)``, both or none, sorted. ``NotStartedError`` if the program is not there."""
+    """``("jax",)``, ``("torch",)``, both or none, sorted. ``NotStartedError`` if the program is not there, or no Python."""
     path = [str(Path.cwd()) if module else str(Path(arguments[0]).resolve().parent), *sys.path]
     first = _module_file(arguments[0], path) if module else Path(arguments[0])
     if first is None or not first.is_file():
         raise NotStartedError(f"{arguments[0]}: no such {'module' if module else 'file'}")
+    _must_parse(first, arguments[0])
     own = arguments[0].partition(".")[0] if module else ""
     found: set[Framework] = set()
     seen: set[Path] = set()
@@ -48,6 +49,16 @@ def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framewor
                 if home is not None and (top == own or "site-packages" not in home.parts):
                     left.append(home)
     return tuple(sorted(found))
+
+
+def _must_parse(file: Path, shown: str) -> None:
+    try:
+        if file.stat().st_size <= MOST_BYTES:
+            ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        raise NotStartedError(f"{shown}:{error.lineno}: {error.msg}") from error
+    except (OSError, ValueError, RecursionError):
+        return  # the child says it, if it matters
 
 
 def _imports(file: Path) -> Iterator[str]:

@@ -34,8 +34,14 @@ def test_neither_is_none(tmp_path: Path) -> None:
     assert frameworks_of(_script(tmp_path, train="import json\nimport train\n"), module=False) == ()
 
 
-def test_text_that_is_no_python_is_none(tmp_path: Path) -> None:
-    assert frameworks_of(_script(tmp_path, train="import jax\nthis is no python\n"), module=False) == ()
+def test_a_program_that_is_no_python_is_named_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(NotStartedError, match=r"train\.py:2: invalid syntax"):
+        frameworks_of(_script(tmp_path, train="import jax\nthis is no python\n"), module=False)
+
+
+def test_a_module_that_is_no_python_imports_nothing(tmp_path: Path) -> None:
+    words = _script(tmp_path, train="import torch\nimport model\n", model="this is no python\n")
+    assert frameworks_of(words, module=False) == ("torch",)
 
 
 @pytest.mark.parametrize("module", [True, False])
