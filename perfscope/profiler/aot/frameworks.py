@@ -25,7 +25,10 @@ OF: dict[str, Framework] = {
 
 
 def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
-    """``("jax",)``, ``("torch",)``, both or none, sorted. ``NotStartedError`` if the program is not there, or no Python."""
+    """``("jax",)``, ``("torch",)``, both or none, sorted.
+
+    ``NotStartedError`` if the program is not there, or is no Python.
+    """
     path = [str(Path.cwd()) if module else str(Path(arguments[0]).resolve().parent), *sys.path]
     first = _module_file(arguments[0], path) if module else Path(arguments[0])
     if first is None or not first.is_file():
