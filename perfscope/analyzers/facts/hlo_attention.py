@@ -12,6 +12,9 @@ the gradients of both. A group is attention if
 Blocked attention (online softmax, Milakov and Gimelshein 2018) keeps a running maximum: the maximum of a row combines
 with a state of the loop, or an exponential of the difference of two maxima rescales what was summed before. Such a
 group is left out, whichever loop is around it.
+
+XLA for TPU makes one kernel of softmax and sum where both factors are float32 (``online-softmax``): it reads scores
+that a product wrote, so such a group is attention as well.
 """
 
 from __future__ import annotations
@@ -19,15 +22,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima
+from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima, row_of_windows
 from perfscope.analyzers.facts.hlo_attention_products import Product
 from perfscope.analyzers.facts.hlo_flow import POINTWISE, VIEWS, Flow
+from perfscope.analyzers.hlo.cost_custom_calls import result_of
 from perfscope.analyzers.hlo.module import Instruction
 
 _LINEAR = VIEWS | {"multiply", "divide", "select", "negate", "reduce-precision"}
 """From the exponential to the product: normalisation, dropout, masks."""
 
 _SLICES = frozenset({"dynamic-slice", "slice"})
+
+_SOFTMAX_CALL = "online-softmax"
+"""Path of that kernel, with no function of the program in it; its operands are the scores and the values."""
 
 _MOST_STEPS = 300
 """From a value back to what computed it; projections, norms and rotary embeddings are within a hundred, masks and
@@ -156,6 +163,9 @@ class _Search:
 
     def _attention(self, values: frozenset[int]) -> tuple[tuple[Product, ...], int] | None:
         """The products whose softmax the group holds, and the bytes a fused kernel moves in place of all this."""
+        called = self._softmax_call(values)
+        if called is not None:
+            return called
         rows = {
             number: row
             for number in sorted(values)
@@ -182,6 +192,19 @@ class _Search:
                 return scores, sum(shape.bytes for shape in shapes)
         return None
 
+    def _softmax_call(self, values: frozenset[int]) -> tuple[tuple[Product, ...], int] | None:
+        """As ``_attention``, of a group that the compiler's own kernel reads."""
+        for number in sorted({user for value in values for user in self.flow.users[value]}):
+            one = self.flow.values[number]
+            if one.instruction.opcode != "custom-call" or one.instruction.op_name != _SOFTMAX_CALL:
+                continue
+            scores = tuple(self.products[made] for made in self._sources(one.operands[0], values))
+            if scores and one.operands[0] in values and len(one.operands) == 2:
+                weighed = self.flow.values[one.operands[1]].instruction.shape
+                shapes = (*scores[0].shapes, weighed, result_of(one.instruction))
+                return scores, sum(shape.bytes for shape in shapes)
+        return None
+
     def _row_size(self, exponential: int, values: frozenset[int]) -> int | None:
         """Elements of the row whose maximum is subtracted; None if there is none, or it is a running maximum."""
         flow = self.flow
@@ -191,11 +214,24 @@ class _Search:
             for operand in flow.values[number].operands:
                 rows = self.maxima.repeated(operand)
                 if rows is None:
+                    whole = self._window_row(operand, values)
+                    if whole is not None:
+                        return None if self.maxima.is_rescaled(values) else whole
                     continue
                 found = self.maxima.of(rows)
                 sources = (flow.values[one].operands[:1] for one in found.reductions)
                 if any(back in values for source in sources for back in flow.back(source)):
                     return None if found.running else self.size // flow.values[rows].size
+        return None
+
+    def _window_row(self, operand: int, values: frozenset[int]) -> int | None:
+        """Elements of the row of the group whose maximum a reduction by windows repeats; None: it does not."""
+        for number in self.flow.back([operand]):
+            row = row_of_windows(self.flow, number)
+            if row is not None and any(
+                back in values for back in self.flow.back(self.flow.values[number].operands[:1])
+            ):
+                return row
         return None
 
     def _upstream(self, number: int, values: frozenset[int]) -> list[int]:

@@ -49,7 +49,8 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     places = _places(trace.fact(written_attention))
     for where, members in places.items():
         whole = sum({id(one.cost): one.cost.total.bytes for one in members}.values())
-        share = sum(one.bytes for one in members) / whole if whole else 0.0
+        moved = sum(one.bytes + one.chip_bytes for one in members)
+        share = moved / whole if whole else float(moved > 0)
         if any(_is_long(one) for one in members) and share >= MIN_SHARE:
             yield _finding(trace, where, sorted(members, key=lambda one: -one.bytes), whole)
 
@@ -92,12 +93,19 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     moved = sum(one.bytes for one in members)
     worst = next(one for one in members if _is_long(one))
     on_cpu = all(one.cost.module.platform == "cpu" for one in members)
-    priced = None if on_cpu else _price(trace, members)
+    inside = sum(one.chip_bytes for one in members)
+    on_chip = not moved and inside > 0
+    priced = None if on_cpu or on_chip else _price(trace, members)
     title = f"attention is written out {_times(members)} a run: "
     if on_cpu:
         title += (
             f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel; compiled for a "
             "CPU here, where they may stay in its caches: on a GPU each time would be a trip through memory"
+        )
+    elif on_chip:
+        title += (
+            f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel, here within the "
+            f"chip's own memory (VMEM, {format_bytes(inside)}); of longer sequences each time is a trip through HBM"
         )
     else:
         title += (
@@ -105,7 +113,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
             f"({format_share(moved, whole)} of the program's bytes)"
         )
         title += f", {priced.text}" if priced is not None else "; no time"
-    structural: Severity = "medium" if moved >= MEDIUM_SHARE * whole and not on_cpu else "low"
+    structural: Severity = "medium" if moved >= MEDIUM_SHARE * whole and moved and not on_cpu else "low"
     return Finding(
         subject=SUBJECT,
         title=title,
@@ -113,7 +121,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         basis="structural" if priced is None else priced.basis,
         cost_ns=None if priced is None else priced.cost_ns,
         cost_ns_per_step=None if priced is None else priced.cost_ns_per_step,
-        cost_bytes=None if on_cpu else moved,
+        cost_bytes=None if on_cpu or on_chip else moved,
         where=where,
         evidence=tuple(_row(one) for one in members[:MAX_ROWS]),
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
@@ -146,6 +154,7 @@ def _row(one: WrittenAttention) -> dict[str, Cell]:
         "times": one.times,
         "launches": sum(use.runs for use in uses),
         "between_kernels_bytes": one.bytes,
+        "vmem_bytes": one.chip_bytes or None,
         "worst_kernels": ", ".join(use.instruction.name for use in uses[:4]),
         "q_k_v_o_bytes": one.group.fused_bytes,
     }

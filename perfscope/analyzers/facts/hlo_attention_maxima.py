@@ -3,14 +3,19 @@
 A softmax over whole rows subtracts the maximum of each. Blocked attention does not know it yet: its maximum combines
 that of a block with a state of the loop, or with that of the block before where the loop was unrolled; then the
 exponential of the difference of two maxima rescales what was summed before.
+
+XLA for TPU takes the maximum and repeats it in one op, where nothing else reads it: a reduction by windows as long as
+the row to both sides, whose result is as large as its operand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from perfscope.analyzers.facts.hlo_flow import POINTWISE, VIEWS, Flow
+from perfscope.analyzers.hlo.cost_window import WindowDim, window_dims
 
 _MOST_STEPS = 150
 """From a row's maximum back to the scores; some thirty in programs. Beyond it counts as running: nothing is found."""
@@ -26,6 +31,31 @@ class Maxima:
     """A state of a loop is in it, or one of the maxima is rescaled to another."""
 
 
+def row_of_windows(flow: Flow, number: int) -> int | None:
+    """Elements of the row whose maximum a reduction by windows repeats for each of them; None: it is none of these.
+
+    Along every axis the window is one element, or reaches the first and the last element from wherever it stands.
+    """
+    value = flow.values[number]
+    one = value.instruction
+    if one.opcode != "reduce-window" or not value.operands or not flow.reduces_with(number, "maximum"):
+        return None
+    dims = one.shape.dims
+    windows = window_dims(one.attributes.get("window", ""))
+    if windows is None or len(windows) != len(dims) or flow.values[value.operands[0]].instruction.shape.dims != dims:
+        return None
+    row = 1
+    for window, length in zip(windows, dims, strict=True):
+        if window == WindowDim(size=1):
+            continue
+        behind = window.size - 1 - window.pad_low
+        plain = window.stride == window.lhs_dilate == window.rhs_dilate == 1
+        if not plain or window.pad_low < length - 1 or behind < length - 1:
+            return None
+        row *= length
+    return row if row > 1 else None
+
+
 class RowMaxima:
     """Finds the maxima behind values of less than ``size`` elements, those of the scores."""
 
@@ -36,6 +66,12 @@ class RowMaxima:
         """The maxima behind a value."""
         reductions, running = self._behind(number)
         return Maxima(reductions=reductions, running=running or bool(reductions & self._rescaled))
+
+    def is_rescaled(self, values: Collection[int]) -> bool:
+        """Whether a maximum of some of these values is rescaled to another one."""
+        flow = self._flow
+        sources = (flow.values[number].operands[:1] for number in self._rescaled)
+        return any(back in values for source in sources for back in flow.back(source))
 
     def repeated(self, number: int) -> int | None:
         """The smaller value that a value repeats; None: it does not."""

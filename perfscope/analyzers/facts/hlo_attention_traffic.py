@@ -3,6 +3,9 @@
 A fused kernel (flash attention) keeps scores and probabilities on chip, in the backward too. So all bytes of values as
 large as the scores that pass through memory between launches are bytes that it would not move; queries, keys, values,
 outputs, masks and biases it reads as well, and they are not counted.
+
+On TPU XLA lays values that fit into the chip's own memory (VMEM, space 1): what goes from kernel to kernel there is
+counted apart, for it is none of the HBM's traffic and has no known price.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from perfscope.analyzers.hlo.cost_phase import Phase, phase_of
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
 from perfscope.analyzers.trace import Trace
 
+_HBM, _VMEM = 0, 1
+"""Memory spaces of shapes; those of other numbers are not device memory on TPU, and none that scores lie in on GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreUse:
@@ -29,7 +35,9 @@ class ScoreUse:
     runs: int
     """In one run of the program."""
     bytes: int
-    """Of such values, each run."""
+    """Of such values in device memory, each run."""
+    chip_bytes: int
+    """The same in a TPU's VMEM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,11 @@ class WrittenAttention:
     def bytes(self) -> int:
         """Moved in one run of the program, that a fused kernel would not move."""
         return sum(use.runs * use.bytes for use in self.uses)
+
+    @property
+    def chip_bytes(self) -> int:
+        """The same within a TPU's VMEM."""
+        return sum(use.runs * use.chip_bytes for use in self.uses)
 
     @property
     def shape(self) -> Shape:
@@ -67,10 +80,11 @@ def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
 def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
     flow = Flow(cost.module)
     for group in score_groups(flow, products_of(cost, flow)):
+        spaces = (_HBM, _VMEM if cost.module.platform == "tpu" else None)
         uses = tuple(
-            ScoreUse(instruction=one, runs=runs.times, bytes=moved)
+            ScoreUse(instruction=one, runs=runs.times, bytes=moved[0], chip_bytes=moved[1])
             for computation, one, runs in launched(cost.module)
-            if (moved := _read(flow, group, computation, one) + _written(flow, group, computation, one))
+            if any(moved := [_moved(flow, group, computation, one, space) for space in spaces])
         )
         if uses:
             yield WrittenAttention(cost=cost, group=group, times=_times(flow, cost, group), uses=uses)
@@ -87,18 +101,25 @@ def _times(flow: Flow, cost: ModuleCost, group: ScoreGroup) -> int:
     return sum(cost.by_name[name].runs for name in names)
 
 
-def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction) -> int:
-    """Bytes of the group's values that a launch reads from device memory, each once."""
+def _moved(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int | None) -> int:
+    """Bytes of the group's values that a launch reads from a memory and writes to it; 0 for none."""
+    if space is None:
+        return 0
+    return _read(flow, group, computation, one, space) + _written(flow, group, computation, one, space)
+
+
+def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int) -> int:
+    """Bytes of the group's values that a launch reads from a memory, each once."""
     if one.opcode == "copy-done":  # copy-start has read it
         return 0
     numbers = [flow.numbers[computation.name, name] for name in {_origin(computation, name) for name in one.operands}]
     whole = sum(
         result_of(flow.values[number].instruction).bytes
         for number in numbers
-        if number in group.values and not result_of(flow.values[number].instruction).memory_space
+        if number in group.values and result_of(flow.values[number].instruction).memory_space == space
     )
     return whole + sum(
-        _bytes(group, flow.values[inner.operands[0]].instruction.shape)
+        _bytes(group, flow.values[inner.operands[0]].instruction.shape, space)
         for number in _inside(flow, computation, one)
         if (inner := flow.values[number]).instruction.opcode in ("dynamic-slice", "slice")
         and number in group.values
@@ -106,23 +127,23 @@ def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruct
     )
 
 
-def _written(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction) -> int:
-    """Bytes of the group's values that a launch writes to device memory."""
+def _written(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int) -> int:
+    """Bytes of the group's values that a launch writes to a memory."""
     whole = sum(
         shape.bytes
         for number, shape in _results(flow, computation, one)
-        if number in group.values and not shape.memory_space
+        if number in group.values and shape.memory_space == space
     )
     return whole + sum(
-        _bytes(group, flow.values[number].instruction.shape)
+        _bytes(group, flow.values[number].instruction.shape, space)
         for number in _inside(flow, computation, one)
         if number in group.stacks and flow.opcode(number) == "dynamic-update-slice"
     )
 
 
-def _bytes(group: ScoreGroup, stack: Shape) -> int:
-    """Bytes of one slice of a larger value."""
-    return 0 if stack.memory_space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
+def _bytes(group: ScoreGroup, stack: Shape, space: int) -> int:
+    """Bytes of one slice of a larger value that lies in this memory."""
+    return 0 if stack.memory_space != space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
 
 
 def _origin(computation: Computation, name: str) -> str:
