@@ -141,9 +141,12 @@ def _groups_masking(
     computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
     if one.opcode != "select" or len(one.operands) != 3:
         return None
-    if computation.by_name[one.operands[1]].opcode != "broadcast":
+    if _behind(cost, computation, one.operands[1], callers)[1].opcode != "broadcast":
         return None
-    return _groups_of_mask(computation, computation.by_name[one.operands[0]], one.shape.dims)
+    inside, mask = _behind(cost, computation, one.operands[0], callers)
+    if mask.opcode == "broadcast" and mask.operands and mask.attributes.get("dimensions", "{}") != "{}":
+        inside, mask = _behind(cost, inside, mask.operands[0], callers)  # on TPU a mask of groups and rows
+    return _groups_of_mask(inside, mask, one.shape.dims)
 
 
 def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int, ...]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from perfscope.analyzers.facts.hlo_flow import Flow, Value
+from perfscope.analyzers.facts.hlo_product_axes import ProductAxes, convolution_axes, dot_axes
 from perfscope.analyzers.facts.hlo_selection import (
     UNKNOWN,
     Axes,
@@ -229,34 +230,38 @@ def _update(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Seq
 
 
 def _dot(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    return _summed_product(dot_axes(one, shapes), told, shapes)
+
+
+def _convolution(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    axes = convolution_axes(one, shapes)
+    return UNKNOWN if axes is None else _summed_product(axes, told, shapes)
+
+
+def _summed_product(axes: ProductAxes, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     """The product over batch, rows, columns and contracted axes, summed over the last ones.
 
     Of selections with each other, and with weights (no axis of their own): what a selection picks out of data is data,
     though it may be padded with zeros.
     """
-    rest = one.attributes
-    lhs_batch, rhs_batch = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("rhs_batch_dims", ""))
-    lhs_sum, rhs_sum = dims_of(rest.get("lhs_contracting_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))
-    left, right = shapes[0].dims, shapes[1].dims
-    rows = [axis for axis in range(len(left)) if axis not in (*lhs_batch, *lhs_sum)]
-    columns = [axis for axis in range(len(right)) if axis not in (*rhs_batch, *rhs_sum)]
+    left, right, result = axes.left, axes.right, axes.result
+    rows = [name for name in left if name in result and name not in right]
+    columns = [name for name in right if name in result and name not in left]
     if (rows and not told[0].bounds) or (columns and not told[1].bounds):
         return UNKNOWN
-    order = [*lhs_batch, *rows]
-    named = {axis: index for index, axis in enumerate(order)}
-    first_sum = len(order) + len(columns)
-    named |= {axis: first_sum + index for index, axis in enumerate(lhs_sum)}
-    theirs = {axis: index for index, axis in enumerate(rhs_batch)}
-    theirs |= {axis: len(order) + index for index, axis in enumerate(columns)}
-    theirs |= {axis: first_sum + index for index, axis in enumerate(rhs_sum)}
-    space = [left[axis] for axis in order] + [right[axis] for axis in columns] + [left[axis] for axis in lhs_sum]
+    order = [*result, *dict.fromkeys(name for name in (*left, *right) if name not in result)]
+    place = {name: index for index, name in enumerate(order)}
+    sizes = dict(zip((*left, *right), (*shapes[0].dims, *shapes[1].dims), strict=True))
+    space = [sizes.get(name, 1) for name in order]
     every = frozenset(range(len(space)))
     terms = product(
-        renumbered(told[0], [named[axis] for axis in range(len(left))], every - frozenset(named.values())),
-        renumbered(told[1], [theirs[axis] for axis in range(len(right))], every - frozenset(theirs.values())),
+        *(
+            renumbered(one, [place[name] for name in names], every - {place[name] for name in names})
+            for one, names in zip(told, (left, right), strict=True)
+        ),
         space,
     )
-    return summed(terms, space, range(first_sum, len(space)))
+    return summed(terms, space, range(len(result), len(space)))
 
 
 _RULES: Mapping[str, Callable[[HloModule, Instruction, Sequence[Pattern], Sequence[Shape]], Pattern]] = {
@@ -265,6 +270,7 @@ _RULES: Mapping[str, Callable[[HloModule, Instruction, Sequence[Pattern], Sequen
     "broadcast": _broadcast,
     "compare": _compare,
     "concatenate": _concatenate,
+    "convolution": _convolution,
     "divide": _divide,
     "dot": _dot,
     "dynamic-update-slice": _update,

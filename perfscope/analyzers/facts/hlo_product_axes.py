@@ -1,0 +1,115 @@
+"""Which axes of two factors and their product belong together: of dots, and of convolutions that were dots.
+
+XLA for TPU writes every matrix product as a convolution. An axis that both factors have and the product too (a batch),
+that is summed, or that one factor alone has, becomes a spatial one with a window that no other position falls into:
+``size=4 stride=3 lhs_dilate=4`` over four is position by position. Which of these it is, is seen from the positions
+that meet (``hlo/cost_window.py`` has XLA's definition of a window).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.hlo.cost_products import dims_of
+from perfscope.analyzers.hlo.cost_window import WindowDim, window_dims
+from perfscope.analyzers.hlo.module import Instruction, Shape
+
+_MOST_MEETINGS = 1 << 20
+"""Pairs of an output and a window element that are looked at for one axis; of 1,024 positions as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductAxes:
+    """A name for every axis; axes of one name run together, and a name that the result lacks is summed over."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+def dot_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
+    """Of a ``dot`` whose axes fit (``hlo_selection_shapes.fits``)."""
+    rest = one.attributes
+    batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
+    their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))
+    left = tuple(range(len(shapes[0].dims)))
+    shared = dict(zip((*their_batch, *their_sums), (*batch, *sums), strict=True))
+    right = tuple(shared.get(axis, len(left) + axis) for axis in range(len(shapes[1].dims)))
+    rows = [axis for axis in left if axis not in (*batch, *sums)]
+    columns = [name for axis, name in enumerate(right) if axis not in shared]
+    return ProductAxes(left=left, right=right, result=(*batch, *rows, *columns))
+
+
+def convolution_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes | None:
+    """Of a ``convolution`` that is a matrix product; ``None`` for one that is none, or whose attributes do not fit."""
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", one.attributes.get("dim_labels", ""))
+    windows = window_dims(one.attributes.get("window", ""))
+    if labels is None or windows is None or len(shapes) != 2 or one.shape.parts:
+        return None
+    if any(one.attributes.get(key, "1") != "1" for key in ("feature_group_count", "batch_group_count")):
+        return None
+    texts = (labels[1], labels[2], labels[3])
+    spatial = "".join(map(str, range(len(windows))))
+    if [sorted(text) for text in texts] != [sorted(spatial + more) for more in ("bf", "io", "bf")]:
+        return None
+    every = [shape.dims for shape in (*shapes, one.shape)]
+    if len(windows) > 9 or any(len(text) != len(dims) for text, dims in zip(texts, every, strict=True)):
+        return None
+    names: list[dict[str, int]] = [{"b": 0, "f": 1}, {"i": 1, "o": 2}, {"b": 0, "f": 2}]
+    flips = _flips(one, len(windows))
+    for at, (window, flipped) in enumerate(zip(windows, flips, strict=True)):
+        label = str(at)
+        sizes = [dims[text.index(label)] for text, dims in zip(texts, every, strict=True)]
+        told = _axis(window, flipped, sizes)
+        if told is None:
+            return None
+        for side, name in zip(names, told, strict=True):
+            side[label] = 3 + 3 * at + name
+    ids = [tuple(side[label] for label in text) for side, text in zip(names, texts, strict=True)]
+    lengths: dict[int, int] = {}
+    for numbers, dims in zip(ids, every, strict=True):
+        for name, length in zip(numbers, dims, strict=True):
+            if lengths.setdefault(name, length) != length:
+                return None
+    return ProductAxes(left=ids[0], right=ids[1], result=ids[2])
+
+
+def _flips(one: Instruction, count: int) -> list[bool]:
+    """Whether the window runs backwards along each axis."""
+    found = re.search(r"rhs_reversal=([01x]+)", one.attributes.get("window", ""))
+    told = found[1].split("x") if found is not None else []
+    return [text == "1" for text in told] if len(told) == count else [False] * count
+
+
+def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, int, int] | None:
+    """Names of a spatial axis in both factors and the result, equal for those that run together; ``None``: no product.
+
+    Axes of one element are nobody's.
+    """
+    left, right, result = sizes
+    if (left, right, result) == (1, 1, 1):
+        return 0, 1, 2
+    if window.size != right or min(window.stride, window.lhs_dilate, window.rhs_dilate) < 1:
+        return None
+    if min(sizes) < 1 or right * result > _MOST_MEETINGS:
+        return None
+    outputs, elements = np.arange(result)[:, None], np.arange(right)[None, :]
+    place = outputs * window.stride + elements * window.rhs_dilate - window.pad_low
+    meets = (place % window.lhs_dilate == 0) & (place >= 0) & (place <= (left - 1) * window.lhs_dilate)
+    at_output, at_element = np.nonzero(meets)
+    at_left = place[meets] // window.lhs_dilate
+    if flipped:
+        at_element = right - 1 - at_element
+    longest = max(sizes)
+    if len(at_left) != longest:
+        return None
+    # each axis longer than one must count along with the others, in step
+    order = np.argsort(at_output if result == longest else at_left)
+    for length, places in ((left, at_left), (right, at_element), (result, at_output)):
+        if length not in (1, longest) or (length > 1 and not np.array_equal(places[order], np.arange(longest))):
+            return None
+    return 0 if left > 1 else 1, 0 if right > 1 else 1, 0 if result > 1 else 2
