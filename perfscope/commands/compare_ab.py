@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from perfscope.commands.compare_outputs import Outputs, output_options
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.store import RUNS_FOLDER, STAMP
+from perfscope.profiler.store import STAMP
 
 FLAG = "--ab"
 PROGRAMS = "--programs"
@@ -116,14 +116,7 @@ form_of_compare = click.command(
 )
 @click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree before any launch.")
 @click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS_FOLDER,
-    show_default=True,
-    help="Folder that keeps the launches.",
-)
+@output_folder_option("the launches")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),

@@ -11,10 +11,9 @@ import click
 from perfscope.commands.compare_ab import AbCommand, new_folder, no_word, tell_user
 from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
-from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.comparison import Comparison
@@ -65,14 +64,7 @@ form_of_compare = click.command(
     help="A file or folder that git does not track (data), relative to the top, for both. Repeatable.",
 )
 @click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree beforehand.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS_FOLDER,
-    show_default=True,
-    help="Folder that keeps what was compiled.",
-)
+@output_folder_option("what was compiled")
 @output_options
 @click.option(
     "--fail-on",

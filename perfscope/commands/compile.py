@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.analyze import SEVERITIES, gate
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
-from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hardware.target import Target
@@ -76,14 +75,7 @@ class CompileCommand(RunCommand):
 @click.option("--json", "json_file", metavar="FILE", help="Write the report (or the sweep) as JSON.")
 @click.option("--html", "html_file", metavar="FILE", help="Sweep: write the page with the picture here, too.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS_FOLDER,
-    show_default=True,
-    help="Folder that keeps the run directories.",
-)
+@output_folder_option("the run directories")
 @click.option("--name", help="Name of the run; the script's if not given.")
 @quiet_option
 @verbose_option

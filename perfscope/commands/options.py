@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from perfscope.profiler.store import RUNS_FOLDER
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -35,3 +38,15 @@ def verbose_option(command: Decorated) -> Decorated:
 def quiet_option(command: Decorated) -> Decorated:
     """``-q``: print only what was asked for. The command gets ``quiet: bool``."""
     return click.option("-q", "--quiet", is_flag=True, help="Print nothing but the answer.")(command)
+
+
+def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
+    """``-o``: the folder that keeps runs, `perfscope-runs` unless said. The command gets ``output: Path``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=RUNS_FOLDER,
+        show_default=True,
+        help=f"Folder that keeps {what}.",
+    )

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
 from perfscope.profiler.gather import WAIT_S
 from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
-from perfscope.profiler.store import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from perfscope.profiler.launch import Target
@@ -81,14 +80,7 @@ class RunCommand(click.Command):
     "--xla-dump", is_flag=True, help="JAX: have XLA write each program it compiles, and why ops were not fused."
 )
 @click.option("--follow", is_flag=True, help="Capture in Python processes that the program starts (always with --).")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS_FOLDER,
-    show_default=True,
-    help="Folder that keeps the run directories.",
-)
+@output_folder_option("the run directories")
 @click.option("--name", help="Name of the run; the script's if not given.")
 @click.option(
     "--run-id",
