@@ -35,15 +35,19 @@ H100: dict[str, set[str]] = {
 }
 """What is found in each; the twins of the defects have nothing."""
 V5E: dict[str, set[str]] = {
-    "attention-naive-fp32": {"full_precision_matmul"},
+    "attention-naive": {"unfused_attention"},
+    "attention-naive-fp32": {"unfused_attention", "full_precision_matmul"},
     "attention-blocked": set(),
     "attention-pallas": set(),
+    "moe-einsum": {"dense_expert_compute"},
+    "moe-ragged": {"dense_expert_compute"},
     "moe-scatter": set(),
-    "ssm-scan": set(),
+    "ssm-scan": {"sequential_scan"},
     "ssm-associative": set(),
+    "transformer": {"blocking_collective"},
     "transformer-sharding": {"blocking_collective", "resharding_collective"},
 }
-"""The same for TPU v5e, without those whose defect the rules do not see there (docs/compile.md)."""
+"""The same for TPU v5e, where all-reduces of the sharded twin are synchronous ops of the program, too."""
 
 
 def _judged(folder: Path) -> Analysis:
@@ -67,6 +71,36 @@ def test_defects_are_named_on_an_h100_and_twins_are_clean(name: str) -> None:
 @pytest.mark.parametrize("name", V5E)
 def test_defects_are_named_on_a_v5e_and_twins_are_clean(name: str) -> None:
     assert {rule for rule, _ in _findings(_judged(FIXTURES / "programs-v5e" / name))} == V5E[name]
+
+
+@pytest.mark.parametrize("name", V5E)
+def test_no_rule_fails_on_a_v5e(name: str) -> None:
+    outcomes = _judged(FIXTURES / "programs-v5e" / name).outcomes
+    assert not [outcome.reason for outcome in outcomes if "the rule failed" in (outcome.reason or "")]
+
+
+def test_scores_within_a_chip_have_no_traffic_and_no_time() -> None:
+    analysis = analyze(load_one(FIXTURES / "programs-v5e" / "attention-naive"), rules=["unfused_attention"])
+    ((_, finding),) = _findings(analysis)
+    assert (finding.basis, finding.severity, finding.cost_bytes) == ("structural", "low", None)
+    (row,) = finding.evidence
+    assert row["between_kernels_bytes"] == 0
+    assert row["vmem_bytes"]
+    assert row["score_shape"] == "2x4x512x512"
+
+
+def test_ragged_products_of_a_v5e_are_grouped_kernels_but_for_the_gradients_of_the_matrices() -> None:
+    analysis = analyze(load_one(FIXTURES / "programs-v5e" / "moe-ragged"), rules=["dense_expert_compute"])
+    ((_, finding),) = _findings(analysis)
+    assert finding.title.startswith("2 ragged products multiply every row with all 4 matrices")
+
+
+def test_a_selection_by_a_convolution_counts_like_one_by_a_dot() -> None:
+    """Of two choices of one expert and one place a token, in 4 experts' 256 places, 1 in 512 is not zero."""
+    analysis = analyze(load_one(FIXTURES / "programs-v5e" / "moe-einsum"), rules=["dense_expert_compute"])
+    found = _findings(analysis)
+    assert found
+    assert all("at most 1 in 512 elements" in finding.title for _, finding in found)
 
 
 def test_the_sharded_twin_moves_nothing_on_a_v5e_that_no_line_asks_for() -> None:

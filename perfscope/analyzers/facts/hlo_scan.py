@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.hlo_linearity import is_linear
 from perfscope.analyzers.facts.hlo_program import control_runs, costs
 from perfscope.analyzers.facts.hlo_remat import TYPICAL_DEVICE
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.hardware import Device, find_device
-from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.trace import Trace
 
@@ -25,7 +25,8 @@ class Loop:
     entered: int
     """Times the loop begins in one run of the program."""
     kernels: tuple[InstructionCost, ...]
-    """Launches of one iteration, the condition's included; nested loops left out."""
+    """Launches of one iteration, the condition's included; nested loops left out. On TPU their bytes are those in the
+    chip's own memory too: the state of a small loop lies there."""
     is_linear: bool
     """The carry is updated linearly: the loop has an associative form."""
     encloses: bool
@@ -49,7 +50,7 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
     assert device is not None
     for cost in trace.fact(costs):
         launched: dict[str, list[InstructionCost]] = {}
-        for row in cost.launched:
+        for row in _everywhere(cost).launched:
             launched.setdefault(row.computation, []).append(row)
         for name, runs in control_runs(cost.module).items():
             for one in cost.module.computations[name].instructions:
@@ -71,6 +72,13 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
                     )
                 )
     return tuple(found)
+
+
+def _everywhere(cost: ModuleCost) -> ModuleCost:
+    """The same with bytes in whatever memory of the device, for a TPU's program with loops."""
+    module = cost.module
+    counted = any(one.opcode == "while" and one.trip_count is not None for _, one in module.instructions())
+    return module_cost(replace(module, platform=None)) if module.platform == "tpu" and counted else cost
 
 
 def _least_ns(row: InstructionCost, device: Device) -> float:

@@ -67,9 +67,9 @@ def _around(starts: Int64, ends: Int64, times: float) -> int:
 def part_of(trace: Trace, loop: Loop) -> Part:
     """What the parallel form would save, for ``price``. It is mostly time between kernels: theirs is no limit to it.
 
-    Nothing for a program compiled for a CPU, where a step costs no launch.
+    Nothing for a program compiled for a CPU or a TPU, where a step costs no launch.
     """
-    if loop.cost.module.platform == "cpu":
+    if loop.cost.module.platform != "gpu":
         return Part(module=loop.cost.module, instructions=(), modelled_ns=None)
     measured = measured_loop_ns(trace, loop)
     took = launching_ns(loop) if measured is None else measured

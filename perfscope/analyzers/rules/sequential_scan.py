@@ -18,7 +18,9 @@ How it is found:
     work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us a launch (an assumption:
     less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
     in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
-    severity is low. A TPU launches nothing: not judged.
+    severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named by the
+    same line (bytes in VMEM counted at HBM's bandwidth, so that its work is never taken for less), without a cost,
+    for what an op takes at the least is not known there; its severity is low.
 
     In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
     turns, each through one operand and by ops that are linear in it, with less work a turn than its launches take. The
@@ -63,14 +65,14 @@ the time of a launch is an assumption, so nothing is called high."""
 
 MAX_ROWS = 20
 
-_JUDGED = frozenset({"gpu", "cpu"})
+_JUDGED = frozenset({"gpu", "cpu", "tpu"})
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line whose loops are launch-bound and have an associative form."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
     if not platforms & _JUDGED:
-        raise AbstainError("no program compiled for a GPU: only there an iteration costs launches")
+        raise AbstainError("no compiled program among the XLA programs")
     places: dict[Where, list[Loop]] = defaultdict(list)
     for loop in trace.fact(loops):
         if loop.cost.module.platform in _JUDGED and _is_tiny(loop) and loop.is_linear:
@@ -103,17 +105,20 @@ def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None)
     launches = sum(loop.launches for loop in found)
     worst = found[0]
     on_cpu = all(loop.cost.module.platform == "cpu" for loop in found)
+    on_tpu = all(loop.cost.module.platform == "tpu" for loop in found)
+    ops, kernels = ("ops", "ops") if on_tpu else ("launches", "kernels")
     count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
-    severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu else "low"
+    severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu and not on_tpu else "low"
     if saved is not None and not is_alone(trace):
         severity = saved.severity
     return Finding(
         subject="sequential scan",
-        title=f"{count} {launches:,} launches a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
-        f"kernels, with {format_ns(worst.work_ns)} of work a step on {worst.device}); the carry is linear, so a "
+        title=f"{count} {launches:,} {ops} a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
+        f"{kernels}, with {format_ns(worst.work_ns)} of work a step on {worst.device}); the carry is linear, so a "
         "parallel prefix computes the same"
         + ("" if saved is None else f", up to {saved.text}, sooner")
-        + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else ""),
+        + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else "")
+        + ("; what an op takes at the least on a TPU is not known, so no time" if on_tpu else ""),
         severity=severity,
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
@@ -130,8 +135,8 @@ def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None)
                 "launches": loop.launches,
                 "moved_a_step_bytes": sum(row.once.bytes for row in loop.kernels),
                 "modelled_work_a_step_ns": loop.work_ns,
-                "launches_ns_at_2_us": launching_ns(loop),
-                "parallel_ns": parallel_ns(loop),
+                "launches_ns_at_2_us": None if on_tpu else launching_ns(loop),
+                "parallel_ns": None if on_tpu else parallel_ns(loop),
                 "measured_ns": measured_loop_ns(trace, loop),
             }
             for loop in found[:MAX_ROWS]

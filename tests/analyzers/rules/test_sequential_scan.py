@@ -187,9 +187,14 @@ def test_an_unknown_trip_count_is_not_guessed():
     assert hlo_trace(scan(trips=None)).fact(loops) == ()
 
 
+def test_on_a_tpu_steps_wait_for_one_another_and_no_time_is_said():
+    (finding,) = judge(RULE, hlo_trace(replace(scan(), platform="tpu"))).findings
+    assert (finding.cost_ns, finding.basis, finding.severity) == (None, "structural", "low")
+    assert "launches" not in finding.title
+    assert {row["launches_ns_at_2_us"] for row in finding.evidence} == {None}
+
+
 def test_what_cannot_be_judged_abstains():
-    tpu = judge(RULE, hlo_trace(replace(scan(), platform="tpu")))
-    assert (tpu.status, "GPU" in (tpu.reason or "")) == ("abstained", True)
     assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo"}).build()).status == "abstained"
 
 
