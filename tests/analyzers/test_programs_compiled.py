@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
 from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.facts.hlo_collective_time import collective_time
+from perfscope.analyzers.facts.hlo_collectives import by_size, collectives
 from perfscope.analyzers.finding import Finding
 from perfscope.analyzers.load import load_all, load_one
 from perfscope.analyzers.readers._program import join_programs
@@ -101,6 +104,23 @@ def test_a_selection_by_a_convolution_counts_like_one_by_a_dot() -> None:
     found = _findings(analysis)
     assert found
     assert all("at most 1 in 512 elements" in finding.title for _, finding in found)
+
+
+def test_the_masks_that_xla_computes_ahead_of_the_layers_are_no_layers() -> None:
+    """On a v5e a loop as long as that of the layers fills a stack of masks, which theirs reads."""
+    (model,) = load_one(FIXTURES / "programs-v5e" / "transformer").fact(hlo_step_models)
+    assert [region.name for region in model.regions] == ["layers of the scan at training.py:100"]
+
+
+def test_a_collective_along_one_axis_of_a_torus_does_not_use_all_links() -> None:
+    trace = load_one(FIXTURES / "programs-v5e" / "transformer")
+    assert trace.target is not None
+    rate = trace.target.device.link_bandwidth
+    assert rate
+    (worst, *_) = by_size(one for one in trace.fact(collectives) if one.kind == "all-reduce")
+    sent = collective_time(trace, worst).transfer_ns
+    assert sent is not None
+    assert sent > 1e9 * worst.bytes_a_run / rate
 
 
 def test_the_sharded_twin_moves_nothing_on_a_v5e_that_no_line_asks_for() -> None:

@@ -1,7 +1,9 @@
 """Time of collectives of compiled programs: what a device waits for them, and what of it could hide.
 
 Measured where a recording shows them, as the time while nothing else ran on the device. Else the least time the bytes
-take over all links of the device (``hlo_roofline``); within a node, slower networks between nodes are not known.
+take over all links of the device (``hlo_roofline``); within a node, slower networks between nodes are not known. Of a
+program compiled for a TPU slice, where they go is known: the low end of the estimate (``estimate/torus.py``), for
+devices that differ along one axis of the torus do not use the links of the others.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfscope.analyzers.estimate.assumptions import factors_for
+from perfscope.analyzers.estimate.collective_time import collective_range
 from perfscope.analyzers.facts.hlo_collectives import Collective
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import measured_run_ns, module_index
@@ -83,6 +87,10 @@ def overlap_parts(
 
 
 def _transfer_ns(trace: Trace, one: Collective) -> float | None:
+    target = trace.target
+    if target is not None and target.platform == "tpu" and one.module.platform == "tpu":
+        modelled = collective_range(one, target, factors_for(target))
+        return float(modelled.time.low * one.runs.times) if modelled.known else None
     cost = trace.fact(hlo_costs)[module_index(trace, one.module)]
     row = cost.by_name.get((one.computation.name, one.start.name))
     sent = None if row is None else wire_ns(trace, row.once.wire_bytes)

@@ -15,6 +15,15 @@ from perfscope.analyzers.trace import Trace
 LAUNCH_NS = 2_000
 """An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""
 
+TPU_OP_NS = 250
+"""An assumption, the low end of the estimate's (``estimate/assumptions.py``): the shortest an op takes on a TPU. It
+only tells tiny steps from others; no cost is made of it."""
+
+
+def least_ns(loop: Loop) -> int:
+    """What the ops of one step take however little they do: launches, on a TPU the shortest ops."""
+    return (TPU_OP_NS if loop.cost.module.platform == "tpu" else LAUNCH_NS) * len(loop.kernels)
+
 
 def launching_ns(loop: Loop) -> float:
     """Modelled: the loop in one run of the program, each kernel taking a launch at the least."""

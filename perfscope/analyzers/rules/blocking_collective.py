@@ -12,7 +12,8 @@ How it is found:
     that could run beside it. Bytes are the larger of operands and result, times the trip counts of the
     loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
     The device waits for the time that was measured while nothing else ran on it; for a program alone, for
-    the bytes it sends over all links of the device, a lower bound (between nodes it takes longer). What
+    the bytes it sends over all links of the device, a lower bound (between nodes it takes longer); of a program
+    compiled for a TPU slice, over those of the torus that its devices share. What
     hiding it would save at most is the shorter of that and of the independent work, by its own measured
     time or roofline; work that several of a finding could hide behind counts once. Where nothing is
     independent, no saving is named. A program alone gives the time of one run, on `--device` or an H100 or TPU v5e

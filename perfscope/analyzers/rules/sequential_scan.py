@@ -18,9 +18,9 @@ How it is found:
     work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us a launch (an assumption:
     less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
     in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
-    severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named by the
-    same line (bytes in VMEM counted at HBM's bandwidth, so that its work is never taken for less), without a cost,
-    for what an op takes at the least is not known there; its severity is low.
+    severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named where a
+    step's work (bytes in VMEM counted at HBM's bandwidth, so that it is never taken for less) is below 250 ns an op,
+    the shortest that the estimate assumes. Nobody measured that, so there is no cost and the severity is low.
 
     In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
     turns, each through one operand and by ops that are linear in it, with less work a turn than its launches take. The
@@ -48,7 +48,7 @@ from collections.abc import Iterable
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.hlo_saving import Price, is_alone, price
 from perfscope.analyzers.facts.hlo_scan import Loop, loops
-from perfscope.analyzers.facts.hlo_scan_time import LAUNCH_NS, launching_ns, measured_loop_ns, parallel_ns, part_of
+from perfscope.analyzers.facts.hlo_scan_time import launching_ns, least_ns, measured_loop_ns, parallel_ns, part_of
 from perfscope.analyzers.facts.plan_scan import scan_findings
 from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
 from perfscope.analyzers.trace import Trace
@@ -97,8 +97,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def _is_tiny(loop: Loop) -> bool:
-    launches = LAUNCH_NS * len(loop.kernels)
-    return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < launches
+    return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < least_ns(loop)
 
 
 def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None) -> Finding:
@@ -118,7 +117,7 @@ def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None)
         "parallel prefix computes the same"
         + ("" if saved is None else f", up to {saved.text}, sooner")
         + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else "")
-        + ("; what an op takes at the least on a TPU is not known, so no time" if on_tpu else ""),
+        + ("; the shortest an op takes on a TPU was not measured, so no time is said" if on_tpu else ""),
         severity=severity,
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,

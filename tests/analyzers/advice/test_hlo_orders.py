@@ -86,6 +86,8 @@ def test_what_is_read_comes_first_and_what_must_be_waited_for_before_that() -> N
 def test_instructions_that_need_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="need each other"):
         post_order(body(kernel("a", "b"), kernel("b", "a"), kernel("c")))
+    with pytest.raises(ValueError, match="need each other"):  # also where others read them
+        post_order(body(kernel("a", "b"), kernel("b", "a"), kernel("c", "a")))
 
 
 STEP = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima
+from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima, row_of_windows
 from perfscope.analyzers.facts.hlo_attention_products import products_of
 from perfscope.analyzers.facts.hlo_attention_traffic import written_attention
 from perfscope.analyzers.facts.hlo_flow import Flow
@@ -170,3 +170,30 @@ def test_a_running_maximum_is_told_from_that_of_a_row() -> None:
     alone = maxima.of(flow.numbers["softmax", "own"])
     assert (alone.reductions, alone.running) == (frozenset({flow.numbers["softmax", "own"]}), False)
     assert maxima.repeated(flow.numbers["softmax", "diff"]) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "row"),
+    [
+        ("{size=1x15 pad=0_0x7_7}", 8),
+        ("{size=7x15 pad=3_3x7_7}", 32),
+        ("{size=1x14 pad=0_0x6_7}", None),  # the last element does not see the first
+        ("{size=1x8 pad=0_0x7_0}", None),  # a running maximum
+        ("{size=1x1}", None),
+    ],
+)
+def test_a_maximum_by_windows_is_one_of_rows_where_every_element_sees_all(window: str, row: int | None):
+    module = hlo_module(f"""
+        %larger (x: f32[], y: f32[]) -> f32[] {{
+          %x = f32[] parameter(0)
+          %y = f32[] parameter(1)
+          ROOT %m = f32[] maximum(%x, %y)
+        }}
+        ENTRY %main (a: f32[4,8]) -> f32[4,8] {{
+          %a = f32[4,8] parameter(0)
+          %low = f32[] constant(-inf)
+          ROOT %r = f32[4,8] reduce-window(%a, %low), window={window}, to_apply=%larger
+        }}
+    """)
+    flow = Flow(module)
+    assert row_of_windows(flow, flow.numbers["main", "r"]) == row
