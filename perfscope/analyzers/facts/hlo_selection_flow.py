@@ -254,13 +254,11 @@ def _summed_product(axes: ProductAxes, told: Sequence[Pattern], shapes: Sequence
     sizes = dict(zip((*left, *right), (*shapes[0].dims, *shapes[1].dims), strict=True))
     space = [sizes.get(name, 1) for name in order]
     every = frozenset(range(len(space)))
-    terms = product(
-        *(
-            renumbered(one, [place[name] for name in names], every - {place[name] for name in names})
-            for one, names in zip(told, (left, right), strict=True)
-        ),
-        space,
+    mine, theirs = (
+        renumbered(one, [place[name] for name in names], every - {place[name] for name in names})
+        for one, names in zip(told, (left, right), strict=True)
     )
+    terms = product(mine, theirs, space)
     return summed(terms, space, range(len(result), len(space)))
 
 

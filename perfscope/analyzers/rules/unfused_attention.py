@@ -25,7 +25,10 @@ How it is found:
     cost is every write and read of a value as large as the scores between launches, in the backward too and
     as often as loops run: bytes, and as time those bytes over the device's bandwidth, no more than those
     kernels were measured to take. It is a model: values that stay in a cache are moved for less. Programs for a
-    CPU are named for what they would be on a GPU, with no cost. One head of one sequence whose factors are the
+    CPU are named for what they would be on a GPU, with no cost. Of a program for a TPU whose scores all lie in
+    the chip's own memory (VMEM) nothing passes through HBM: it is named with those bytes, low and with no cost,
+    for what longer sequences make of it. XLA's own kernel of softmax and sum (`online-softmax`) reads scores that
+    were written, so it is no fused attention. One head of one sequence whose factors are the
     program's own inputs cannot be told from a gate between weights, and is left alone.
 
     In a planned PyTorch program (`perfscope compile`): as from an op graph where it runs eagerly. Where the program

@@ -80,7 +80,10 @@ def test_the_product_by_its_axes_is_the_convolution(
     a = generator.normal(size=left).astype(np.float32)
     b = generator.normal(size=right).astype(np.float32)
     shared = [name for name in axes.result if name in (*axes.left, *axes.right)]
-    product = np.einsum(a, axes.left, b, axes.right, shared).reshape(result)  # what only the result has is one element
+    left_text, right_text, text = (
+        "".join(chr(ord("a") + name) for name in part) for part in (axes.left, axes.right, shared)
+    )
+    product = np.einsum(f"{left_text},{right_text}->{text}", a, b).reshape(result)  # else axes of one element
     np.testing.assert_allclose(convolved(labels, window, a, b), product, rtol=1e-4, atol=1e-5)
 
 
