@@ -42,6 +42,10 @@ V5E: dict[str, set[str]] = {
     "attention-naive-fp32": {"unfused_attention", "full_precision_matmul"},
     "attention-blocked": set(),
     "attention-pallas": set(),
+    "attention-policy-none": set(),
+    "attention-policy-dots": set(),
+    "attention-policy-full": {"excess_remat"},
+    "attention-policy-names": {"excess_remat"},
     "moe-einsum": {"dense_expert_compute"},
     "moe-ragged": {"dense_expert_compute"},
     "moe-scatter": set(),
@@ -135,8 +139,9 @@ def test_what_is_not_fused_has_xlas_own_reason() -> None:
     assert reasons["loop_select_fusion"] == "the consumer is not fusible"
 
 
-def test_the_dominated_checkpoint_policy() -> None:
-    folders = [FIXTURES / "programs-h100" / f"attention-policy-{name}" for name in ("none", "full", "dots", "names")]
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_the_dominated_checkpoint_policy(target: str) -> None:
+    folders = [FIXTURES / f"programs-{target}" / f"attention-policy-{name}" for name in ("none", "full", "dots", "names")]
     joined = join_programs([load_one(folder) for folder in folders], "policies")
     assert joined.target is not None
     (outcome,) = analyze(joined, rules=["excess_remat"]).outcomes
