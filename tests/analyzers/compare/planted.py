@@ -59,11 +59,17 @@ class Planted:
     """An exact metric that is worse, as its name begins."""
     line: str | tuple[str, ...]
     """Part of the source line in first place; of several lines of one piece of code any."""
+    twin: str | None = None
+    """Part of the line that does the same without the defect, where that is another: what the head of the reverse runs."""
     trades: bool = False
     """It saves something too (memory, launches), so that the reverse is worse in that."""
 
     def __str__(self) -> str:
         return self.head
+
+    def is_twin(self, line: str) -> bool:
+        """Whether a source line does the same without the defect."""
+        return self.twin is not None and self.twin in line
 
     def is_at(self, line: str) -> bool:
         """Whether a source line is the one that must be in first place."""

@@ -38,7 +38,7 @@ IN_JAX = [
 IN_JAX_SLOW = [
     Planted(base="jax", head="jax-checkpoint", metric="recomputed FLOPs", line="@ weights", trades=True),
     Planted(base="jax-checkpoint", head="jax-nested", metric="recomputed FLOPs", line="@ weights"),
-    Planted(base="jax-order-twin", head="jax-order", metric="FLOPs a run", line="# defect: D * D"),
+    Planted(base="jax-order-twin", head="jax-order", metric="FLOPs a run", line="# defect: D * D", twin="(x_BLD @ weights"),
     Planted(base="jax", head="jax-eager-update", metric="instructions run a step", line="unbiased"),
     Planted(base="jax", head="jax-retrace", metric="functions traced again", line="# defect: a static int"),
 ]
@@ -66,7 +66,7 @@ def test_the_cause_comes_first(planted: Planted, run_of: Recorded) -> None:
     back = compare(head, base)
     better = [one.result.name for one in back.exact if one.result.verdict == "improvement"]
     assert any(name.startswith(planted.metric) for name in better), better
-    assert back.causes[0].place == found.causes[0].place
+    assert back.causes[0].place == found.causes[0].place or planted.is_twin(source_line(back.causes[0].place))
     assert back.gates(["finding:low"]) == ()
     if not planted.trades:
         assert back.headline == "improvement"
