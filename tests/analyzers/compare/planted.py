@@ -60,7 +60,7 @@ class Planted:
     line: str | tuple[str, ...]
     """Part of the source line in first place; of several lines of one piece of code any."""
     twin: str | None = None
-    """Part of the line that does the same without the defect, where that is another: what the head of the reverse runs."""
+    """Part of the line that does the same without the defect, where that is another: what the reverse's head runs."""
     trades: bool = False
     """It saves something too (memory, launches), so that the reverse is worse in that."""
 

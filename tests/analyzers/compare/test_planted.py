@@ -38,7 +38,9 @@ IN_JAX = [
 IN_JAX_SLOW = [
     Planted(base="jax", head="jax-checkpoint", metric="recomputed FLOPs", line="@ weights", trades=True),
     Planted(base="jax-checkpoint", head="jax-nested", metric="recomputed FLOPs", line="@ weights"),
-    Planted(base="jax-order-twin", head="jax-order", metric="FLOPs a run", line="# defect: D * D", twin="(x_BLD @ weights"),
+    Planted(
+        base="jax-order-twin", head="jax-order", metric="FLOPs a run", line="# defect: D * D", twin="(x_BLD @ weights"
+    ),
     Planted(base="jax", head="jax-eager-update", metric="instructions run a step", line="unbiased"),
     Planted(base="jax", head="jax-retrace", metric="functions traced again", line="# defect: a static int"),
 ]
