@@ -141,7 +141,9 @@ def test_what_is_not_fused_has_xlas_own_reason() -> None:
 
 @pytest.mark.parametrize("target", ["h100", "v5e"])
 def test_the_dominated_checkpoint_policy(target: str) -> None:
-    folders = [FIXTURES / f"programs-{target}" / f"attention-policy-{name}" for name in ("none", "full", "dots", "names")]
+    folders = [
+        FIXTURES / f"programs-{target}" / f"attention-policy-{name}" for name in ("none", "full", "dots", "names")
+    ]
     joined = join_programs([load_one(folder) for folder in folders], "policies")
     assert joined.target is not None
     (outcome,) = analyze(joined, rules=["excess_remat"]).outcomes
