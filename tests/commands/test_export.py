@@ -84,7 +84,11 @@ def test_an_input_is_never_written_over(trace: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("content", "code", "said"),
-    [(b"", 4, "an empty file"), (b"hello\n", 4, "text"), (gzip.compress(b'{"traceEvents": ['), 4, "does not end")],
+    [
+        (b"", 4, "an empty file"),
+        (b"hello\n", 4, "text"),
+        (gzip.compress(b'{"traceEvents": [', mtime=0), 4, "does not end"),
+    ],
 )
 def test_bad_input_is_one_line(
     tmp_path: Path, content: bytes, code: int, said: str, capsys: pytest.CaptureFixture[str]
