@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from perfscope.analyzers.facts.graph_flow import flow_of, short_name
 from perfscope.analyzers.facts.optimizer_steps import PASSES, fused_share
-from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, op_bytes, plan_works, shortest_ns
+from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
 from perfscope.analyzers.finding import Finding, Where, severity_of
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
 from perfscope.analyzers.trace import Trace
@@ -26,7 +26,7 @@ def optimizer_findings(
         graph = _graph(work)
         if graph is None or target is None:
             continue
-        updates = [op for op in graph.ops if op.phase == "optimizer" and not op.view]
+        updates = [op for op in graph.ops if op.phase == "optimizer" and launches(op)]
         names = Counter(short_name(op) for op in updates)
         optimizers = work.held.plan.optimizers
         optimizer = optimizers[0] if len(optimizers) == 1 else "the optimizer"
@@ -41,10 +41,9 @@ def optimizer_findings(
             continue
         flow = flow_of(graph)
         moved = sum(op_bytes(graph, flow, op.index) for op in updates)
-        launches = len(updates)
         kept = fused_share(optimizer, ops)
         saved_bytes = round(moved * (1 - kept))
-        saved = bytes_ns(target, saved_bytes) + shortest_ns(target) * (launches - 1)
+        saved = bytes_ns(target, saved_bytes) + shortest_ns(target) * (len(updates) - 1)
         whole = _step_ns(work)
         if saved < least * whole:
             continue

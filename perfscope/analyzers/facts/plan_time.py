@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.estimate.assumptions import Factors, factors_for
 from perfscope.analyzers.estimate.spans import NO_TIME, Range, ns_range
 from perfscope.analyzers.facts.fusion_groups import region_bytes
-from perfscope.analyzers.facts.graph_flow import Flow, flow_of
+from perfscope.analyzers.facts.graph_flow import Flow, flow_of, short_name
 from perfscope.analyzers.hardware.device import Device
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
@@ -136,16 +136,21 @@ def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
     return ns_range(once.low, once.high + again)
 
 
+def launches(op: GraphOp) -> bool:
+    """Whether an op of a step is a kernel: no view, and no counter of steps (torch.optim keeps them on the host)."""
+    return not op.view and not (op.phase == "optimizer" and short_name(op) == "_local_scalar_dense")
+
+
 def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
     """The ops of a graph as they would launch, each a kernel. Views and allocations are none."""
     factors, flow = factors_for(target), flow_of(graph)
-    launches = moved = flops = unknown = 0
+    count = moved = flops = unknown = 0
     ranges = []
     for index, op in enumerate(graph.ops):
-        if op.view:
+        if not launches(op):
             continue
         size = op_bytes(graph, flow, index)
-        launches, moved, flops = launches + 1, moved + size, flops + (op.flops or 0)
+        count, moved, flops = count + 1, moved + size, flops + (op.flops or 0)
         ranges.append(
             kernel_range(
                 target.device,
@@ -156,7 +161,7 @@ def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
                 strided=op.reduction or not op.pointwise,
             )
         )
-    whole = Work(launches=launches, bytes=moved, flops=flops, device=_sum(ranges), unknown=unknown)
+    whole = Work(launches=count, bytes=moved, flops=flops, device=_sum(ranges), unknown=unknown)
     return _stepped(whole, factors)
 
 

@@ -20,6 +20,8 @@ function begins. `line_is` in the evidence tells.
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
+Of a planned program (`perfscope compile`) a line that read once in the four steps that were walked through
+is left out as well: a loss that is read every N steps.
 Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
 `block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all.
 
@@ -50,6 +52,7 @@ from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Findin
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns, format_share
+from perfscope.profiler.aot.torch_plan_file import ALL_STEPS
 
 NEEDS = ()
 
@@ -175,6 +178,21 @@ def check(trace: Trace) -> Iterable[Finding]:
         "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
         "of a PyTorch program, the host's reads of a JAX program)"
     )
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Reads of the step that was kept, by line, where the other steps that were walked through read there, too."""
+    if trace.op_graph is None:
+        raise AbstainError("the ops of the planned program were not kept")
+    once = {
+        (read.place.file, read.place.line)
+        for held in trace.torch_plans
+        for read in held.plan.made_up
+        if read.place is not None and read.times == 1 and held.plan.stopped == ALL_STEPS
+    }
+    for finding in _structural(trace, trace.op_graph):
+        if (finding.where.file, finding.where.line) not in once:
+            yield finding
 
 
 def _measured(trace: Trace) -> list[Finding]:

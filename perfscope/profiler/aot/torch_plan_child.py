@@ -99,6 +99,7 @@ class _Planning:
     def run(self) -> None:
         """Run the program and write the plan, also of a program that failed."""
         from perfscope.profiler.aot.child_program import run_program
+        from perfscope.profiler.aot.torch_lists import lists_as_on_a_gpu
         from perfscope.profiler.aot.torch_plan_file import write_plan
         from perfscope.profiler.aot.torch_plan_steps import EnoughSeenError
 
@@ -107,6 +108,7 @@ class _Planning:
         self.attention.install()
         self.world.install()
         self.answers.install()
+        lists_as_on_a_gpu()
         self.steps.install()
         failure = None
         with self.world.mode:

@@ -35,6 +35,9 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
+ALL_STEPS = "after four steps: one as it is, one eagerly, one planned, one more"
+"""``TorchPlan.stopped`` of a program that ran as far as it had to."""
+
 KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "extern"]
 """``product``: a matrix product, which a library computes; ``extern``: any other op that inductor calls as it is."""
 Direction = Literal["forward", "backward", "inference"]

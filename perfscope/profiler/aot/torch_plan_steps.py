@@ -16,6 +16,7 @@ import torch
 
 from perfscope.profiler import annotate
 from perfscope.profiler.aot.torch_outside import OpRecorder
+from perfscope.profiler.aot.torch_plan_file import ALL_STEPS
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.options import CaptureOptions
@@ -104,7 +105,7 @@ class PlanSteps:
             self.counting, self.seen_planned = False, True
             self.outside_file = self._close()
         elif what == EXTRA:
-            self.stopped = "after four steps: one as it is, one eagerly, one planned, one more"
+            self.stopped = ALL_STEPS
             self._hooks.forget_sources()
             raise EnoughSeenError
 
