@@ -62,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_ptx: bool = False
     registers: bool = False
     """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
+    pretend_device: bool = False
+    """PyTorch on NVIDIA: plan over tensors that claim to be on the target, where the installed torch can be made to."""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

@@ -25,10 +25,21 @@ _ZERO = (
 class CudaAnswers:
     """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
 
-    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
+    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known. ``pretended``:
+    torch believes in the device (``torch_pretend``), so tensors are made on it and nothing is hidden from its compiler.
     """
 
-    def __init__(self, *, name: str, count: int, memory_bytes: int, cores: int, capability: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        count: int,
+        memory_bytes: int,
+        cores: int,
+        capability: tuple[int, int],
+        pretended: bool = False,
+    ) -> None:
+        self._pretended = pretended
         self.name, self.count, self.memory_bytes, self.cores, self.capability = (
             name, count, memory_bytes, cores, capability,
         )  # fmt: skip
@@ -42,13 +53,19 @@ class CudaAnswers:
         self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
         for name, answer in self._answers().items():
             setattr(cuda, name, answer)
-        _tensors_on_host()
-        self._autocast_on_host()
+        torch.Generator = _Generator
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor
+        if not self._pretended:
+            _tensors_on_host()
+            self._autocast_on_host()
         _data_in_this_process()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """While torch's own compiler asks, which must not believe that there is a GPU."""
+        """While torch's own compiler asks, which must not believe that there is a GPU (unless all of torch does)."""
+        if self._pretended:
+            yield
+            return
         cuda: Any = torch.cuda
         shown = {name: getattr(cuda, name) for name in self._truth}
         for name, answer in self._truth.items():
@@ -112,6 +129,7 @@ class CudaAnswers:
             total_memory=self.memory_bytes,
             multi_processor_count=self.cores,
             is_integrated=0,
+            gcnArchName=self.name,
             warp_size=32,
             regs_per_multiprocessor=65536,
             max_threads_per_multi_processor=2048,
@@ -155,11 +173,10 @@ def _tensors_on_host() -> None:
     def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
         return to(self, "cpu", non_blocking=non_blocking, copy=True)
 
-    tensor.to, tensor.cuda, tensor.pin_memory = moved, to_cuda, lambda self, *_: self
+    tensor.to, tensor.cuda = moved, to_cuda
     module.cuda = lambda self, *_: self.to("cuda")
     for name in ("tensor", "as_tensor", "asarray"):
         setattr(torch, name, _made_on_host(getattr(torch, name)))
-    torch.Generator = _Generator
 
 
 def _made_on_host(original: Any) -> Any:

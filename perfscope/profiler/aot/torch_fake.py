@@ -1,8 +1,9 @@
 """A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
 
 Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
-autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
-that no data was there for, an answer is made up and counted: nothing that follows from data is known here.
+autograd engine of a torch without CUDA refuses tensors of a device that is not there (unless it is pretended, see
+``torch_pretend``: then they are fakes of that device). Where the program reads a value that no data was there for, an
+answer is made up and counted: nothing that follows from data is known here.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class PlanFrames(Frames):
 class FakeWorld:
     """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
 
-    def __init__(self, script: Path | None = None) -> None:
-        """``script``: what is run, where it is a file."""
+    def __init__(self, script: Path | None = None, *, pretended: bool = False) -> None:
+        """``script``: what is run, where it is a file. ``pretended``: tensors stay on the device they are asked for."""
+        self._pretended = pretended
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
@@ -80,7 +82,10 @@ class FakeWorld:
         world, dispatch = self, self._dispatch
 
         def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            args, kwargs = to_host(args), to_host(kwargs or {})
+            if world._pretended:
+                kwargs = kwargs or {}
+            else:
+                args, kwargs = to_host(args), to_host(kwargs or {})
             if mode is not world.mode:
                 return dispatch(mode, func, types, args, kwargs)
             return world._answered(dispatch, mode, func, types, args, kwargs)
@@ -92,6 +97,7 @@ class FakeWorld:
         """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
         if isinstance(left, FakeTensor):
             left.data = right.detach()
+            left.fake_device = right.fake_device
         else:
             self._swap(left, right)
 
@@ -135,16 +141,16 @@ class FakeWorld:
             count = _count(first)
             self.note("nonzero", f"{count:,} of {first.numel():,} elements")
             with mode:
-                return torch.empty((count, first.dim()), dtype=torch.int64)
+                return torch.empty((count, first.dim()), dtype=torch.int64, device=first.device)
         if packet == "aten.masked_select":
             count = _count(args[1]) * max(1, first.numel() // max(1, args[1].numel()))
             self.note("masked_select", f"{count:,} of {first.numel():,} elements")
             with mode:
-                return torch.empty((count,), dtype=first.dtype)
+                return torch.empty((count,), dtype=first.dtype, device=first.device)
         if packet in ("aten._unique", "aten._unique2", "aten.unique_consecutive"):
             self.note("unique", f"all {first.numel():,} elements differ")
             with mode:
-                values = torch.empty((first.numel(),), dtype=first.dtype)
+                values = torch.empty((first.numel(),), dtype=first.dtype, device=first.device)
                 return (
                     values,
                     torch.empty_like(first, dtype=torch.int64),
@@ -153,13 +159,13 @@ class FakeWorld:
         if packet == "aten.repeat_interleave":
             self.note("repeat_interleave", f"each of {first.numel():,} once")
             with mode:
-                return torch.empty((first.numel(),), dtype=torch.int64)
+                return torch.empty((first.numel(),), dtype=torch.int64, device=first.device)
         if packet == "aten.bincount":
             named = dict(zip(("self", "weights", "minlength"), args, strict=False), **kwargs)
             count = max(1, int(named.get("minlength") or 0))
             self.note("bincount", f"{count:,} bins")
             with mode:
-                return torch.empty((count,), dtype=torch.int64)
+                return torch.empty((count,), dtype=torch.int64, device=first.device)
         raise fake_tensor.DynamicOutputShapeException(func)
 
     def note(self, what: str, answer: str) -> None:
