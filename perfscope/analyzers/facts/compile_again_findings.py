@@ -8,6 +8,7 @@ from statistics import median
 from perfscope.analyzers.facts.compile_again import Again, Churn, churn_of, compiled_again, rows_of, user_line
 from perfscope.analyzers.facts.compile_frames import compile_log_of, compile_spans, where_of
 from perfscope.analyzers.facts.compile_guards import Guard, GuardKind
+from perfscope.analyzers.facts.finding_spans import spans_within
 from perfscope.analyzers.finding import Finding, Severity, severity_of
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
@@ -108,6 +109,7 @@ def _finding(trace: Trace, again: Again, *, subject: str, title: str, advice: st
         cost_ns_per_step=per_step,
         where=where_of(user_line(trace, again)),
         evidence=rows_of(trace, again),
+        spans=spans_within(trace, compile_spans(trace, again.compiles)),
         advice=advice,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_saving import Part, Price, bytes_ns, price
@@ -124,22 +125,24 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         cost_bytes=None if on_cpu or on_chip else moved,
         where=where,
         evidence=tuple(_row(one) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, _parts(trace, members)),
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
     )
 
 
 def _price(trace: Trace, members: list[WrittenAttention]) -> Price | None:
-    return price(
-        trace,
-        (
-            Part(
-                module=one.cost.module,
-                instructions=tuple(use.instruction.name for use in one.uses),
-                modelled_ns=bytes_ns(trace, one.bytes),
-            )
-            for one in members
-        ),
-    )
+    return price(trace, _parts(trace, members))
+
+
+def _parts(trace: Trace, members: Iterable[WrittenAttention]) -> list[Part]:
+    return [
+        Part(
+            module=one.cost.module,
+            instructions=tuple(use.instruction.name for use in one.uses),
+            modelled_ns=bytes_ns(trace, one.bytes),
+        )
+        for one in members
+    ]
 
 
 def _row(one: WrittenAttention) -> dict[str, Cell]:

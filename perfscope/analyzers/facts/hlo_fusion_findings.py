@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_attention_traffic import written_attention
 from perfscope.analyzers.facts.hlo_fusion import PRODUCTS, RoundTrip, is_softmax, round_trips, touched_bytes
 from perfscope.analyzers.facts.hlo_fusion_saving import TripTime, part_of, trip_time
@@ -56,7 +57,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         if saved is not None and saved.severity == "low":
             continue  # many bytes, but under 1% of the time: the program is held back by something else
         if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
-            yield _finding(where, what, trips, saved, whole)
+            yield _finding(trace, where, what, trips, saved, whole)
 
 
 def _score_kernels(trace: Trace) -> frozenset[tuple[int, str]]:
@@ -93,7 +94,7 @@ def _what(trip: RoundTrip) -> str:
     return EPILOGUE
 
 
-def _finding(where: Where, what: str, timed: list[_Timed], saved: Price | None, whole: int) -> Finding:
+def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: Price | None, whole: int) -> Finding:
     trips = [trip for trip, _ in timed]
     moved = sum(trip.saved_bytes for trip in trips)
     reached = sum(trip.saved_bytes for trip in trips if not trip.in_cache)
@@ -117,6 +118,7 @@ def _finding(where: Where, what: str, timed: list[_Timed], saved: Price | None, 
         cost_bytes=moved,
         where=where,
         evidence=tuple(_row(trip, time) for trip, time in timed[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [part_of(trip, time) for trip, time in timed]),
         advice=_advice(what),
     )
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_product import casts, fusions_of, kernels_of
 from perfscope.analyzers.facts.hlo_program import costs, primitive, where_of
 from perfscope.analyzers.facts.hlo_roofline import roof_of
@@ -65,7 +66,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         # a saving of low severity is less than a step's usual spread: bound by memory, the precision costs nothing
         if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
             found.sort(key=lambda one: -one.row.total.flops)
-            yield _finding(dtype, where, found, total, saving, on_cpu=on_cpu)
+            yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
 
 
 def _all(cost: ModuleCost) -> list[_Full]:
@@ -142,7 +143,7 @@ def _in_fast(cost: Cost) -> Cost:
 
 
 def _finding(
-    dtype: str, where: Where, found: list[_Full], total: int, saving: Price | None, *, on_cpu: bool
+    trace: Trace, dtype: str, where: Where, found: list[_Full], total: int, saving: Price | None, *, on_cpu: bool
 ) -> Finding:
     flops = sum(one.row.total.flops for one in found)
     name = "float64" if dtype == "f64" else "float32"
@@ -181,6 +182,7 @@ def _finding(
             }
             for one in found[:MAX_ROWS]
         ),
+        spans=spans_of_parts(trace, _parts(trace, found)),
         advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
         if dtype == "f64"
         else "Ask for what the model needs: precision=jax.lax.Precision.HIGH (or DEFAULT) in the product, or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
@@ -87,6 +88,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
             cost_bytes=None,
             where=where,
             evidence=tuple(_row(trace, one, whole) for one in found[:MAX_ROWS]),
+            spans=spans_of_parts(trace, recomputed_parts(trace, found)),
             advice=ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
 
@@ -154,6 +156,7 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
             }
             for one in members[:MAX_ROWS]
         ),
+        spans=spans_of_parts(trace, cloned_parts(trace, members)),
         advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "
         "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
         "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "

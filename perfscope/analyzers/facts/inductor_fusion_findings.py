@@ -11,12 +11,13 @@ import numpy as np
 from perfscope.analyzers.compile_log import CompiledKernel, Place
 from perfscope.analyzers.facts.compile_frames import where_of
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
+from perfscope.analyzers.facts.finding_spans import spans_of_slices
 from perfscope.analyzers.facts.frames import Owner, owner_of
 from perfscope.analyzers.facts.fusion_reasons import fusion_reason
 from perfscope.analyzers.facts.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.analyzers.facts.span_work import work_time
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import Cell, Finding, Severity, Where, severity_of
+from perfscope.analyzers.finding import Cell, Finding, Severity, Span, Where, severity_of
 from perfscope.analyzers.hardware import find_device
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
@@ -149,8 +150,26 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
         cost_bytes=moved,
         where=where,
         evidence=tuple(_row(one) for one in pairs[:MAX_ROWS]),
+        spans=_spans(trace, pairs),
         advice=means.fix
         or "See both kernels with TORCH_LOGS=fusion,output_code; bring what they compute into one order of elements.",
+    )
+
+
+def _spans(trace: Trace, pairs: Iterable[_Priced]) -> tuple[Span, ...]:
+    """The kernels between which the values go."""
+    rows = trace.fact(_rows_of)
+    return spans_of_slices(
+        trace,
+        sorted(
+            {
+                row
+                for one in pairs
+                for kernel in (one.pair.first, one.pair.second)
+                if kernel is not None
+                for row in rows.get(kernel, ())
+            }
+        ),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from perfscope.analyzers.compile_log import CompiledKernel, GraphNode
 from perfscope.analyzers.facts.compile_frames import where_of
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
+from perfscope.analyzers.facts.finding_spans import spans_of_slices
 from perfscope.analyzers.facts.inductor_fusion import node_bytes
 from perfscope.analyzers.facts.inductor_recompute import GraphRecompute, graph_recompute
 from perfscope.analyzers.facts.inductor_remat_bargain import CompiledBargain, compiled_bargain
@@ -61,10 +62,7 @@ def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
 
 def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
     """Exposed device time of a kernel over the trace, or its host time where no device worked; ``None``: not known."""
-    log = trace.compile_log
-    if kernel is None or log is None:
-        return None
-    rows = [row for row, index in trace.fact(compiled_rows).items() if log.kernels[index] == kernel]
+    rows = _rows_of(trace, kernel)
     if not rows:
         return None
     spans = np.array(rows, np.int64)
@@ -72,6 +70,14 @@ def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
         return work_time(trace, spans).exposed_ns
     slices = trace.rows["slices"]
     return int((slices["end_ns"] - slices["start_ns"])[spans].sum())
+
+
+def _rows_of(trace: Trace, kernel: CompiledKernel | None) -> list[int]:
+    """Rows of ``slices`` in which a kernel ran."""
+    log = trace.compile_log
+    if kernel is None or log is None:
+        return []
+    return [row for row, index in trace.fact(compiled_rows).items() if log.kernels[index] == kernel]
 
 
 def _finding(
@@ -109,6 +115,9 @@ def _finding(
         evidence=tuple(
             _row(graph, graph.heavy[index], graph.flops[index], time, bargain)
             for (graph, index), time in list(zip(members, times, strict=True))[:MAX_ROWS]
+        ),
+        spans=spans_of_slices(
+            trace, sorted({row for graph, index in members for row in _rows_of(trace, graph.kernels[index])})
         ),
         advice=_advice(bargain, members),
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+import numpy as np
+
+from perfscope.analyzers.facts.finding_spans import spans_within
+from perfscope.analyzers.facts.intervals import union
 from perfscope.analyzers.finding import Cell, Finding, Where
 from perfscope.analyzers.jax_log import HostRead
 from perfscope.analyzers.trace import Trace
@@ -37,14 +41,15 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
         seen = {read.step for read in reads}
         if len(seen) < EVERY * len(steps):
             continue
-        yield _finding(Where(file=file, line=line), reads, len(seen))
+        yield _finding(trace, Where(file=file, line=line), reads, len(seen))
 
 
-def _finding(where: Where, reads: list[HostRead], steps: int) -> Finding:
+def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> Finding:
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
     stalls = [read for read in reads if read.ready is False]
     waited = sum(read.duration_ns for read in reads) // steps
+    begins = np.array([read.begin_ns for read in reads], np.int64)
     rows: list[dict[str, Cell]] = []
     for call in calls:
         of_call = [read for read in reads if read.call == call]
@@ -67,4 +72,5 @@ def _finding(where: Where, reads: list[HostRead], steps: int) -> Finding:
         advice=_ADVICE,
         where=where,
         evidence=tuple(rows[:ROWS]),
+        spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )

@@ -74,7 +74,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         where=_where(first, ranks),
         ranks=tuple(sorted(each.rank for each in named)),
         evidence=tuple(_row(one, ranks) for one in arrivals[:ROWS]),
-        spans=spans_of_ranks(_before(one) for one in arrivals),
+        spans=spans_of_ranks(piece for one in arrivals for piece in (_before(one), _waited(one))),
         advice=_ADVICE[reason],
     )
 
@@ -83,6 +83,14 @@ def _before(late: Late) -> tuple[int, int, int]:
     """What the rank did while the others waited for it, on its own clock."""
     begins = late.collective.sides[late.rank].start_ns
     return late.rank, begins - late.lateness_ns, begins
+
+
+def _waited(late: Late) -> tuple[int, int, int]:
+    """How long the rank that came first was in the collective until the late one came, on its own clock."""
+    one = late.collective
+    first = max((rank for rank in one.sides if rank != late.rank), key=one.wait_ns)
+    begins = one.sides[first].start_ns
+    return first, begins, begins + one.wait_ns(first)
 
 
 def _reasons(arrivals: Sequence[Late]) -> Counter[str]:

@@ -54,6 +54,7 @@ from perfscope.analyzers.facts.compile_frames import (
     where_of,
 )
 from perfscope.analyzers.facts.compile_phases import CompileTime, Stage
+from perfscope.analyzers.facts.finding_spans import spans_within
 from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.finding import Cell, Finding, Severity
@@ -152,6 +153,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         cost_ns=use.spared_ns,
         where=where_of(user_place(dearest.compile.place, dearest.compile.stack)),
         evidence=tuple(_row(one) for one in sorted(missed, key=lambda one: -one.total_ns)[:MAX_ROWS]),
+        spans=spans_within(trace, compile_spans(trace, [one.compile for one in missed])),
         advice=cold_advice(top, repeated_part(log, [one.compile for one in missed]), asked=bool(use.cold)),
     )
 
@@ -217,6 +219,7 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
             cost_ns=spent,
             where=where_of(user_place(worst.place, worst.stack)),
             evidence=tuple(_row(one) for one in sorted(members, key=lambda one: -one.total_ns)[:MAX_ROWS]),
+            spans=spans_within(trace, compile_spans(trace, [one.compile for one in members])),
             advice=bypass_advice(reason),
         )
 

@@ -51,6 +51,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_experts import DenseRagged, dense_ragged
 from perfscope.analyzers.facts.hlo_product import kernels_of
 from perfscope.analyzers.facts.hlo_program import costs, where_of
@@ -85,13 +86,13 @@ def check(trace: Trace) -> Iterable[Finding]:
     for place, members in _by_place(ragged).items():
         saving = price(trace, _parts(trace, members))
         if _is_worth(members, total, saving):
-            yield _dense_finding(place, members, total, saving)
+            yield _dense_finding(trace, place, members, total, saving)
     taken = {id(one.row) for one in ragged}
     selections = [one for one in trace.fact(selection_products) if id(one.row) not in taken]
     for place, movers in _by_place(selections).items():
         saving = price(trace, _parts(trace, movers))
         if _is_worth(movers, total, saving):
-            yield _selection_finding(place, movers, total, saving)
+            yield _selection_finding(trace, place, movers, total, saving)
     if ragged and all(one.groups is None for one in ragged) and not selections:
         raise AbstainError("ragged products became dense ones, but their shapes do not tell the number of groups")
 
@@ -158,7 +159,7 @@ def _row(one: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dict[s
     }
 
 
-def _dense_finding(where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
+def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
     wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
     groups = max(one.groups or 0 for one in members)
     return Finding(
@@ -172,13 +173,16 @@ def _dense_finding(where: Where, members: list[DenseRagged], total: int, saving:
         cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
         where=where,
         evidence=tuple(_row(one, {"groups": one.groups}) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, _parts(trace, members)),
         advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, the ragged_dot kernels of "
         "jax.experimental.pallas.ops.gpu on Hopper and Blackwell; or dispatch with a capacity and one batched product: "
         'jnp.einsum("ecd,edf->ecf", x_ECD, w_EDF).',
     )
 
 
-def _selection_finding(where: Where, members: list[SelectionProduct], total: int, saving: Price | None) -> Finding:
+def _selection_finding(
+    trace: Trace, where: Where, members: list[SelectionProduct], total: int, saving: Price | None
+) -> Finding:
     wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
     densest = max(one.density for one in members)
     on_tpu = any(one.cost.module.platform == "tpu" for one in members)
@@ -202,6 +206,7 @@ def _selection_finding(where: Where, members: list[SelectionProduct], total: int
             {**_row(one, {"most_nonzero_share": one.density}), "rows_bytes": one.moved_bytes}
             for one in members[:MAX_ROWS]
         ),
+        spans=spans_of_parts(trace, _parts(trace, members)),
         advice="Move the rows themselves: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to "
         "put them where the experts expect them, y_SD[slot_R] to get them back; an embedding as table_VD[token_T]."
         + caution,

@@ -33,6 +33,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from perfscope.analyzers.facts.finding_spans import spans_of_instructions
 from perfscope.analyzers.facts.hlo_donation import Donation, Update, donations
 from perfscope.analyzers.facts.hlo_program import program_label, where_of
 from perfscope.analyzers.facts.jax_donation import Refused, refused_donations
@@ -105,6 +106,7 @@ def _finding(trace: Trace, found: Donation) -> Finding:
         cost_bytes=found.saved_bytes,
         where=_where(found),
         evidence=tuple(_row(found, one) for one in found.updates[:MAX_ROWS]),
+        spans=spans_of_instructions(trace, found.module, (one.written_by for one in found.updates)),
         advice=_advice(found, names),
     )
 

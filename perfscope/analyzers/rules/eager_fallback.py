@@ -34,6 +34,7 @@ from perfscope.analyzers.compile_log import GraphBreak
 from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_fallbacks import Fallback, fallbacks
 from perfscope.analyzers.facts.compile_frames import compile_log_of, doc_link, first_hint, one_line, where_of
+from perfscope.analyzers.facts.finding_spans import spans_of_windows
 from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
 from perfscope.analyzers.trace import Trace
@@ -79,6 +80,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         where=where,
         evidence=tuple(row for one in members for row in _rows(one))[:MAX_ROWS],
+        spans=spans_of_windows(window for windows in known for window in windows),
         advice=_advice(first),
     )
 

@@ -72,6 +72,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.facts.finding_spans import spans_of_regions
 from perfscope.analyzers.facts.hlo_remat_findings import program_findings
 from perfscope.analyzers.facts.hlo_remat_policies import dominated_policies
 from perfscope.analyzers.facts.inductor_recompute_findings import compiled_findings
@@ -186,6 +187,7 @@ def _finding(
         cost_ns_per_step=per_step(trace, cost),
         where=place,
         evidence=tuple(_row(trace, region, bargain, bought) for region in worst[:MAX_ROWS]),
+        spans=spans_of_regions(trace, (region.ops for region in members)),
         advice=_advice(trace) if bargain is None else what_to_do(bargain) + _room(trace, bargain),
     )
 

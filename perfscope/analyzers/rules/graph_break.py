@@ -49,6 +49,7 @@ from perfscope.analyzers.facts.compile_frames import (
     plain_function,
     where_of,
 )
+from perfscope.analyzers.facts.finding_spans import spans_of_windows
 from perfscope.analyzers.facts.plan_breaks import break_findings
 from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.finding import Cell, Finding, severity_of
@@ -111,6 +112,7 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
         cost_bytes=line.crossing_bytes if cost is None else None,
         where=where_of(line.place),
         evidence=tuple(_row(trace, line, one, cost) for one in line.breaks[:MAX_ROWS]),
+        spans=spans_of_windows(line.windows or ()),
         advice=_advice(first),
     )
 

@@ -20,8 +20,9 @@ function begins. `line_is` in the evidence tells.
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
-Of a planned program (`perfscope compile`) a line that read once in the four steps that were walked through
-is left out as well: a loss that is read every N steps.
+Of a planned program (`perfscope compile`) two more are left out: a line that read once in the four steps
+that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
+the host (the optimizer's counters).
 Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
 `block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all.
 
@@ -44,6 +45,7 @@ from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.call_sites import CallSite, call_site, op_of
 from perfscope.analyzers.facts.device_calls import NO_OP
 from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.facts.finding_spans import spans_of_ops
 from perfscope.analyzers.facts.gaps import GapCause, gaps
 from perfscope.analyzers.facts.jax_reads import read_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
@@ -184,14 +186,14 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     """Reads of the step that was kept, by line, where the other steps that were walked through read there, too."""
     if trace.op_graph is None:
         raise AbstainError("the ops of the planned program were not kept")
-    once = {
-        (read.place.file, read.place.line)
-        for held in trace.torch_plans
-        for read in held.plan.made_up
-        if read.place is not None and read.times == 1 and held.plan.stopped == ALL_STEPS
-    }
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    for held in trace.torch_plans:
+        for read in held.plan.made_up:
+            if read.place is not None:
+                times[read.place.file, read.place.line] += read.times if held.plan.stopped == ALL_STEPS else 2
     for finding in _structural(trace, trace.op_graph):
-        if (finding.where.file, finding.where.line) not in once:
+        read_at = (finding.where.file or "", finding.where.line or 0)
+        if finding.subject == "to_host read" or times[read_at] > 1:
             yield finding
 
 
@@ -274,10 +276,10 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
         if op.host_read is not None and op.index not in checks:
             reads[op.host_read, op.file, op.line].append(op)
     last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
-    return [_structural_finding(kind, ops, last_update) for (kind, _, _), ops in reads.items()]
+    return [_structural_finding(trace, kind, ops, last_update) for (kind, _, _), ops in reads.items()]
 
 
-def _structural_finding(kind: str, ops: list[GraphOp], last_update: int) -> Finding:
+def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update: int) -> Finding:
     """``last_update``: index of the last op of the optimizer, -1 without one."""
     first = ops[0]
     severity: Severity = "medium"
@@ -298,6 +300,7 @@ def _structural_finding(kind: str, ops: list[GraphOp], last_update: int) -> Find
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}
             for (name, phase, module), count in _counts(ops)[:ROWS]
         ),
+        spans=spans_of_ops(trace, (op.index for op in ops)),
     )
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from perfscope.analyzers.facts.finding_spans import spans_at
 from perfscope.analyzers.facts.memory_fragmentation import Fragmentation, memory_fragmentation
 from perfscope.analyzers.facts.memory_judged import (
     OF_XLA,
@@ -110,6 +111,7 @@ def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
             basis="measured",
             cost_bytes=unused,
             evidence=tuple(_pool_rows(one)),
+            spans=spans_at(one.timeline, moment.position),
             advice=f"{EXPANDABLE}. {_by_pools(one)}",
         )
     return None
@@ -170,6 +172,7 @@ def _finding(
         cost_bytes=cost,
         where=_where(trace, timeline, unneeded[0].block, worst) if unneeded else NOWHERE,
         evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS]) or tuple(_pool_rows(one)),
+        spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
         advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(one)]).rstrip(". ") + ".",
     )
 

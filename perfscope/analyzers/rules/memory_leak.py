@@ -23,6 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.facts.finding_spans import spans_of_blocks
 from perfscope.analyzers.facts.jax_growth import Growth, JaxGrowth, jax_growth
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_growth import step_ends
@@ -129,8 +133,17 @@ def _of_steps(leaks: MemoryLeaks) -> Iterator[Finding]:
         cost_bytes=per_step * leaks.steps,
         where=_where(place),
         evidence=tuple(_row(one) for one in leaks.places[:MAX_ROWS] if one.bytes_per_step >= ROW_SHARE * per_step),
+        spans=spans_of_blocks(timeline, _left(timeline, leaks.places)),
         advice=_advice(place),
     )
+
+
+def _left(timeline: MemoryTimeline, places: Iterable[LeakingPlace]) -> npt.NDArray[np.intp]:
+    """Blocks of the places that nobody lets go."""
+    lines = {place.line for place in places if place.line is not None}
+    leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
+    blocks = timeline.blocks
+    return np.flatnonzero(np.isin(blocks["line"], leaking) & blocks["after"] & ~blocks["before"])
 
 
 def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
@@ -163,6 +176,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
             cost_bytes=counters.grown_bytes,
             where=_where(place),
             evidence=tuple(_row(one) for one in places[:MAX_ROWS]),
+            spans=spans_of_blocks(timeline, _left(timeline, places)),
             advice=_advice(place) + ". `perfscope run --level deep` records three steps and names the lines",
         )
     ]

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfscope.analyzers.facts.finding_spans import spans_at
 from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
 from perfscope.analyzers.facts.memory_fragmentation import ReservedMoment, memory_fragmentation
 from perfscope.analyzers.facts.memory_holders import PeakHolders, holders_at
@@ -110,6 +111,7 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
     return _finding(
         trace,
         timeline,
+        position,
         holders,
         title=f"{timeline.label} ran out of memory{times}: {wanted} failed with {format_bytes(holders.bytes)} in use"
         f"{reserved}",
@@ -147,7 +149,7 @@ def _close(trace: Trace, timeline: MemoryTimeline, held: int, capacity: int | No
         )
         severity = "high" if within else "medium"
     return _finding(
-        trace, timeline, holders, title="; ".join(said), severity=severity, cost=None, advice=_next(holders)
+        trace, timeline, position, holders, title="; ".join(said), severity=severity, cost=None, advice=_next(holders)
     )  # fmt: skip
 
 
@@ -169,6 +171,7 @@ def _failed_unseen(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
 def _finding(
     trace: Trace,
     timeline: MemoryTimeline,
+    position: int,
     holders: PeakHolders,
     *,
     title: str,
@@ -189,6 +192,7 @@ def _finding(
             op=holders.op,
         ),
         evidence=tuple(_rows(holders))[:MAX_ROWS],
+        spans=spans_at(timeline, position),
         advice=advice,
     )
 

@@ -28,6 +28,7 @@ from perfscope.analyzers.facts.avoidable_blocks import Avoidable, Replayed, bloc
 from perfscope.analyzers.facts.avoidable_loss import loss_copies
 from perfscope.analyzers.facts.avoidable_optimizer import lasting_gradients, optimizer_temporaries
 from perfscope.analyzers.facts.avoidable_unread import held_unread, kept_into_next_step
+from perfscope.analyzers.facts.finding_spans import spans_of_peak
 from perfscope.analyzers.facts.memory_judged import (
     OF_XLA,
     judged_timelines,
@@ -127,5 +128,6 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
             module=recorded.text(int(timeline.blocks["module"][first])) or None,
         ),
         evidence=block_rows(recorded, timeline, judged.blocks),
+        spans=spans_of_peak(timeline, judged.blocks),
         advice=f"{judged.found.advice}.",
     )

@@ -34,9 +34,10 @@ Fix:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
+from perfscope.analyzers.facts.worst_spans import spans_of_ranks
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import MIXED, has_ranks
 from perfscope.analyzers.ranks.local import locals_of
@@ -136,8 +137,20 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
         where=Where(op="send, recv"),
         ranks=pipeline.ranks,
         evidence=_evidence(pipeline, whole, slowest, expected),
+        spans=spans_of_ranks(_exchanges(pipeline, traces)),
         advice=_uneven_advice(slowest, pipeline) if is_uneven else _schedule_advice(size, count),
     )  # fmt: skip
+
+
+def _exchanges(pipeline: Pipeline, traces: Mapping[int, Trace]) -> list[tuple[int, int, int]]:
+    """Sends and receives of its stages, the longest first: most of such a one is waiting."""
+    found = [
+        (stage.rank, one.start_ns, one.end_ns)
+        for stage in pipeline.stages
+        for one in traces[stage.rank].fact(locals_of)
+        if between_two(one)
+    ]
+    return sorted(found, key=lambda piece: piece[1] - piece[2])
 
 
 def _for_slowest(stage: Stage, slowest: Stage) -> int:

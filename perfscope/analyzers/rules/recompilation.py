@@ -43,7 +43,8 @@ import numpy as np
 
 from perfscope.analyzers.facts.compile_again_findings import recompilation_findings
 from perfscope.analyzers.facts.compile_regions import REGION
-from perfscope.analyzers.facts.intervals import union
+from perfscope.analyzers.facts.finding_spans import spans_within
+from perfscope.analyzers.facts.intervals import Intervals, union
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.jax_log import CompileEvent
 from perfscope.analyzers.trace import RECORDED, Trace
@@ -118,6 +119,7 @@ def _finding(trace: Trace, function: str, again: list[CompileEvent], spanned: in
         cost_ns_per_step=per_step,
         where=Where(file=file, line=line),
         evidence=tuple(_row(step, found) for step, found in _by_step(again)[:MAX_ROWS]),
+        spans=spans_within(trace, _spent(again)),
         advice="Call it with what it has seen before: pad shapes to a few sizes, pass numbers that change as arrays "
         "(jnp.int32(i)) instead of static arguments, and make the jitted function once, outside the loop.",
     )
@@ -143,7 +145,11 @@ def _row(step: int, found: list[CompileEvent]) -> dict[str, str | int | float | 
 
 def _union_ns(events: Sequence[CompileEvent]) -> int:
     """Time covered; a trace holds what is traced inside it, so durations must not be added up."""
+    return _spent(events).total()
+
+
+def _spent(events: Sequence[CompileEvent]) -> Intervals:
     timed = [event for event in events if event.kind in _TIMED and event.duration_ns]
     ends = np.array([event.end_ns for event in timed], np.int64)
     lengths = np.array([event.duration_ns for event in timed], np.int64)
-    return union(ends - lengths, ends).total()
+    return union(ends - lengths, ends)

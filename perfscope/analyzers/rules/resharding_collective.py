@@ -36,6 +36,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_collective_time import collective_time, waiting_part
 from perfscope.analyzers.facts.hlo_collectives import Collective, by_size, collectives
 from perfscope.analyzers.facts.hlo_program import primitive, where_of
@@ -140,6 +141,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         cost_bytes=moved,
         where=where,
         evidence=tuple(_row(trace, one) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
         advice="Say where the value is made and where it is used which layout it shall have: "
         "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))) with the same spec in both places, and "
         "matching specs of the parameters. If it is the dispatch of an expert-parallel layer, it is meant: "

@@ -45,12 +45,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_program import where_of
-from perfscope.analyzers.facts.hlo_saving import Price, is_alone, price
+from perfscope.analyzers.facts.hlo_saving import Part, Price, is_alone, price
 from perfscope.analyzers.facts.hlo_scan import Loop, loops
 from perfscope.analyzers.facts.hlo_scan_time import launching_ns, least_ns, measured_loop_ns, parallel_ns, part_of
 from perfscope.analyzers.facts.plan_scan import scan_findings
-from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
+from perfscope.analyzers.finding import AbstainError, Finding, Severity, Span, Where
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_bytes, format_ns
 
@@ -100,6 +101,18 @@ def _is_tiny(loop: Loop) -> bool:
     return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < least_ns(loop)
 
 
+def _spans(trace: Trace, found: list[Loop]) -> tuple[Span, ...]:
+    """The loops, where the recording has rows of them; else their kernels."""
+    whole = spans_of_parts(trace, [_part(loop, (loop.instruction.name,)) for loop in found])
+    return whole or spans_of_parts(
+        trace, [_part(loop, tuple(row.instruction.name for row in loop.kernels)) for loop in found]
+    )
+
+
+def _part(loop: Loop, names: tuple[str, ...]) -> Part:
+    return Part(module=loop.cost.module, instructions=names, modelled_ns=None)
+
+
 def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None) -> Finding:
     launches = sum(loop.launches for loop in found)
     worst = found[0]
@@ -140,6 +153,7 @@ def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None)
             }
             for loop in found[:MAX_ROWS]
         ),
+        spans=_spans(trace, found),
         advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
         "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps: jax.lax.scan(..., unroll=8). "
         f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",

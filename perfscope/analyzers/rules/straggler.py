@@ -48,6 +48,7 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.facts.step_windows import whole_ns
+from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.lateness import lateness_of
@@ -124,9 +125,9 @@ def _of_ranks(ranks: RankSet) -> Finding | None:
 def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: int, mean: int) -> Finding:
     names = {(one.program_id, one.module, one.instruction) for one in judged}
     caused: dict[int, int] = defaultdict(int)
-    for meeting in skew.meetings:
-        if (meeting.program_id, meeting.module, meeting.instruction) in names:
-            caused[meeting.straggler] += sum(meeting.waits_ns)
+    met = [one for one in skew.meetings if (one.program_id, one.module, one.instruction) in names]
+    for meeting in met:
+        caused[meeting.straggler] += sum(meeting.waits_ns)
     late = max(sorted(caused), key=lambda device: caused[device])
     share = caused[late] / max(1, sum(caused.values()))
     one_is_late = share >= 1 / devices + CAUSE_SHARE * (1 - 1 / devices)
@@ -143,6 +144,11 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
         basis="measured",
         where=_where(trace, judged[0]),
         evidence=tuple(_row(one) for one in judged[:ROWS]),
+        spans=worst_spans(
+            [min(one.arrivals_ns) for one in met],
+            [max(one.arrivals_ns) for one in met],
+            [one.skew_ns for one in met],
+        ),
         advice=(
             f"Compare what device {late} does before `{judged[0].instruction}` with the others: shard sizes, padding, "
             "uneven experts or layers, work on process 0 only."

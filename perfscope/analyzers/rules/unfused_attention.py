@@ -61,6 +61,7 @@ import numpy as np
 from perfscope.analyzers.facts.attention_math import GraphAttention, graph_attentions
 from perfscope.analyzers.facts.attention_sequence import TraceAttention, trace_attentions
 from perfscope.analyzers.facts.call_sites import call_site
+from perfscope.analyzers.facts.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.facts.graph_flow import short_name
 from perfscope.analyzers.facts.graph_time import spans_time
@@ -164,6 +165,7 @@ def _graph_finding(
         cost_bytes=saved.bytes,
         where=where,
         evidence=tuple(rows),
+        spans=spans_of_ops(trace, (index for attention in members for index in attention.ops)),
         advice=f"{SDPA_ADVICE}; {_why_math(graph, first)}." if by_sdpa else ADVICE,
     )
 
@@ -227,6 +229,7 @@ def _trace_finding(
             }
             for attention, time in worst[:MAX_ROWS]
         ),
+        spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
         advice=f"{SDPA_ADVICE}." if by_sdpa else ADVICE,
     )
 

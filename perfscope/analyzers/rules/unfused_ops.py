@@ -74,6 +74,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.chain_sites import Pattern, Site, chain_sites, chain_text
+from perfscope.analyzers.facts.finding_spans import spans_of_ops
 from perfscope.analyzers.facts.fusion_heuristic import (
     FORWARD_PRECISION,
     FORWARD_RECALL,
@@ -159,6 +160,7 @@ def _from_site(trace: Trace, site: Site) -> Iterator[Finding]:
         cost_bytes=total_bytes,
         where=Where(file=site.file, line=site.line, module=site.module or None),
         evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MAX_ROWS]),
+        spans=spans_of_ops(trace, (op for pattern in site.patterns for group in pattern.groups for op in group.ops)),
         advice=_advice(site),
     )
 

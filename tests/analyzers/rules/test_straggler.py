@@ -134,9 +134,12 @@ def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
     row = finding.evidence[0]
     assert (row["straggler"], row["late_ns"], row["before"], row["group"]) == (2, 4_000_000, "data loader", "0-3")
     assert row["message_bytes"] == 2_000_000
-    assert {one.source for one in finding.spans} == {2}
-    assert [one.end_ns - one.start_ns for one in finding.spans] == [4_000_000] * 3
-    assert min(one.start_ns for one in finding.spans) == STEP * 1_000  # the others came then
+    late, waiting = finding.spans[::2], finding.spans[1::2]
+    assert {one.source for one in late} == {2}
+    assert 2 not in {one.source for one in waiting}
+    assert [one.end_ns - one.start_ns for one in finding.spans] == [4_000_000] * 6
+    assert min(one.start_ns for one in late) == STEP * 1_000  # the others came then
+    assert min(one.start_ns for one in waiting) == STEP * 1_000
 
 
 def test_ranks_that_are_late_in_turn_are_all_named() -> None:
