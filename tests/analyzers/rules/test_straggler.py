@@ -137,9 +137,10 @@ def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
     late, waiting = finding.spans[::2], finding.spans[1::2]
     assert {one.source for one in late} == {2}
     assert 2 not in {one.source for one in waiting}
-    assert [one.end_ns - one.start_ns for one in finding.spans] == [4_000_000] * 6
+    assert [one.end_ns - one.start_ns for one in late] == [4_000_000] * 3
+    assert all(one.end_ns - one.start_ns >= 4_000_000 for one in waiting)  # the first to come waited longest
     assert min(one.start_ns for one in late) == STEP * 1_000  # the others came then
-    assert min(one.start_ns for one in waiting) == STEP * 1_000
+    assert min(one.start_ns for one in waiting) <= STEP * 1_000
 
 
 def test_ranks_that_are_late_in_turn_are_all_named() -> None:
