@@ -11,7 +11,7 @@ _ASK = "_get_foreach_kernels_supported_devices"
 def lists_as_on_a_gpu() -> None:
     """Have torch choose ``_foreach_*`` ops for fake CPU tensors by default, as it does for CUDA's, in this process.
 
-    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors are of a type and on a device of two of its lists
+    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors have a type and a device of two of its lists
     (``torch/optim/optimizer.py``: ``_default_to_fused_or_foreach``); whoever says ``foreach=False`` is still heard.
     """
     from torch.optim import optimizer, swa_utils

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.facts.plan_time import launches
 from perfscope.analyzers.hardware.target_text import parse_target
 from perfscope.analyzers.readers.torch_plan import read_folder
 from perfscope.analyzers.rules import load_rule
@@ -142,6 +143,20 @@ def test_the_optimizer_s_loop_is_found(eager: Trace) -> None:
     assert finding.subject == "AdamW in a loop"
     assert finding.cost_ns is not None
     assert "fused=True" in finding.advice
+
+
+def test_defaults_are_those_of_a_gpu(tmp_path: Path) -> None:
+    trace = planned(tmp_path, torch_programs.DEFAULTS)
+    held = only(trace)
+    assert held.eager is not None
+    updates = [op.name for op in held.eager.ops if op.phase == "optimizer" and launches(op)]
+    assert updates
+    assert not [name for name in updates if "_foreach_" not in name and name != "aten.lift_fresh.default"]
+    assert "aten._foreach_norm.Scalar" in {op.name for op in held.eager.ops}
+    (optimizer,) = load_rule("unfused_optimizer").plan(trace)  # type: ignore[misc]
+    assert optimizer.subject == "AdamW with foreach"
+    assert [read.times for read in held.plan.made_up if read.what == "item"] == [1]
+    assert list(load_rule("host_sync").plan(trace)) == []  # type: ignore[misc,arg-type]
 
 
 def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:

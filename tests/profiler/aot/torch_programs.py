@@ -99,3 +99,19 @@ for _ in range(6):
     optimizer.step()
     optimizer.zero_grad()
 '''
+
+DEFAULTS = '''
+"""An optimizer and a norm as torch chooses them for a GPU, and a loss that is read every tenth step."""
+import torch
+from torch import nn
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(20):
+    loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 10 == 0:
+        print(loss.item())
+'''
