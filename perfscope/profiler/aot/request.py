@@ -10,6 +10,8 @@ import msgspec
 from perfscope.profiler.errors import DataError
 
 Framework = Literal["jax", "torch"]
+Part = Literal["", "trial", "pretended"]
+"""Of a child: all of it, or what a child of its own does of ``pretend_device`` (``torch_pretend_run``)."""
 
 
 class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +35,8 @@ class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """XLA's target config of the GPU as text; TPU compilers bring their own."""
     generation: str | None = None
     """What libtpu calls the TPU: ``v5e``."""
+    host_shape: tuple[int, ...] | None = None
+    """TPUs: chips of one host along x, y and z; None for libtpu's own, 2 x 2."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
     pretend_device: bool = False
     """PyTorch on NVIDIA: plan over tensors that claim to be on the target, where the installed torch can be made to."""
+    part: Part = ""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

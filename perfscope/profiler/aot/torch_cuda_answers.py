@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +160,10 @@ def on_host(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
 
+MOVES: list[Callable[[Any], None]] = []
+"""Told each tensor that the program asks for on ``cuda``, as it is there."""
+
+
 def _tensors_on_host() -> None:
     """What is asked for on ``cuda`` and would ask for its driver before a mode sees it."""
     tensor: Any = torch.Tensor
@@ -168,10 +172,14 @@ def _tensors_on_host() -> None:
 
     @functools.wraps(to)
     def moved(self: Any, *arguments: Any, **named: Any) -> Any:
-        return to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
+        there = to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
+        if not torch.compiler.is_compiling() and any(on_host(one) is not one for one in (*arguments, *named.values())):
+            for listener in MOVES:
+                listener(there)
+        return there
 
     def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
-        return to(self, "cpu", non_blocking=non_blocking, copy=True)
+        return moved(self, "cuda", non_blocking=non_blocking, copy=True)
 
     tensor.to, tensor.cuda = moved, to_cuda
     module.cuda = lambda self, *_: self.to("cuda")
@@ -182,7 +190,12 @@ def _tensors_on_host() -> None:
 def _made_on_host(original: Any) -> Any:
     @functools.wraps(original)
     def made(*arguments: Any, **named: Any) -> Any:
-        return original(*arguments, **{name: on_host(value) for name, value in named.items()})
+        here = {name: on_host(value) for name, value in named.items()}
+        there = original(*arguments, **here)
+        if not torch.compiler.is_compiling() and any(here[name] is not value for name, value in named.items()):
+            for listener in MOVES:
+                listener(there)
+        return there
 
     return made
 

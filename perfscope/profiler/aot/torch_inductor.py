@@ -53,16 +53,20 @@ class Planner:
         failed: Callable[[str], None],
         around: Callable[[], AbstractContextManager[None]],
         paused: Callable[[], AbstractContextManager[None]],
+        held: Callable[[int | None, list[Any]], AbstractContextManager[Callable[[Any], None]]],
         properties: object,
+        pretended: bool = False,
     ) -> None:
         """Take the listeners.
 
         ``called(number)``: a planned graph is run; ``failed(reason)``: one could not be planned; ``around()`` is
-        entered while inductor works, ``paused()`` while a graph runs in place of its kernels. ``properties``: what
-        inductor is told of the device; by the number of its cores it splits reductions.
+        entered while inductor works, ``paused()`` while a graph runs in place of its kernels. ``held(number, inputs)``
+        is around that run, which empties the inputs as the real one does; what it gives is told the results.
+        ``properties``: what inductor is told of the device; by the number of its cores it splits reductions.
         """
         self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
-        self._properties = properties
+        self._held = held
+        self._properties, self._pretended = properties, pretended
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
@@ -86,25 +90,17 @@ class Planner:
         import torch._functorch.config as functorch
         import torch._inductor.config as config
         import torch.utils._triton as triton
-        from torch._dynamo.device_interface import CpuInterface
         from torch._inductor import compile_fx, graph, scheduler
         from torch._inductor.codegen.triton import TritonScheduling
 
-        config.cpu_backend = "triton"
         config.fx_graph_cache = config.fx_graph_remote_cache = False
         dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
         config.compile_threads = 1
         functorch.enable_autograd_cache = False
         functorch.force_non_lazy_backward_lowering = True
-        properties = self._properties
-        CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
-        CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
         scheduler.has_triton = lambda: True
-        # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
-        # scalar of the CPU is no scalar of the host.
-        scheduler.BaseSchedulerNode.is_gpu = lambda node: True
-        scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
-        scheduler._is_gpu_triton_backend = lambda *_: True
+        if not self._pretended:
+            _host_as_device(self._properties)
         triton.triton_hash_with_backend = lambda: "0" * 64
         hooked = torch_compat.hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):
@@ -144,13 +140,12 @@ class Planner:
         import torch._inductor.config as config
         from torch.utils._python_dispatch import _disable_current_modes
 
-        _on_host(model)
+        if not self._pretended:
+            _on_host(model)
         with self._around(), _disable_current_modes(), config.patch(patches):
             return self._compile_fx(model, inputs, inner_compile=plan)
 
     def _plan(self, inner: Any, module: Any, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
-        from torch._functorch.aot_autograd import make_boxed_func
-
         before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
         self._saved = _saved(before)
@@ -163,13 +158,18 @@ class Planner:
             self._failed(f"{type(error).__name__}: {what[0] if what else ''}")
         results = _Results(before)
 
-        def run(*arguments: Any) -> Any:
+        def run(arguments: list[Any]) -> Any:
             if number is not None:
                 self._called(number)
-            with self._paused():
-                return results.of(arguments)
+            with self._paused(), self._held(number, arguments) as taken:
+                made = results.of(tuple(arguments))
+                taken(made)
+                arguments.clear()
+            return made
 
-        return make_boxed_func(run)
+        boxed: Any = run
+        boxed._boxed_call = True  # AOTAutograd then gives up what it has no other use for
+        return boxed
 
     def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
         key = (first.get_name(), second.get_name(), reason)
@@ -198,6 +198,22 @@ class Planner:
         raise _PlannedError(self._planned(scheduled))
 
 
+def _host_as_device(properties: object) -> None:
+    """Have inductor take tensors of the CPU for those of the device: with Triton, with its cores and its rules."""
+    import torch._inductor.config as config
+    from torch._dynamo.device_interface import CpuInterface
+    from torch._inductor import scheduler
+
+    config.cpu_backend = "triton"
+    CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
+    CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
+    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
+    # scalar of the CPU is no scalar of the host.
+    scheduler.BaseSchedulerNode.is_gpu = lambda node: True
+    scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
+    scheduler._is_gpu_triton_backend = lambda *_: True
+
+
 class _PlannedError(BaseException):
     """Ends inductor's work once the plan has been looked at. No ``Exception``, which inductor would wrap."""
 
@@ -207,18 +223,26 @@ class _PlannedError(BaseException):
 
 
 class _Results:
-    """What a planned graph gives back: fakes of the sizes it was traced with, or what its ops give, step by step."""
+    """What a planned graph gives back: fakes of the sizes it was traced with, or what its ops give, step by step.
+
+    Results that lie in one storage do so here; an input is given back as it is.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
         output = next(node for node in module.graph.nodes if node.op == "output")
-        self._known: list[tuple[Any, ...] | None] | None = []
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._places = {node: place for place, node in enumerate(inputs)}
+        given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
+        self._known: list[_Result | None] | None = []
         for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if node is None:
                 self._known.append(None)
             elif isinstance(value, torch.Tensor) and not _symbolic(value):
-                self._known.append((tuple(value.shape), tuple(value.stride()), value.dtype, places_in(node)))
+                storage = _storage(value)
+                part_of = None if storage is None else given.get(storage)
+                self._known.append(_Result(value, self._places.get(node), part_of, storage, places_in(node)))
             else:
                 self._known = None
                 break
@@ -226,14 +250,45 @@ class _Results:
     def of(self, arguments: tuple[Any, ...]) -> Any:
         if self._known is None:
             return self._module(*arguments)
-        return tuple(None if known is None else _made(*known) for known in self._known)
+        made: dict[int, Any] = {}
+        return tuple(None if known is None else known.made(made, arguments) for known in self._known)
 
 
-def _made(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, extent: int | None) -> Any:
-    tensor: Any = torch.empty_strided(shape, stride, dtype=dtype)
-    if extent is not None:
-        tensor._perfscope_values = extent
-    return tensor
+class _Result:
+    """One result: an input, a part of an input, or a part of a storage that is made."""
+
+    def __init__(self, value: Any, place: int | None, part_of: int | None, storage: int | None, extent: int | None):
+        self._layout = (tuple(value.shape), tuple(value.stride()), value.storage_offset())
+        self._dtype, self._device = value.dtype, value.device
+        self._place, self._part_of, self._storage, self._extent = place, part_of, storage, extent
+        self._elements = 0 if storage is None else value.untyped_storage().nbytes() // value.element_size()
+
+    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        if self._place is not None:
+            return arguments[self._place]
+        shape, stride, _ = self._layout
+        if self._storage is None:
+            tensor: Any = torch.empty_strided(shape, stride, dtype=self._dtype, device=self._device)
+        else:
+            if self._part_of is not None:
+                base = arguments[self._part_of]
+            else:
+                if self._storage not in made:
+                    made[self._storage] = torch.empty(self._elements, dtype=self._dtype, device=self._device)
+                base = made[self._storage]
+            with torch._C._AutoDispatchBelowAutograd():
+                base = base if base.dtype is self._dtype else base.view(self._dtype)
+                tensor = torch.as_strided(base, *self._layout)
+        if self._extent is not None:
+            tensor._perfscope_values = self._extent
+        return tensor
+
+
+def _storage(value: Any) -> int | None:
+    """Which storage a value lies in, as long as the graph it is of lives."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def _saved(module: Any) -> int:

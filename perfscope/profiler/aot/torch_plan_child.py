@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from perfscope.profiler.aot.torch_plan_file import TorchPlan
 
 
-def plan_program(request: Request, said: Said) -> None:
-    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
+def plan_program(request: Request, said: Said, notes: tuple[str, ...] = ()) -> None:
+    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be.
+
+    ``notes``: what is to be said of the plan beside its own.
+    """
     if request.target.platform != "gpu":
         raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
     try:
@@ -33,7 +36,7 @@ def plan_program(request: Request, said: Said) -> None:
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < (2, 12):
         raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
-    _Planning(request, said).run()
+    _Planning(request, said, notes).run()
 
 
 def capability_of(architecture: object) -> tuple[int, int]:
@@ -45,7 +48,7 @@ def capability_of(architecture: object) -> tuple[int, int]:
 class _Planning:
     """One program, from its first line to the file."""
 
-    def __init__(self, request: Request, said: Said) -> None:
+    def __init__(self, request: Request, said: Said, notes: tuple[str, ...]) -> None:
         import torch
 
         from perfscope.profiler.aot.torch_attention import AttentionRule
@@ -53,17 +56,25 @@ class _Planning:
         from perfscope.profiler.aot.torch_fake import FakeWorld
         from perfscope.profiler.aot.torch_heard import Heard
         from perfscope.profiler.aot.torch_inductor import Planner
+        from perfscope.profiler.aot.torch_memory_steps import PlannedMemory
         from perfscope.profiler.aot.torch_plan_kernels import KernelReader
         from perfscope.profiler.aot.torch_plan_steps import PlanSteps
 
-        self._torch, self._request, self._said = torch, request, said
+        self._torch, self._request, self._said, self._more = torch, request, said, notes
+        self.pretence = None
+        if request.pretend_device:
+            from perfscope.profiler.aot.torch_pretend import Pretence
+
+            self.pretence = Pretence()
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
         self._folder = Path(request.folder) / "plans"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
         target = request.target
-        self.world, self.attention = FakeWorld(None if request.module else Path(first)), AttentionRule()
+        pretended = request.pretend_device
+        self.world = FakeWorld(None if request.module else Path(first), pretended=pretended)
+        self.attention = AttentionRule(pretended=pretended)
         device = target.description.get("device")
         facts: dict[str, Any] = device if isinstance(device, dict) else {}
         capability = capability_of(facts.get("architecture"))
@@ -73,10 +84,12 @@ class _Planning:
             memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
             cores=int(facts.get("cores") or 0),
             capability=capability,
+            pretended=pretended,
         )
         self.heard = Heard(self.world.frames)
         self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.graphs: list[Any] = []
+        self.memory = PlannedMemory(self.world.frames, self.reader.place_of)
         self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
@@ -86,7 +99,9 @@ class _Planning:
             failed=self.failures.append,
             around=self.answers.hidden,
             paused=lambda: self.steps.paused(),
+            held=self.memory.graph,
             properties=self.answers.properties(),
+            pretended=pretended,
         )
         self.steps = PlanSteps(
             self._folder,
@@ -94,6 +109,7 @@ class _Planning:
             self.world.frames,
             compiles=lambda: bool(self.graphs or self.failures),
             backend=self.planner.backend,
+            memory=self.memory,
         )
 
     def run(self) -> None:
@@ -103,6 +119,8 @@ class _Planning:
         from perfscope.profiler.aot.torch_plan_file import write_plan
         from perfscope.profiler.aot.torch_plan_steps import EnoughSeenError
 
+        if self.pretence is not None:
+            self.pretence.install()
         self.planner.install()
         self.heard.install()
         self.attention.install()
@@ -112,6 +130,7 @@ class _Planning:
         self.steps.install()
         failure = None
         with self.world.mode:
+            self.memory.install()
             try:
                 run_program(self._request)
             except EnoughSeenError:
@@ -153,6 +172,7 @@ class _Planning:
 
     def _planned(self, scheduled: Scheduled) -> int:
         self.graphs.append(self.reader.graph(scheduled))
+        self.memory.planned(scheduled)
         return len(self.graphs) - 1
 
     def _called(self, number: int) -> None:
@@ -184,7 +204,7 @@ class _Planning:
             schema=SCHEMA,
             name=self._program,
             compiled_by="program" if steps.compiled_by == "program" else "perfscope",
-            way="cpu-triton",
+            way="cpu-triton" if self.pretence is None else "pretended-device",
             target=self._request.target.asked,
             versions=_versions(),
             graphs=graphs,
@@ -201,6 +221,7 @@ class _Planning:
             failure=failure,
             eager_file=steps.eager_file,
             outside_file=steps.outside_file,
+            memory=self.memory.found(),
         )
 
     def _not_covered(self, graphs: Any) -> list[str]:
@@ -216,7 +237,7 @@ class _Planning:
         return list(dict.fromkeys(found))
 
     def _notes(self) -> list[str]:
-        notes = ["planned, not measured: no kernel was compiled or run"]
+        notes = ["planned, not measured: no kernel was compiled or run", *self._more]
         notes += [
             f"scaled_dot_product_attention is written out in {count:,} calls: {path}"
             for path, count in sorted(self.attention.paths.items())

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from perfscope.profiler.aot.torch_memory_file import PlanMemory
 from perfscope.profiler.errors import DataError
 
 SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
@@ -215,6 +216,8 @@ class TorchPlan:
     """Beside this file: the ops of one whole step as they run eagerly (``perfscope.op_graph/1``)."""
     outside_file: Text | None = None
     """Beside this file: the ops of the planned step outside of its graphs (loss, optimizer ...)."""
+    memory: PlanMemory | None = None
+    """The most that a step holds at once; ``None``: a plan of an earlier perfscope."""
     fingerprint: Text = ""
     """Of graphs, breaks and recompilations: equal for equal plans. Versions and the target's name are not in it."""
 

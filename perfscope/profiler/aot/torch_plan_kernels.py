@@ -146,6 +146,11 @@ class KernelReader:
             return (self._called_at,)
         return tuple(found[line] for line in sorted(found))[:MAX_ROWS]
 
+    def place_of(self, origins: Iterable[Any]) -> PlanPlace | None:
+        """The line of the first of some nodes that has one."""
+        found = (self.place(one.meta.get("stack_trace")) for one in origins)
+        return next((place for place in found if place is not None), self._called_at)
+
     def place(self, stack: str | None) -> PlanPlace | None:
         """The innermost line of the user's in a stack trace as text."""
         for file, line, function in reversed(_FRAME.findall(stack or "")):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from perfscope.profiler import annotate
+from perfscope.profiler.aot.torch_memory_steps import PlannedMemory
 from perfscope.profiler.aot.torch_outside import OpRecorder
 from perfscope.profiler.aot.torch_plan_file import ALL_STEPS
 from perfscope.profiler.captures.op_graph_frames import Frames
@@ -34,9 +35,16 @@ class PlanSteps:
     """The recorder of a `StepFinder`. ``compiles()``: whether the program has compiled a graph by itself."""
 
     def __init__(
-        self, folder: Path, name: str, frames: Frames, *, compiles: Callable[[], bool], backend: Callable[..., Any]
+        self,
+        folder: Path,
+        name: str,
+        frames: Frames,
+        *,
+        compiles: Callable[[], bool],
+        backend: Callable[..., Any],
+        memory: PlannedMemory,
     ) -> None:
-        self._folder, self._name, self._frames = folder, name, frames
+        self._folder, self._name, self._frames, self._memory = folder, name, frames, memory
         self._compiles, self._backend = compiles, backend
         self._hooks = Hooks()
         self._finder = StepFinder(CaptureOptions(warmup=1, quiet=True), self, self._hooks.forget)
@@ -84,6 +92,7 @@ class PlanSteps:
             self._first = number
         self._number = number
         what = number - self._first
+        self._memory.begin()
         if what == EAGER:
             self.decide()
             torch.compiler.set_stance("force_eager")
@@ -99,6 +108,7 @@ class PlanSteps:
         """A step ended."""
         self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
         what = self._number - self._first
+        self._memory.end(self._hooks.optimizers, eager=what == EAGER)
         if what == EAGER:
             self.eager_file = self._close()
         elif what == PLANNED:

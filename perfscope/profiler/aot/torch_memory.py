@@ -1,0 +1,315 @@
+"""Counts the device memory of a program that runs with fake tensors: each storage as it is made and as it is freed.
+
+A storage of a fake tensor has its size and no bytes. Torch keeps one Python object a storage for as long as it lives,
+so a weak reference to it dates its end. What an op allocates inside and frees again is not seen, nor are libraries'
+workspaces. Where the program moves tensors to ``cuda``, only what is made or moved there counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfscope.profiler.aot.torch_cuda_answers import MOVES
+from perfscope.profiler.aot.torch_memory_file import StepPhase
+from perfscope.profiler.captures.op_graph import _insert_lowest as insert_lowest
+from perfscope.profiler.captures.op_graph_frames import Frames
+
+Place = tuple[str | None, int | None, str | None]
+"""(file, line, function) of the user's."""
+NOWHERE: Place = (None, None, None)
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One storage, or one buffer inside of a planned graph."""
+
+    bytes: int
+    op: str = ""
+    phase: StepPhase = "other"
+    place: Place = NOWHERE
+    born: int = -1
+    """Number of the op that made it."""
+    died: int | None = None
+    """Number of the op before which it was freed."""
+    node: int = -1
+    """Autograd's number of the node that made it in a backward."""
+    device: bool = False
+    """Made or moved to the device by the program's own words."""
+    touched: int = -1
+    """Number of the last op that had it."""
+    category: str | None = None
+    """Where the program itself says: ``parameter``, ``gradient``, ``optimizer_state``."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class GraphCall:
+    """A run of a planned graph: its own buffers come and go between what is there before and after."""
+
+    number: int
+    inputs: tuple[Block | None, ...]
+    given_up: frozenset[int]
+    """Inputs (by their place) that nobody else holds: the graph frees them after their last use."""
+    outputs: tuple[Block | None, ...]
+    phase: StepPhase
+
+
+Event = tuple[str, Block] | tuple[str, GraphCall]
+"""``born``, ``died`` or ``graph``."""
+
+
+class _Watch(ref[Any]):
+    __slots__ = ("address", "block")
+
+    address: int
+    block: Block
+
+
+class MemoryLedger:
+    """All storages of a process from now on. ``start()`` and ``take()`` around a step give its events in order."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._watches: dict[int, _Watch] = {}
+        self._events: list[Event] | None = None
+        self._held: list[Block] = []
+        self._parameters: dict[int, ref[Any]] = {}
+        """By ``id``: tensors compare by value."""
+        self._lines: dict[int, Place] = {}
+        self._upcoming = 0
+        self._phase: StepPhase = "other"
+        self.ops = self.first = 0
+        self.names_device = False
+        """Whether the program ever said ``cuda``: then what it made elsewhere is the host's."""
+        self.backward_began: list[int] = []
+        """Numbers of the ops of this step with which a backward pass began."""
+        self.joins: list[tuple[Block, Block]] = []
+        """(sum, first summand) of gradients that the engine would add up in place if nobody looked."""
+        self.mode: Any = None
+
+    def install(self) -> None:
+        """Look at every op from now on."""
+        self.mode = _MemoryMode(self)
+        insert_lowest(self.mode)
+        MOVES.append(self.moved)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._held = [watch.block for watch in list(self._watches.values()) if watch() is not None]
+        self._events, self.backward_began, self.joins = [], [], []
+        self.first = self.ops
+
+    def take(self, optimizers: Any) -> tuple[list[Block], list[Event]]:
+        """(what was there when the step began, what happened since); the step is over."""
+        events, self._events = self._events or [], None
+        self._name(optimizers)
+        held, self._held = self._held, []
+        return held, events
+
+    def block_of(self, tensor: Any) -> Block | None:
+        """The block that a tensor lies in, if it was seen."""
+        thing = _storage(tensor)
+        watch = None if thing is None else self._watches.get(id(thing))
+        return watch.block if watch is not None and watch() is thing else None
+
+    def moved(self, tensor: Any) -> None:
+        """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
+        self.names_device = True
+        block = self.block_of(tensor)
+        if block is not None and not block.device:
+            block.device, block.bytes = True, min(block.bytes, int(tensor.numel() * tensor.element_size()))
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+        sources, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        said = any(map(_is_device, (*args, *kwargs.values())))
+        self.names_device = self.names_device or said
+        known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
+        for block in known:
+            block.touched = self.ops
+        for tensor in sources:
+            if isinstance(tensor, torch.nn.Parameter):
+                self._parameters[id(tensor)] = ref(tensor)
+        on_device = said or any(block.device for block in known)
+        phase, place, node = self._context(sources)
+        for tensor in results:
+            block = self.block_of(tensor)
+            if block is None:
+                block = self._made(tensor, str(func), phase, place, node)
+                if block is None:
+                    continue
+                block.device = on_device or tensor.device.type == "cuda"
+                self.names_device = self.names_device or block.device
+                if phase == "backward" and str(func) == "aten.add.Tensor" and known:
+                    self._join(block, known[0])
+        self.ops += 1
+
+    @contextmanager
+    def graph(
+        self, number: int | None, arguments: list[Any], makers: Sequence[Block | None]
+    ) -> Iterator[Callable[[Any], None]]:
+        """Around the run of a planned graph; ``arguments`` are emptied by who runs it. It gives what takes the results.
+
+        ``makers``: by place of a result the buffer of the graph that it is.
+        """
+        inputs = tuple(self.block_of(one) if isinstance(one, torch.Tensor) else None for one in arguments)
+        for block in inputs:
+            if block is not None:
+                block.touched = self.ops
+        at = None if self._events is None else len(self._events)
+        outputs: list[Block | None] = []
+
+        def taken(results: Any) -> None:
+            for index, one in enumerate(results or ()):
+                block = self.block_of(one) if isinstance(one, torch.Tensor) else None
+                maker = makers[index] if index < len(makers) else None
+                if block is not None and block not in inputs:
+                    block.device = True
+                    if maker is not None:
+                        block.op, block.place = maker.op, maker.place
+                outputs.append(block)
+
+        yield taken
+        if at is None or self._events is None:
+            return
+        since = self._events[at:]
+        gone = {id(one) for what, one in since if what == "died"}
+        freed = frozenset(place for place, block in enumerate(inputs) if block is not None and id(block) in gone)
+        call = GraphCall(
+            number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs),
+            phase=self._phase,
+        )  # fmt: skip
+        # Here results are made before inputs are given up; the graph's own events say how it is.
+        self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
+
+    def _made(self, tensor: Any, op: str, phase: StepPhase, place: Place, node: int) -> Block | None:
+        thing = _storage(tensor)
+        if thing is None:
+            return None
+        block = Block(int(thing.nbytes()), op, phase, place, self.ops, None, node, touched=self.ops)
+        watch = _Watch(thing, self._gone)
+        watch.address, watch.block = id(thing), block
+        self._watches[watch.address] = watch
+        if self._events is not None:
+            self._events.append(("born", block))
+        return block
+
+    def _gone(self, watch: Any) -> None:
+        block: Block = watch.block
+        block.died = self.ops
+        if self._watches.get(watch.address) is watch:
+            del self._watches[watch.address]
+        if self._events is not None:
+            self._events.append(("died", block))
+
+    def _join(self, total: Block, first: Block) -> None:
+        if first.bytes == total.bytes and first.phase == "backward" and first.node != total.node and first is not total:
+            self.joins.append((total, first))
+
+    def _context(self, sources: list[Any]) -> tuple[StepPhase, Place, int]:
+        site = self._frames.site(sys._getframe(2))
+        here: Place = (site.file, site.line, site.function)
+        upcoming = torch._C._autograd._get_sequence_nr()
+        created, self._upcoming = range(self._upcoming, upcoming), upcoming
+        node = torch._C._current_autograd_node()
+        number = -1
+        if node is not None or torch._C._current_graph_task_id() != -1 or site.engine_before_user:
+            phase: StepPhase = "backward"
+            again = site.checkpoint and torch.is_grad_enabled()
+            if node is not None and not again:
+                number = int(node._sequence_nr())
+                if site.file is None or site.engine_before_user:
+                    here = self._lines.get(number, here)
+        elif site.optimizer_before_user or (site.optimizer and not torch.is_grad_enabled()):
+            phase = "optimizer"
+        elif len(created) or any(tensor.requires_grad for tensor in sources):
+            phase = "forward"
+        else:
+            phase = "forward" if self._phase == "forward" and _in_module(site) else "other"
+        for one in created:
+            self._lines[one] = here
+        if phase == "backward" and self._phase != "backward":
+            self.backward_began.append(self.ops)
+        if self._phase == "backward" and phase != "backward":
+            self._grads()
+            self._lines.clear()
+        self._phase = phase
+        return phase, here, number
+
+    def _grads(self) -> None:
+        """What lies in ``.grad`` now are gradients, and what they are of parameters."""
+        for key, held in list(self._parameters.items()):
+            parameter = held()
+            if parameter is None:
+                del self._parameters[key]
+                continue
+            self._call(parameter, "parameter")
+            self._call(parameter.grad, "gradient")
+
+    def _name(self, optimizers: Any) -> None:
+        self._grads()
+        for optimizer in list(optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._call(parameter, "parameter")
+                    self._call(parameter.grad, "gradient")
+            for tensor in _tensors(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
+                self._call(tensor, "optimizer_state")
+
+    def _call(self, tensor: Any, category: str) -> None:
+        block = None if tensor is None else self.block_of(tensor)
+        if block is not None and block.category is None:
+            block.category = category
+
+
+class _MemoryMode(TorchDispatchMode):  # type: ignore[misc]
+    """Tells the ledger of each op."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            self._ledger.seen(func, args, kwargs or {}, result)
+        return result
+
+
+def _in_module(site: Any) -> bool:
+    return bool(site.function and site.function.endswith(("forward", "__call__")))
+
+
+def _is_device(thing: Any) -> bool:
+    return isinstance(thing, torch.device) and thing.type == "cuda"
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))
+
+
+def _storage(tensor: Any) -> Any:
+    """Of a dense tensor; sparse and opaque ones have none that has a size."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
