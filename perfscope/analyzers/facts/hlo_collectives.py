@@ -146,9 +146,14 @@ def _operand_bytes(computation: Computation, start: Instruction) -> int:
 def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> Blocks | None:
     if not split:
         return "never split into start and done"
-    if any(_is_sync(one) for one in (start, op)):
+    if _is_sync(start) or _is_sync(op):
         return "marked synchronous"
     return None if beside else "nothing scheduled beside it"
+
+
+def is_marked(found: Collective) -> bool:
+    """Whether XLA:GPU marked it to run in line with everything else, whether or not it is split."""
+    return _is_sync(found.start) or _is_sync(found.op)
 
 
 def _is_sync(one: Instruction) -> bool:

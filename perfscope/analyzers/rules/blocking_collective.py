@@ -9,7 +9,11 @@ How it is found:
     marked it synchronous (`collective_backend_config.is_sync`: start and done are there, the thunk runs
     as one), or if nothing that computes is scheduled between its start and its done. For each it is
     looked for work in the same computation that neither feeds the collective nor needs its result:
-    that could run beside it. Bytes are the larger of operands and result, times the trip counts of the
+    that could run beside it. Why it blocks follows from how the platform splits: XLA:GPU splits every kind
+    of any size, and runs in line what it found nothing to put beside, or what a flag names. libtpu leaves
+    all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (and all-reduces, with the
+    flags) beside matrix products alone, and divides no reduce-scatter, at any size that was tried
+    (`facts/hlo_collective_cause.py`). Bytes are the larger of operands and result, times the trip counts of the
     loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
     The device waits for the time that was measured while nothing else ran on it; for a program alone, for
     the bytes it sends over all links of the device, a lower bound (between nodes it takes longer); of a program
@@ -21,20 +25,31 @@ How it is found:
     every collective is synchronous, is not judged, nor one without a schedule.
 
 Fix:
-    Give the scheduler something to move between start and done, and allow it to::
+    By cause, which each finding names. Independent work is there: on GPUs, allow the scheduler to move it::
 
         XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"
 
-    In a loop over layers only the layer itself is there to overlap with: unroll it
-    (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather runs beside this one's matmuls.
-    A collective whose result the very next op needs can be split by hand: `jax.shard_map` over half of
-    the batch at a time, or `collective_permute` rings that multiply while they pass blocks on.
+    A kind was turned off: take it out of `--xla_gpu_disable_async_collectives`. On TPUs, where no
+    all-reduce or all-to-all is divided by default::
+
+        jax.jit(step, compiler_options={
+            "xla_enable_async_all_reduce": "true",
+            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+            "xla_tpu_enable_async_all_to_all": "true",
+        })
+
+    Nothing is independent (on TPUs: no matrix product): in a loop over layers only the layer itself is there
+    to overlap with. Unroll it (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather runs beside
+    this one's matmuls. A collective whose result the very next op needs can be split by hand: `jax.shard_map`
+    over half of the batch at a time, or `collective_permute` rings that multiply while they pass blocks on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from perfscope.analyzers.facts.finding_spans import spans_of_parts
+from perfscope.analyzers.facts.hlo_collective_cause import cause_of, remedy
 from perfscope.analyzers.facts.hlo_collective_time import collective_time, overlap_parts, waiting_part
 from perfscope.analyzers.facts.hlo_collectives import (
     MOST_SEARCHED,
@@ -120,7 +135,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         cost_bytes=moved,
         where=where,
         evidence=tuple(_rows(trace, members, free)),
-        advice=_advice(kind, members, could),
+        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
+        advice=_advice(trace, kind, members, free),
     )
 
 
@@ -160,6 +176,7 @@ def _rows(
             "collective": one.start.name,
             "program": one.module.name,
             "because": one.blocks,
+            "cause": cause_of(trace, one, beside) if id(one) in free else None,
             "from": one.op.op_name[-120:] or one.start.op_name[-120:] or None,
             "moved_bytes": one.bytes,
             "times": one.runs.times,
@@ -173,20 +190,10 @@ def _rows(
         }
 
 
-def _advice(kind: str, members: list[Collective], could: int) -> str:
-    said = []
-    if could:
-        said.append(
-            "Let the scheduler move the independent work between start and done: "
-            'XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it.'
-            if members[0].module.platform == "gpu"
-            else "Let the scheduler move the independent work between start and done."
-        )
-    if could < len(members):
-        said.append(
-            "Where nothing is independent, make it so: jax.lax.scan(..., unroll=2) puts the next layer beside this "
-            "one; two half batches let one compute while the other communicates."
-        )
+def _advice(trace: Trace, kind: str, members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> str:
+    """What changes each cause, that of the largest first."""
+    causes = dict.fromkeys(cause_of(trace, one, free[id(one)]) for one in members if id(one) in free)
+    said = [remedy(members[0], cause) for cause in causes]
     if kind in ("all-to-all", "collective-permute"):
         said.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
     return " ".join(said)

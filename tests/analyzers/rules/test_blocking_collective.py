@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_collectives import collectives_of, independent_work
+from perfscope.analyzers.facts.hlo_collective_cause import cause_of
+from perfscope.analyzers.facts.hlo_collectives import collectives, collectives_of, independent_work
 from perfscope.analyzers.finding import Outcome
+from perfscope.analyzers.load import load_one
 from perfscope.analyzers.rules import load_rule
 from tests.build import EVERYTHING, TraceBuilder
+from tests.conftest import REPOSITORY
 from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace
 
 RULE = load_rule("blocking_collective")
 
+TWELVE = 'backend_config={"known_trip_count":{"n":"12"}}'
 SYNC = 'backend_config={"operation_queue_id":"0","collective_backend_config":{"is_sync":true}}'
 META = 'metadata={op_name="jit(step)/dot_general" source_file="/home/me/train.py" source_line=7}'
 
@@ -106,6 +110,84 @@ def test_with_a_recording_only_what_nothing_hides_counts():
 def test_marked_synchronous_blocks_whatever_lies_between():
     (finding,) = _judge(gather(config=SYNC, beside=True)).findings
     assert finding.evidence[0]["because"] == "marked synchronous"
+    assert finding.evidence[0]["cause"] == "turned off by a flag"
+    assert "take ALLGATHER out of --xla_gpu_disable_async_collectives" in finding.advice
+    assert "latency_hiding" not in finding.advice
+
+
+def test_marked_with_nothing_between_is_the_schedulers_choice():
+    (finding,) = _judge(gather(config=SYNC)).findings
+    assert finding.evidence[0]["cause"] == "independent work was left elsewhere"
+    assert "latency_hiding" in finding.advice
+    assert "disable_async" not in finding.advice
+
+
+@pytest.mark.parametrize(("config", "cause"), [(GPU, "nothing independent near it"), (SYNC, "turned off by a flag")])
+def test_one_op_on_a_gpu_was_joined_again_or_marked_by_a_flag(config: str, cause: str):
+    (finding,) = _judge(LOOP.replace(GPU, config).replace("KNOWN", TWELVE)).findings
+    assert (finding.evidence[0]["because"], finding.evidence[0]["cause"]) == ("never split into start and done", cause)
+
+
+TPU = """
+%cond (p: (s32[], f32[262144], f32[512,512])) -> pred[] {
+  %p = (s32[], f32[262144]{0:T(1024)}, f32[512,512]{1,0:T(8,128)}) parameter(0)
+  ROOT %lt = pred[]{:T(512)} constant(true)
+}
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[]{:T(128)} parameter(0)
+  %y = f32[]{:T(128)} parameter(1)
+  ROOT %s = f32[]{:T(128)} add(%x, %y)
+}
+ENTRY %main (v: f32[262144], w: f32[512,512]) -> (f32[262144], f32[512,512]) {
+  %v = f32[262144]{0:T(1024)} parameter(0)
+  %w = f32[512,512]{1,0:T(8,128)} parameter(1)
+  %sum = f32[262144]{0:T(1024)} KIND(%v), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %work = f32[512,512]{1,0:T(8,128)} WORK
+  ROOT %t = (f32[262144]{0:T(1024)}, f32[512,512]{1,0:T(8,128)}) tuple(%sum, %work)
+}
+"""
+PRODUCT = "convolution(%w, %w), dim_labels=bf_io->bf"
+
+
+@pytest.mark.parametrize(
+    ("kind", "work", "cause", "said"),
+    [
+        ("all-reduce", PRODUCT, "off unless flags say otherwise",
+         "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
+        ("all-reduce", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
+        ("all-reduce", "copy(%w)", "nothing independent near it", "unroll=2"),
+        ("all-gather", PRODUCT, "independent work was left elsewhere", "hides it by default"),
+        ("all-gather", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
+        ("all-to-all", "tanh(%w)", "off unless flags say otherwise", '"xla_tpu_enable_async_all_to_all": "true"'),
+        ("reduce-scatter", PRODUCT, "no flag divides it", "no flag that changes it is known"),
+    ],
+)  # fmt: skip
+def test_what_a_tpu_leaves_one_op_has_its_own_cause(kind: str, work: str, cause: str, said: str):
+    text = TPU.replace("KIND", kind).replace("WORK", work)
+    if kind not in ("all-reduce", "reduce-scatter"):
+        text = text.replace(", to_apply=%add", ", dimensions={0}")
+    (finding,) = _judge(text).findings
+    assert finding.evidence[0]["cause"] == cause
+    assert said in finding.advice
+    assert "xla_gpu" not in finding.advice
+    if kind != "all-reduce":
+        assert "xla_enable_async_all_reduce" not in finding.advice
+
+
+def test_the_causes_of_recorded_programs():
+    """Compiled again with the flags, `all-to-all` is split and one `all-reduce` beside a product is divided."""
+    trace = load_one(REPOSITORY / "fixtures" / "programs-v5e" / "transformer-sharding")
+    found: dict[str, set[str]] = {}
+    for one in trace.fact(collectives):
+        found.setdefault(one.kind, set()).add(cause_of(trace, one, independent_work(one)))
+    assert found == {
+        "all-gather": {"no matrix product near it", "independent work was left elsewhere"},
+        "all-reduce": {"no matrix product near it", "off unless flags say otherwise"},
+        "all-to-all": {"off unless flags say otherwise"},
+    }
+    trace = load_one(REPOSITORY / "fixtures" / "programs-h100" / "transformer-sharding")
+    blocking = [one for one in trace.fact(collectives) if one.blocks]
+    assert {cause_of(trace, one, independent_work(one)) for one in blocking} == {"independent work was left elsewhere"}
 
 
 def test_work_between_start_and_done_is_clean():
@@ -152,7 +234,7 @@ ENTRY %main (a: (s32[], f32[65536])) -> (s32[], f32[65536]) {
 
 
 def test_a_loop_multiplies_and_an_unknown_trip_count_is_a_lower_bound():
-    known = _judge(LOOP.replace("KNOWN", 'backend_config={"known_trip_count":{"n":"12"}}')).findings[0]
+    known = _judge(LOOP.replace("KNOWN", TWELVE)).findings[0]
     assert (known.cost_bytes, known.evidence[0]["times"]) == (12 * 65536 * 4, 12)
     assert known.evidence[0]["because"] == "never split into start and done"
     assert (known.evidence[0]["group_size"], known.evidence[0]["groups"]) == (2, 2)
