@@ -14,6 +14,7 @@ TITLE = "Findings"
 VIEW = "findings"
 
 LABEL_CHARS = 60
+HOW = {"piece": "", "line": "events of its line: ", "name": "events of its op or kernel: "}
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
@@ -37,7 +38,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> Any:
-    links: list[Any] = []
+    links: list[Any] = [HOW[row["how"]]] if row["at"] else []
     for piece in row["at"]:
         href = asked.link("timeline", mark=piece["mark"], finding=str(place))
         links += [html.A(piece["said"], href=href), " · "]
@@ -47,6 +48,10 @@ def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> 
         links += [html.A(html.Code(label), href=href), " "]
     links = links[:-1] if row["at"] and not row["find"] else links
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
+    if row["none"]:
+        shown.append(html.Div(f"no piece of time: {row['none']}", className="ps-look"))
+    if row["memory"]:
+        shown.append(html.Div(dcc.Link("memory over time", href=asked.link("memory")), className="ps-look"))
     card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
     named = html.H2(f"Finding {place + 1}: {row['rule']}", className="ps-hidden")
     return html.Div([named, Fragment(html=card), *shown], className="ps-finding")

@@ -183,6 +183,12 @@ def load(folder: Path) -> Index:
     return Index(lanes=tuple(Lane(**lane) for lane in lanes), **arrays)
 
 
+def events_kept(folder: Path) -> int | None:
+    """Events of the index that is kept in ``folder``; None: there is none."""
+    file = folder / "start.npy"
+    return len(np.load(file, mmap_mode=_mode(file))) if file.is_file() else None
+
+
 def _mode(path: Path) -> Any:
     """An empty array cannot be mapped."""
     return "r" if path.stat().st_size > 128 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,27 +62,41 @@ def marks(job: Job) -> list[dict[str, Any]]:
     ``how``: ``piece``, as the rule says; ``line`` or ``name``: events of its line, or of the kernel or op it names,
     those that take longest. Times are texts: a browser's numbers do not hold them.
     """
-    known = numbers(job.analysis.sources, job.gathered)
-    events = [_Events(one) for one in job.gathered if one.held["events"]]
-    found = []
-    for place, (row, finding) in enumerate(ordered(job)):
+    return [
+        {
+            "finding": place,
+            "rule": one.row.rule,
+            "title": (one.row.title + one.row.on_ranks).replace("`", ""),
+            "severity": one.row.severity,
+            "gain": one.row.gain,
+            "known_by": one.row.known_by,
+            "how": one.how,
+            "spans": [[trace, str(start), str(end)] for trace, start, end in one.spans],
+        }
+        for place, one in enumerate(marked(job, [one for one in job.gathered if one.held["events"]]))
+        if one.spans
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """A finding and where it shows in time. ``how``: as of `marks`."""
+
+    row: FindingRow
+    finding: Finding
+    how: str
+    spans: Sequence[tuple[int, int, int]]
+    """(trace, start, end), the costliest or longest first; none: nothing recorded is of it."""
+
+
+def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
+    """All findings as pages number them. ``indexed``: traces with events, their place that of the timeline's index."""
+    known, events = numbers(job.analysis.sources, job.gathered), [_Events(one) for one in indexed]
+    for row, finding in ordered(job):
         how, spans = "piece", spans_in(finding, known)
         if not spans:
             how, spans = _by_place(finding, events)
-        if spans:
-            found.append(
-                {
-                    "finding": place,
-                    "rule": row.rule,
-                    "title": (row.title + row.on_ranks).replace("`", ""),
-                    "severity": row.severity,
-                    "gain": row.gain,
-                    "known_by": row.known_by,
-                    "how": how,
-                    "spans": [[trace, str(start), str(end)] for trace, start, end in spans],
-                }
-            )
-    return found
+        yield Marked(row=row, finding=finding, how=how, spans=spans)
 
 
 class _Events:

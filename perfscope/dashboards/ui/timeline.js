@@ -135,6 +135,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     resize() {
       const ratio = window.devicePixelRatio || 1;
       this.width = Math.max(this.root.clientWidth, 320);
+      draw.room(this.width);
       const most = this.linked() ? Math.max(window.innerHeight * HALF, 200) : Math.max(window.innerHeight - this.canvas.getBoundingClientRect().top - 190, 260);
       this.shown = Math.min(this.height + draw.RULER + 4, most);
       this.canvas.style.height = `${this.shown}px`;

@@ -3,7 +3,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
 
-  const RULER = 26, GUTTER = 196, ROW = 17, HEAD = 22, COUNTER = 46;
+  const RULER = 26, ROW = 17, HEAD = 22, COUNTER = 46, NARROW = 600;
+  let GUTTER = 196;
 
   // By category of dashboards/timeline/palette.py, which the server names; light and dark.
   let colors_of = { light: [], dark: [] };
@@ -152,5 +153,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     return null;
   }
 
-  ui.draw = { RULER, GUTTER, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, ruler, tile, box_at };
+  // Room for names: a phone has less of it.
+  function room(width) { GUTTER = width < NARROW ? 112 : 196; ui.draw.GUTTER = GUTTER; }
+
+  ui.draw = { RULER, GUTTER, room, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, ruler, tile, box_at };
 })(window.perfscope_ui);

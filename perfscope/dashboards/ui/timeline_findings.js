@@ -98,7 +98,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const t0 = this.wire.relative(trace, parts[2]), t1 = this.wire.relative(trace, parts[3]);
       if (!(t1 >= t0)) return;
       this.area = { t0, t1: Math.max(t1, t0 + 1), trace: parts[1] ? trace : null };
-      if (!this.props.at.t0) this.fit(this.area);
+      if (!this.props.at.t0) this.around(this.area);
       const one = trace.found.find((each) => String(each.finding.finding) === number);
       const at = one ? one.spans.findIndex((span) => span.start === t0 && span.ns === t1 - t0) : -1;
       if (at >= 0) {
@@ -108,6 +108,12 @@ window.perfscope_ui = window.perfscope_ui || {};
         this.reveal((row) => row.trace === trace, null);
         this.table(this.area);
       }
+    },
+
+    // A piece in the middle third: what comes before it and behind it is half of what it says.
+    around({ t0, t1 }) {
+      const span = t1 - t0;
+      this.fit({ t0: Math.max(t0 - span, Math.min(t0, this.whole.t0)), t1: Math.min(t1 + span, Math.max(t1, this.whole.t1)) });
     },
 
     mark_word() {

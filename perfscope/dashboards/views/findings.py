@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from perfscope.analyzers.finding import Finding
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.html_findings import finding_card
 from perfscope.dashboards.reports.html_report import not_flagged
 from perfscope.dashboards.reports.summary import FindingRow, summarize
-from perfscope.dashboards.timeline.marks import numbers, ordered
+from perfscope.dashboards.timeline.index import events_kept
+from perfscope.dashboards.timeline.marks import marked, numbers
 from perfscope.dashboards.views import Job, Place
+from perfscope.dashboards.views._unplaced import is_of_memory, why_unplaced
 
 MOST_PIECES = 6
 """Of a finding, that it links to; the timeline itself has all that the rule names."""
@@ -26,17 +29,28 @@ def gather(trace: Trace, place: Place) -> None:
 def view(job: Job) -> dict[str, Any]:
     """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
 
-    A piece has ``mark`` for the address of the timeline, and what it is in words (``said``).
+    A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
+    `timeline.marks`. ``none``: why there is none.
     """
-    summary, known = summarize(job.analysis), numbers(job.analysis.sources, job.gathered)
+    summary = summarize(job.analysis)
+    beside = job.folder.parent / "timeline"  # made before any view is written
+    placed = [replace(one, place=replace(one.place, folder=beside / str(one.place.number))) for one in job.gathered]
+    events = [events_kept(one.place.folder) for one in placed]
+    indexed = [one for one, held in zip(placed, events, strict=True) if held]
+    empty = all(held == 0 for held in events)
     rows = [
         {
-            "rule": row.rule,
-            "html": finding_card(row, opened=at == 0),
-            "at": _pieces(job, finding, known),
-            "find": _names(row),
+            "rule": one.row.rule,
+            "html": finding_card(one.row, opened=at == 0),
+            "at": [] if empty else _pieces(job, one.spans),
+            "how": one.how,
+            "none": ""
+            if one.spans and not empty
+            else why_unplaced(job.analysis, one.row, one.finding, anything=not empty),
+            "memory": is_of_memory(one.row),
+            "find": [] if empty else _names(one.row),
         }
-        for at, (row, finding) in enumerate(ordered(job))
+        for at, one in enumerate(marked(job, indexed))
     ]
     return {
         "findings": rows,
@@ -45,15 +59,15 @@ def view(job: Job) -> dict[str, Any]:
     }
 
 
-def _pieces(job: Job, finding: Finding, known: dict[int, int]) -> list[dict[str, str]]:
+def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, str]]:
     starts, sources = job.analysis.starts_ns, job.analysis.sources
+    place_of = {number: place for place, number in numbers(sources, job.gathered).items()}
     found = []
-    for span in [one for one in finding.spans if one.source in known][:MOST_PIECES]:
-        rank = sources[span.source].rank
-        since = format_ns(span.start_ns - starts[span.source])
-        said = f"{format_ns(span.end_ns - span.start_ns)}, {since} behind the start"
+    for number, start, end in spans[:MOST_PIECES]:
+        rank, since = sources[place_of[number]].rank, start - starts[place_of[number]]
+        said = f"{format_ns(end - start)}, {format_ns(abs(since))} {'behind' if since >= 0 else 'before'} the start"
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
-        found.append({"mark": f"{known[span.source]}:{span.start_ns}-{span.end_ns}", "said": said + whose})
+        found.append({"mark": f"{number}:{start}-{end}", "said": said + whose})
     return found
 
 

@@ -1,0 +1,41 @@
+"""Why a finding shows nowhere on the timeline, in words."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.engine import Analysis
+from perfscope.analyzers.finding import NOWHERE, Finding
+from perfscope.dashboards.reports.summary import OF_MEMORY, FindingRow
+from perfscope.dashboards.views._planned import told_of
+
+
+def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anything: bool) -> str:
+    """The reason, as the end of a sentence. ``anything``: some event of the recording has a time."""
+    programs = analysis.sources and all(source.programs is not None for source in analysis.sources)
+    if told_of(analysis) or (programs and not anything):
+        return "compiled program: nothing ran"
+    if is_of_memory(row):
+        return _of_memory(analysis)
+    if not anything:
+        return "no event with a time was recorded"
+    if finding.where == NOWHERE:
+        return "it is about the recording as a whole"
+    return "no recorded event is of its line, module, op, kernel or instruction"
+
+
+def is_of_memory(row: FindingRow) -> bool:
+    """Whether its rule is about memory that is held, which a page of its own shows over time."""
+    return row.rule.replace("-", "_") in OF_MEMORY
+
+
+def _of_memory(analysis: Analysis) -> str:
+    held = [entry.worst for entry in analysis.memory.entries]
+    timed = [one for one in held if one.space != "program"]
+    if not timed:
+        return "its memory is that of a compiled program, which counts instructions and no time"
+    if any("detail pass" in one.known_from for one in timed):
+        return "its memory was recorded in the detail pass, behind the steps that the timeline shows"
+    if all(one.axis == "event" for one in timed):
+        return "its memory was recorded by the order of its events, without times"
+    if all(one.first == one.last for one in timed):
+        return "one moment of its memory was recorded"
+    return "nothing but memory was recorded"
