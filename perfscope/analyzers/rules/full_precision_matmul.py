@@ -22,6 +22,10 @@ How it is found:
     products whose 16-bit operands the CPU backend itself widened are not, nor is float64 where most of the
     program's products are in it.
 
+    In planned PyTorch programs (`perfscope compile`) by the dtype of each product's operands and by what
+    `torch.set_float32_matmul_precision` was told. The saving is modelled: arithmetic at the float32 peak, or
+    bytes through memory, less the same in the fast precision.
+
 Fix:
     With TF32 (10 bits of mantissa in the operands, float32 sums), one line before the model runs::
 
@@ -50,6 +54,7 @@ from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.hlo_precision_findings import program_findings
 from perfscope.analyzers.facts.kernel_class import matmul_precision
 from perfscope.analyzers.facts.op_signature import input_tensors
+from perfscope.analyzers.facts.plan_precision import precision_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
@@ -131,6 +136,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         spans=worst_spans(starts, ends, ends - starts),
         advice=_advice(device),
     )
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for all float32 products of a planned step, with modelled time."""
+    return precision_findings(trace, least=MIN_SHARE, advice=_advice)
 
 
 def _untold(trace: Trace) -> bool:

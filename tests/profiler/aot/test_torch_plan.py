@@ -156,7 +156,7 @@ def test_defaults_are_those_of_a_gpu(tmp_path: Path) -> None:
     (optimizer,) = load_rule("unfused_optimizer").plan(trace)  # type: ignore[misc]
     assert optimizer.subject == "AdamW with foreach"
     assert [read.times for read in held.plan.made_up if read.what == "item"] == [1]
-    assert list(load_rule("host_sync").plan(trace)) == []  # type: ignore[misc,arg-type]
+    assert list(load_rule("host_sync").plan(trace)) == []  # type: ignore[misc]
 
 
 def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:
