@@ -131,6 +131,8 @@ def browser() -> Iterator[Any]:
 def tab(browser: Any) -> Iterator[Tab]:
     """A fresh tab at 1280 px with no cookies."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_navigation_timeout(PATIENCE_MS)
     page = context.new_page()
     held = Tab(page)
     page.on("console", lambda line: held.wrong.append(line.text) if line.type in ("error", "warning") else None)

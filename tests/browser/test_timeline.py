@@ -75,7 +75,7 @@ def _click_lane(tab: Tab, label: str, ns: float) -> None:
     for _ in range(CLICKS):  # the page may still be laying itself out
         x, y = tab.page.evaluate(script, [label, ns])
         tab.page.mouse.click(x, y)
-        tab.page.wait_for_timeout(300)
+        tab.until("!document.querySelector('.ps-timeline').perfscope.wanted")
         if tab.page.query_selector(".ps-tl-panel h2"):
             return
     raise AssertionError(f"{label}: nothing is selected at {ns} ns")
@@ -211,14 +211,22 @@ def test_a_stranger_name_stays_text(tab: Tab, server: Server) -> None:
     assert tab.wrong == []
 
 
+WRITTEN = """(() => {
+  const one = document.querySelector('.ps-timeline').perfscope, at = new URLSearchParams(location.search);
+  return at.has('sel') && ['t0', 't1'].every((end) => Number(at.get(end)) === Math.round(one.view[end]));
+})()"""
+"""The address says what is selected and the view as it is now: it is written a moment behind the last change."""
+
+
 def test_the_address_brings_the_picture_back(tab: Tab, server: Server) -> None:
     _open(tab, server)
+    whole = _view(tab)
     _click_lane(tab, "stream 7", 33_000)
     tab.page.mouse.move(800, 300)
     tab.page.keyboard.press("w")
-    tab.until("location.search.includes('sel=') && location.search.includes('t0=')")
-    tab.page.wait_for_timeout(400)
+    tab.until(WRITTEN)
     before, url = _view(tab), tab.page.url
+    assert before["t1"] - before["t0"] == pytest.approx(0.7 * (whole["t1"] - whole["t0"]), rel=1e-6)
     assert "token" not in url
     tab.open(url, READY)
     tab.page.wait_for_selector(".ps-tl-panel h2")

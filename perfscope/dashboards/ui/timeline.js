@@ -22,6 +22,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.scroll = 0;
       this.pointer = null;
       this.selected = null;
+      this.wanted = null;
       this.chosen = null;
       this.area = null;
       this.matches = null;
@@ -189,7 +190,9 @@ window.perfscope_ui = window.perfscope_ui || {};
           this.root.dataset.tiles = Number(this.root.dataset.tiles || 0) + 1;
         };
         this.wire.tile(trace.trace, trace, low, high, columns, lanes).then(kept, (error) => {
-          if (error.name !== "AbortError" && !this.dead) this.status.textContent = error.message;
+          if (error.name === "AbortError" || this.dead) return;
+          this.status.textContent = error.message;
+          this.root.dataset.ready = "1";
         });
       }
       for (const row of this.rows) {

@@ -55,7 +55,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     choose(found) {
       const { trace, one, at } = found, span = one.spans[at];
-      this.selected = null;
+      this.selected = this.wanted = null;
       this.chosen = found;
       this.area = { t0: span.start, t1: span.start + Math.max(span.ns, 1), trace };
       this.tell_finding();

@@ -17,20 +17,27 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Parts of the class in timeline.js.
   ui.timeline_panel = {
+    // Of several that are asked for the last one counts; one that is on its way is not asked for again.
     async select(trace, event) {
+      if (this.wanted && this.wanted.trace === trace && this.wanted.event === event) return;
+      const mine = (this.wanted = { trace, event });
       try {
         const found = await this.wire.json("event", { trace: trace.trace, event });
+        if (this.wanted !== mine || this.dead) return;
         this.selected = { ...found, trace };
         if (this.chosen) this.area = this.chosen = null;
       } catch (error) {
-        this.status.textContent = error.message;
+        if (this.wanted === mine) this.status.textContent = error.message;
         return;
+      } finally {
+        if (this.wanted === mine) this.wanted = null;
       }
       this.told();
       this.changed();
     },
 
     release() {
+      this.wanted = null;
       this.selected = null;
       this.chosen = null;
       this.area = null;

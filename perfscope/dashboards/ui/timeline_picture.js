@@ -65,7 +65,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
       if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
       this.since = this.sharpening = null;
-      this.root.dataset.ready = "1";
+      if ([...this.visible().keys()].every((trace) => this.tiles.has(trace))) this.root.dataset.ready = "1"; // there is something to click on
     },
 
     clear(context, look, tile, rows) {
