@@ -8,6 +8,12 @@
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
   functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
+  // Of a line in a file what tells it from its neighbours, which is its end.
+  functions.psLine = (value) => {
+    if (absent(value) || value.length <= 34) return value;
+    const parts = value.split("/");
+    return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : value;
+  };
   functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
   functions.psNumber = (value) => (absent(value) ? "" : short.format(value));
   functions.psChance = (value) => (absent(value) ? "" : Number(value).toPrecision(2));

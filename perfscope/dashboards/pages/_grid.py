@@ -19,6 +19,9 @@ _NUMBERS = {
 }
 """Formats of assets/grid.js by unit."""
 
+LINES = frozenset({"line", "place", "where"})
+"""Columns with lines of files."""
+
 FEW_ROWS = 18
 ROW_PX, HEAD_PX = 34, 50
 
@@ -108,6 +111,8 @@ def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | N
         }
     else:
         made |= {"filter": "agTextColumnFilter", "tooltipField": key}
+    if key in LINES:
+        made |= {"valueFormatter": {"function": "psLine(params.value)"}}
     if unit == "code":
         made |= {"cellClass": "ps-code"}
     if link is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dash import dcc, html
 
 from perfscope.dashboards.pages import PAGES, Asked, address
+from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Fragment
 
 TITLE = "Overview"
 VIEW = "overview"
+
+RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
+"""As the store names the folder of a run: when, what, and a number of its own."""
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
@@ -41,15 +46,29 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _compare(asked: Asked) -> Any:
-    """The way to compare this with another that is open: with the next one of the list, which is the run before."""
-    items = list(asked.shelf.items())
-    others = [item for item in items if asked.item is None or item.key != asked.item.key]
-    if not others or asked.item is None or "compare" not in PAGES:
+    """The way to compare this with another of its kind that is open: of its name if there is, the run before first."""
+    if asked.item is None or "compare" not in PAGES:
         return html.Span()
+    items, kind = list(asked.shelf.items()), _kind(asked.item)
     at = next((place for place, item in enumerate(items) if item.key == asked.item.key), 0)
-    other = items[at + 1] if at + 1 < len(items) else others[-1]
+    alike = [item for item in (*items[at + 1 :], *reversed(items[:at])) if _kind(item)[:3] == kind[:3]]
+    if not alike:
+        return html.Span()
+    other = next((item for item in alike if _kind(item) == kind), alike[0])
     href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
     return dcc.Link(f"compare with {shown(other.title, 40)}", href=href, className="ps-tab")
+
+
+def _kind(item: Item) -> tuple[str, bool, bool, str]:
+    """What it can be compared with: runs with runs, programs with programs, plans with plans; and a run's name."""
+    folder = item.kind != "file"
+    named = RUN_NAME.match(item.path.name)
+    return (
+        item.kind,
+        folder and (item.path / "programs").is_dir(),
+        folder and (item.path / "plans").is_dir(),
+        named[1] if named else "",
+    )
 
 
 def _missing(view: dict[str, Any]) -> list[Any]:
@@ -72,8 +91,8 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     body = [
         html.Tr(
             [
-                html.Td(row["gain"], className="ps-n"),
-                html.Td(row["share"], className="ps-n"),
+                html.Td(row["gain"], className="ps-n", **{"data-name": heads[0]}),
+                html.Td(row["share"], className="ps-n", **{"data-name": heads[1]}),
                 html.Td(
                     html.Div(
                         [
@@ -84,8 +103,8 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                         title=row["title"].replace("`", ""),
                     )
                 ),
-                html.Td(html.Code(row["where"])),
-                html.Td(row["known_by"]),
+                html.Td(html.Code(row["where"]), **{"data-name": heads[3]}),
+                html.Td(row["known_by"], **{"data-name": heads[4]}),
             ],
             className=f"ps-{row['severity']}",
         )
@@ -95,4 +114,4 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     table = html.Table([html.Thead(html.Tr([html.Th(name) for name in heads])), html.Tbody(body)], className="ps-table")
     left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
     heading = html.Div([html.H2("First"), *left], className="ps-over-head")
-    return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card")
+    return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card ps-first")

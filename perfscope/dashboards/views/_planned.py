@@ -7,7 +7,6 @@ from html import escape
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.plan_section import PlanSummary
 from perfscope.dashboards.reports.estimate_rows import estimate_view
-from perfscope.dashboards.reports.estimate_words import range_text
 from perfscope.dashboards.reports.html_estimate import estimate_card, picture
 from perfscope.dashboards.reports.html_plan import plan_card
 from perfscope.dashboards.reports.plan_rows import plan_views
@@ -30,15 +29,8 @@ def told_of(analysis: Analysis) -> str:
 
 
 def tiles(analysis: Analysis) -> list[Tile]:
-    """(name, value, note): the modelled step, a range, of the program or plan with most time."""
-    found: list[Tile] = []
-    for program in analysis.estimate.programs[:1]:
-        made = program.estimate
-        note = f"{shown(program.label, 60)}, a run on {shown(made.target.shown, 40)}: peaks to what is usually reached"
-        found.append(("Step, modelled", range_text(made.step_ns), note))
-    for plan in analysis.plans.plans[:1]:
-        found += _plan_tiles(plan)
-    return found
+    """(name, value, note): the modelled step, a range, of the plan with most time; a program's is in the headline."""
+    return [tile for plan in analysis.plans.plans[:1] for tile in _plan_tiles(plan)]
 
 
 def _plan_tiles(plan: PlanSummary) -> list[Tile]:

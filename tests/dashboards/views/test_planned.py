@@ -52,7 +52,7 @@ def test_the_first_page_says_that_nothing_ran_and_gives_the_modelled_step(compil
     view = view_of("overview", [compiled], tmp_path / "view")
     assert view["planned"].startswith("Compiled for H100 SXM and never run")
     words = _words(view["parts"]["tiles"])
-    low = re.search(r"Step, modelled\s+([\d.]+)", words)
+    low = re.search(r"modelled time of a run\s+([\d.]+)", words)
     assert low is not None, words
     assert float(low[1]) == pytest.approx(LEAST_NS / 1_000, rel=0.02)
     assert [row["what"].split(":")[0] for row in view["missing"]] == ["a run"]
