@@ -33,6 +33,8 @@ class Target:
     """Of one device; None where nobody knows."""
     network: Network | None = None
     """Between nodes; None where there is one node, or nobody knows what joins them."""
+    host_shape: tuple[int, ...] | None = None
+    """TPUs: chips of one host along x, y and z: (2, 4, 1) of ``v5e:2x4``. None where nobody said (and of GPUs)."""
     source: str = ""
     """Where the numbers are from: the tables' sources, or the user's file."""
     assumptions: tuple[str, ...] = field(default=())
@@ -51,6 +53,11 @@ class Target:
     def chips(self) -> int:
         """Chips of a TPU slice; for GPUs the devices."""
         return prod(self.topology)
+
+    @property
+    def hosts(self) -> int | None:
+        """Hosts of a TPU slice, each a process of the program; None where nobody said, and of GPUs."""
+        return None if self.host_shape is None else self.chips // prod(self.host_shape)
 
     @property
     def shown(self) -> str:
@@ -98,6 +105,7 @@ class Target:
             "platform": self.platform,
             "memory_bytes": self.memory_bytes,
             "network": None if self.network is None else asdict(self.network),
+            "host_shape": None if self.host_shape is None else list(self.host_shape),
             "source": self.source,
             "assumptions": list(self.assumptions),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 import msgspec
@@ -52,10 +53,13 @@ def _fault(target: Target) -> str | None:
         ("device.l2_bytes", device.l2_bytes),
         *((f"device.peak_flops.{name}", peak) for name, peak in device.peak_flops.items()),
         *(("topology", axis) for axis in target.topology),
+        *(("host_shape", axis) for axis in target.host_shape or ()),
     ]
     wrong = next((name for name, value in numbers if value is not None and not 0 < value < 1 << 63), None)
     if wrong is not None:
         return f"{wrong} is no size"
     if not target.topology or target.count % target.chips:
         return "count and topology do not agree"
+    if target.host_shape is not None and target.chips % prod(target.host_shape):
+        return "topology and host_shape do not agree"
     return None

@@ -7,6 +7,7 @@
     nodes = 4                      # GPUs: nodes, and devices of each
     devices = 8
     slice = "2x4"                  # TPUs, in place of the two
+    hosts = 2                      # TPUs: hosts of the slice, where it is not of the usual machines
     memory = "40GiB"               # of one device
     memory_bandwidth_GB_per_s = 3000
     cores = 114
@@ -46,8 +47,8 @@ MOST_BYTES = 1 << 16
 """A target takes some hundred bytes."""
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "fp8", "int8")
 NUMBERS = ("memory_bandwidth_GB_per_s", "cores", "clock_GHz", "l2")
-KEYS = ("device", "name", "nodes", "devices", "slice", "memory", *NUMBERS, "source", "peak_TFLOP_per_s", "link",
-        "network")  # fmt: skip
+KEYS = ("device", "name", "nodes", "devices", "slice", "hosts", "memory", *NUMBERS, "source", "peak_TFLOP_per_s",
+        "link", "network")  # fmt: skip
 LINK_KEYS = ("name", "bandwidth_GB_per_s")
 
 
@@ -68,10 +69,12 @@ def read_target(path: str) -> Target:
         for key in ("nodes", "devices", "network"):
             if key in told:
                 raise AskedWronglyError(f"{where}: {key}: TPUs are told by slice")
-        found = chips(shown, device, _slice(where, told, base))
+        hosts = _count(where, told, "hosts", 1) if "hosts" in told else None
+        found = chips(shown, device, _slice(where, told, base), hosts=hosts)
     else:
-        if "slice" in told:
-            raise AskedWronglyError(f"{where}: slice: GPUs are told by nodes and devices")
+        for key in ("slice", "hosts"):
+            if key in told:
+                raise AskedWronglyError(f"{where}: {key}: GPUs are told by nodes and devices")
         each = _count(where, told, "devices", 1)
         if device.node is not None and each > device.node.devices:
             device = replace(device, node=replace(device.node, devices=each, host_devices=each, source=shown))

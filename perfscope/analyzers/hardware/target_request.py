@@ -24,6 +24,7 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
         description=dict(target.description()),
         config=_config(target) if configured and target.platform == "gpu" else None,
         generation=target.generation,
+        host_shape=target.host_shape,
     )
 
 

@@ -1,4 +1,4 @@
-"""A target as people type it: ``h100``, ``h100x8``, ``h100x16`` (two nodes), ``gb200x72``, ``v5e:2x4``, ``v5e:8``."""
+"""A target as people type it: ``h100``, ``h100x8``, ``h100x16`` (two nodes), ``gb200x72``, ``v5e:2x4@2hosts``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from perfscope.analyzers.hardware import DEVICES, Device, find_device
 from perfscope.analyzers.hardware.bytes_text import read_bytes_text
 from perfscope.analyzers.hardware.links import named_link
-from perfscope.analyzers.hardware.slices import closes, default_shape, slice_shape
+from perfscope.analyzers.hardware.slices import closes, default_shape, host_shape, slice_shape
 from perfscope.analyzers.hardware.target import Platform, Target
 from perfscope.analyzers.hardware.topology import Network
 from perfscope.profiler.errors import AskedWronglyError
@@ -60,7 +60,10 @@ def named_target(asked: str) -> Target:
     if not asked or len(asked) > LONGEST or not asked.isprintable():
         raise AskedWronglyError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
     tight = re.sub(r"\s+", "", asked.lower())
-    return _tpu(asked, tight) or _gpu(asked) or _refuse(asked)
+    found = _tpu(asked, tight)
+    if found is None and "@" in asked:
+        raise AskedWronglyError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
+    return found or _gpu(asked) or _refuse(asked)
 
 
 def with_memory(target: Target, memory: str) -> Target:
@@ -83,8 +86,10 @@ def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...
     )  # fmt: skip
 
 
-def chips(asked: str, device: Device, shape: tuple[int, ...], said: tuple[str, ...] = ()) -> Target:
-    """A slice of TPUs."""
+def chips(
+    asked: str, device: Device, shape: tuple[int, ...], said: tuple[str, ...] = (), *, hosts: int | None = None
+) -> Target:
+    """A slice of TPUs. ``hosts``: how many it is of, where somebody said."""
     platform: Platform = "tpu"
     each = devices_of_a_chip(device)
     count = prod(shape) * each
@@ -96,13 +101,24 @@ def chips(asked: str, device: Device, shape: tuple[int, ...], said: tuple[str, .
             f"--target {asked}: {count} devices of {device.name}; a slice has {node.devices:,} at most, "
             "and several slices are not modelled"
         )
+    host = host_shape(asked, device, shape, hosts)
+    if prod(shape) > 1 and hosts is None:
+        said = (*said, _hosts_said(shape, host))
     open_axes = [str(axis) for axis in shape if axis > 2 and not closes(device, axis)]
     if open_axes and prod(shape) > 1:
         said = (*said, f"the slice does not close to a ring along its axes of {' and '.join(open_axes)} chips")
     return Target(
-        asked=asked, device=device, count=count, topology=shape, platform=platform,
+        asked=asked, device=device, count=count, topology=shape, platform=platform, host_shape=host,
         memory_bytes=device.memory_bytes, source=_source(device), assumptions=said,
     )  # fmt: skip
+
+
+def _hosts_said(shape: tuple[int, ...], host: tuple[int, ...]) -> str:
+    each, number = prod(host), prod(shape) // prod(host)
+    if number > 1:
+        return f"{number} hosts of {each} chips: the program is that many processes"
+    other = f"; {'x'.join(map(str, shape))}@2hosts are two of 4 chips" if each == 8 else ""
+    return f"one host has all {each} chips{other}"
 
 
 def devices_of_a_chip(device: Device) -> int:
@@ -116,16 +132,21 @@ def known_names() -> tuple[str, ...]:
 
 
 def _tpu(asked: str, tight: str) -> Target | None:
+    tight, _, behind = tight.partition("@")
+    said_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", behind)
     found = re.fullmatch(r"(?:tpu[-_:]?)?([a-z0-9]+?)(?:([:=_-])(\d+(?:x\d+)*))?", tight)
     name = None if found is None else CHIPS.get(found[1]) or CHIPS.get("tpu" + found[1])
     if found is None or name is None:
         return None
+    if "@" in asked and said_hosts is None:
+        raise AskedWronglyError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
+    hosts = None if said_hosts is None else int(said_hosts[1])
     device = next(one for one in DEVICES if one.name == name)
     if found[3] is None:
-        return chips(asked, device, default_shape(device, 1))
+        return chips(asked, device, default_shape(device, 1), hosts=hosts)
     sides = tuple(int(side) for side in found[3].split("x"))
     if len(sides) > 1:
-        return chips(asked, device, slice_shape(asked, device, sides))
+        return chips(asked, device, slice_shape(asked, device, sides), hosts=hosts)
     number, said = sides[0], tuple[str, ...]()
     if found[2] == "-" and found[1] in _BY_CORES:
         if number % 2:
@@ -135,7 +156,7 @@ def _tpu(asked: str, tight: str) -> Target | None:
         number, said = number // 2, (f"{found[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
     shape = default_shape(device, number, asked)
     said = (*said, f"{number} chips are a slice of {'x'.join(map(str, shape))}") if number > 1 else said
-    return chips(asked, device, shape, said)
+    return chips(asked, device, shape, said, hosts=hosts)
 
 
 def _gpu(asked: str) -> Target | None:

@@ -103,7 +103,7 @@ def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
     target = request.target
     if found.kind == "tpu":
         name = f"{target.generation}:{target.topology}"
-        devices = compat.tpu_devices(found.folder if found.own_folder else None, name)
+        devices = compat.tpu_devices(found.folder if found.own_folder else None, name, target.host_shape)
     else:
         if found.library is None or target.config is None:
             raise DataError(f"{target.asked}: XLA has no description of this device to compile for")

@@ -5,6 +5,7 @@ Checked on jax 0.10.2. Import it only in a process that may load plugins: the ch
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -15,13 +16,15 @@ from typing import Any
 from perfscope.profiler.errors import DataError
 
 
-def _need(module: str, name: str, purpose: str) -> Any:
-    """An attribute of a module of jax's own; ``DataError`` that says what it was for."""
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"this jax has no {module}.{name}, which {purpose} needs; see `perfscope doctor`") from error
-    return found
+def _need(module: str, name: str, purpose: str, before: str | None = None) -> Any:
+    """An attribute of a module of jax's own; ``DataError`` that says what it was for.
+
+    ``before``: the module that had it in earlier releases.
+    """
+    for home in (module, before):
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(home or module), name)
+    raise DataError(f"this jax has no {module}.{name}, which {purpose} needs; see `perfscope doctor`")
 
 
 def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
@@ -55,10 +58,11 @@ def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Seq
     return devices
 
 
-def tpu_devices(folder: Path | None, name: str) -> Sequence[Any]:
+def tpu_devices(folder: Path | None, name: str, host: tuple[int, ...] | None = None) -> Sequence[Any]:
     """Devices of a TPU slice (``v5e:2x4``) that can be compiled for and nothing else.
 
-    ``folder``: where libtpu lies, ``None`` where it is on the path already.
+    ``folder``: where libtpu lies, ``None`` where it is on the path already. ``host``: chips of one host along x, y, z;
+    libtpu's own are 2 x 2.
     """
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # the metadata server of a cloud machine, which this is not
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken: several may compile at once
@@ -73,7 +77,7 @@ def tpu_devices(folder: Path | None, name: str) -> Sequence[Any]:
         if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips unless told otherwise
             described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1, **together)
         else:
-            described = describe(name, "tpu", **together)
+            described = describe(name, "tpu", chips_per_host_bounds=host or (2, 2, 1), **together)
         devices: Sequence[Any] = described.devices
     except Exception as error:
         raise DataError(f"libtpu does not describe {name}: {first_line(error)}") from error
@@ -155,7 +159,7 @@ class Exported:
 
 def text_of(executable: Any) -> str:
     """A compiled program without lines, files and names of scopes: what its fingerprint is taken of."""
-    options = _need("jaxlib._hlo", "HloPrintOptions", "a program's fingerprint")
+    options = _need("jaxlib._hlo", "HloPrintOptions", "a program's fingerprint", before="jaxlib._jax")
     modules = executable.runtime_executable().hlo_modules()
     return "\n".join(str(module.to_string(options.short_parsable())) for module in modules)
 

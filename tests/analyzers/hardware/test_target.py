@@ -99,7 +99,7 @@ def test_what_nobody_said_is_told() -> None:
     *_, network = parse_target("h200x16").assumptions
     assert network.startswith("nodes are joined by 8 cards of InfiniBand NDR (400 Gb/s) each, as usual for H200")
     assert "does not close to a ring along its axes of 4 chips" in parse_target("v5e:2x4").assumptions[-1]
-    assert parse_target("v5e:16x16").assumptions == ()
+    assert parse_target("v5e:16x16").assumptions == ("64 hosts of 4 chips: the program is that many processes",)
     assert "collectives are not timed" in parse_target("l4x4").assumptions[0]
     joined = parse_target("a100-40gb x8")
     assert joined.device.link == "NVLink 3"
@@ -116,7 +116,54 @@ def test_memory_of_ones_own() -> None:
             read_bytes_text(wrong, "--memory")
 
 
-@pytest.mark.parametrize("typed", ["h100x16", "v5e:2x4", "gb200x72", "mi300x", "tpu7x:4"])
+@pytest.mark.parametrize(
+    ("typed", "host", "hosts"),
+    [
+        ("v5e", (1, 1, 1), 1),
+        ("v5e:2x2", (2, 2, 1), 1),
+        ("v5e:2x4", (2, 4, 1), 1),
+        ("v6e-8", (2, 4, 1), 1),
+        ("v5e:2x4@2hosts", (2, 2, 1), 2),
+        ("v5e : 2x4 @ 2", (2, 2, 1), 2),
+        ("v5e:4x4", (2, 2, 1), 4),
+        ("v5e:4x4@2", (2, 4, 1), 2),
+        ("v5p:2x2x2", (2, 2, 1), 2),
+        ("tpu7x:4", (2, 2, 1), 1),
+    ],
+)
+def test_a_slice_is_of_the_hosts_that_are_usual_or_said(typed: str, host: tuple[int, ...], hosts: int) -> None:
+    found = parse_target(typed)
+    assert (found.host_shape, found.hosts) == (host, hosts)
+    told = any("host" in sentence for sentence in found.assumptions)
+    assert told == (found.chips > 1 and "@" not in typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("v5e:2x4@3", "2x4 is of 1 or 2 hosts, not of 3"),
+        ("v5p:2x2x2@1", "2x2x2 is of 2 hosts, not of 1"),
+        ("v5e@2", "1x1 is of 1 hosts, not of 2"),
+        ("v5e:2x4@", "a number of hosts"),
+        ("v5e:2x4@0", "not of 0"),
+        ("v5e:2x4@two", "a number of hosts"),
+        ("h100x8@2", "of TPU slices alone"),
+    ],
+)
+def test_hosts_that_there_are_not_are_refused(typed: str, said: str) -> None:
+    with pytest.raises(AskedWronglyError, match=said):
+        parse_target(typed)
+
+
+def test_a_target_of_an_older_artifact_has_hosts_that_nobody_knows() -> None:
+    told = json.loads(json.dumps(parse_target("v5e:2x4").description()))
+    del told["host_shape"]
+    assert described_target(told).hosts is None
+    with pytest.raises(DataError, match="topology and host_shape do not agree"):
+        described_target({**told, "host_shape": [3, 1, 1]})
+
+
+@pytest.mark.parametrize("typed", ["h100x16", "v5e:2x4", "v5e:2x4@2", "gb200x72", "mi300x", "tpu7x:4"])
 def test_a_description_makes_the_same_target(typed: str) -> None:
     target = parse_target(typed)
     told = json.loads(json.dumps(target.description()))

@@ -53,6 +53,7 @@ def test_a_device_that_no_table_has(tmp_path: Path) -> None:
 
 def test_a_slice_and_a_node_larger_than_usual(tmp_path: Path) -> None:
     assert _target(tmp_path, 'device = "v5e"\nslice = "4x8"\n').topology == (4, 8)
+    assert _target(tmp_path, 'device = "v5e"\nslice = "4x8"\nhosts = 4\n').host_shape == (2, 4, 1)
     wide = _target(tmp_path, 'device = "h100"\ndevices = 16\n')
     assert (wide.topology, wide.compiler_topology) == ((1, 16), "1x1x16")
 
@@ -73,6 +74,8 @@ def test_a_slice_and_a_node_larger_than_usual(tmp_path: Path) -> None:
         ('device = "h100"\nmemory = 40', "memory is no text"),
         ('device = "h100"\nslice = "2x4"', "GPUs are told by nodes and devices"),
         ('device = "v5e"\nnodes = 2', "TPUs are told by slice"),
+        ('device = "h100"\nhosts = 2', "GPUs are told by nodes and devices"),
+        ('device = "v5e"\nslice = "2x4"\nhosts = 5', "2x4 is of 1 or 2 hosts"),
         ('device = "v5e"\nslice = "3x3"', "its first two sides are even"),
         ('device = "h100"\nnodes = 0', "nodes is no number"),
         ('device = "h100"\nnodes = 65536\ndevices = 65536', "devices; it may be 1 to"),

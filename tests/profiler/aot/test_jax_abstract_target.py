@@ -71,3 +71,33 @@ def test_a_program_sees_the_target_and_is_lowered_for_it() -> None:
     assert "pure_callback" in facts["calls"]
     assert facts["chosen"] == [True, False]
     assert any(note.startswith("jit_told: what it prints") for note in notes)
+
+
+TPU = """
+    import json
+    from perfscope.profiler.aot import jax_plugin_compat, plugins
+
+    found = plugins.find("tpu")
+    devices = jax_plugin_compat.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
+    import jax
+    from perfscope.profiler.aot.jax_seen import seen_programs
+
+    facts = []
+
+    def run():
+        facts.extend([jax.device_count(), jax.local_device_count(), jax.process_count(), jax.process_index()])
+        jax.jit(lambda x: x + 1)(jax.numpy.ones(8))
+
+    seen = seen_programs(run, devices)
+    assert seen.failure is None, seen.failure.text
+    print(json.dumps([facts, len(seen.programs)]))
+"""
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(("host", "local", "processes"), [((2, 4, 1), 8, 1), ((2, 2, 1), 4, 2), (None, 4, 2)])
+def test_a_slice_is_of_as_many_processes_as_hosts(host: tuple[int, ...] | None, local: int, processes: int) -> None:
+    aot.require("tpu")
+    facts, programs = in_child(TPU.format(host=host), devices=1)
+    assert facts == [8, local, processes, 0]
+    assert programs == 1
