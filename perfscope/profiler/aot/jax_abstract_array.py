@@ -267,9 +267,8 @@ def _taken(array: AbstractArray, at: Any) -> Any:
 def register() -> None:
     """Let jax take these arrays as arguments, as constants, and give them the methods of its own."""
     _register_methods()
-    core, dtypes = "jax._src.core", "jax._src.dtypes"
-    compat.get(core, "pytype_aval_mappings")[AbstractArray] = lambda array: array.aval
-    compat.get(dtypes, "register_canonicalize_value_handler")(AbstractArray, None)
+    compat.get("jax._src.core", "pytype_aval_mappings")[AbstractArray] = lambda array: array.aval
+    compat.stays_as_it_is(AbstractArray)
     compat.get("jax._src.interpreters.mlir", "register_constant_handler")(AbstractArray, _constant)
 
 

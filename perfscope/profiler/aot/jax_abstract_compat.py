@@ -37,7 +37,7 @@ NEEDED = (
     ("jax._src.dispatch", "get_intermediate_shardings"),
     ("jax._src.dispatch", "update_dp_aval"),
     ("jax._src.effects", "ordered_effects"),
-    ("jax._src.dtypes", "register_canonicalize_value_handler"),
+    ("jax._src.dtypes", "canonicalize_value_handlers"),
     ("jax._src.interpreters.mlir", "LoweringParameters"),
     ("jax._src.interpreters.mlir", "LoweringRuleEntry"),
     ("jax._src.interpreters.mlir", "_platform_specific_lowerings"),
@@ -56,7 +56,6 @@ NEEDED = (
     ("jax._src.pjit", "_resolve_and_lower"),
     ("jax._src.pjit", "_resolve_in_shardings"),
     ("jax._src.pjit", "jit_p"),
-    ("jax._src.random.prng", "PRNGKeyArray"),
     ("jax._src.sharding_impls", "UNSPECIFIED"),
     ("jax._src.source_info_util", "register_exclusion"),
     ("jax._src.stages", "Lowered"),
@@ -101,6 +100,16 @@ def package_folders() -> tuple[str, ...]:
 
     ours = Path(__file__).parent
     return (*(f"{Path(str(one.__file__)).parent}/" for one in (jax, jaxlib)), f"{ours}/")
+
+
+def stays_as_it_is(kind: type) -> None:
+    """Have jax take values of a class as arguments without turning them into another's."""
+    dtypes = importlib.import_module("jax._src.dtypes")
+    register = getattr(dtypes, "register_canonicalize_value_handler", None)
+    if register is not None:
+        register(kind, None)
+    else:  # before 0.10.2
+        dtypes.canonicalize_value_handlers[kind] = lambda value: value
 
 
 def leave_out_our_lines() -> None:
