@@ -10,7 +10,7 @@ from perfscope.dashboards.views._planned import told_of
 
 def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anything: bool) -> str:
     """The reason, as the end of a sentence. ``anything``: some event of the recording has a time."""
-    programs = analysis.sources and all(source.programs is not None for source in analysis.sources)
+    programs = bool(analysis.programs.programs)
     if told_of(analysis) or (programs and not anything):
         return "compiled program: nothing ran"
     if is_of_memory(row):
