@@ -38,6 +38,7 @@ __all__ = [
     "kernels_of",
     "refusals_by_line",
     "totals",
+    "way_in_words",
 ]
 
 
@@ -88,6 +89,11 @@ def kernels_of(plan: TorchPlan) -> Iterator[tuple[PlannedGraph, PlannedKernel]]:
     for graph in plan.graphs:
         for kernel in graph.kernels:
             yield graph, kernel
+
+
+def way_in_words(way: str) -> str:
+    """How a plan was made: ``over CPU tensors``."""
+    return "over CPU tensors" if way == "cpu-triton" else "over a pretended cuda:0"
 
 
 def totals(plan: TorchPlan) -> PlanTotals:

@@ -48,6 +48,7 @@ form_of_compare = click.command(
 @click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
 @click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
 @click.option("--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step. Repeatable.")
+@click.option("--pretend-device", is_flag=True, help="PyTorch on NVIDIA: as of `perfscope compile`.")
 @click.option(
     "--limit",
     type=click.FloatRange(min=1),
@@ -86,6 +87,7 @@ def programs(
     memory: str | None,
     framework: str,
     functions: tuple[str, ...],
+    pretend_device: bool,
     limit: float,
     links: tuple[str, ...],
     build: str | None,
@@ -119,7 +121,7 @@ def programs(
     for remark in (*repository.remarks(), *refused(commits)):
         tell(remark)
     wanted = Compilation(
-        options=_options(target, memory, framework, functions, limit),
+        options=_options(target, memory, framework, functions, limit, pretend_device=pretend_device),
         program=("-m", *words) if kind == "module" else words,
         limit_s=limit,
         links=links,
@@ -193,7 +195,13 @@ def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
 
 
 def _options(
-    target: str, memory: str | None, framework: str, functions: tuple[str, ...], limit: float
+    target: str,
+    memory: str | None,
+    framework: str,
+    functions: tuple[str, ...],
+    limit: float,
+    *,
+    pretend_device: bool,
 ) -> tuple[str, ...]:
     """For `perfscope compile`, which runs in another folder."""
     file = Path(target)
@@ -206,4 +214,5 @@ def _options(
         f"{limit:g}",
     ]
     line += [] if memory is None else ["--memory", memory]
+    line += ["--pretend-device"] if pretend_device else []
     return (*line, *(word for name in functions for word in ("--function", name)))

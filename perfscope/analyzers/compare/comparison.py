@@ -20,12 +20,18 @@ from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.step_windows import HOST_AHEAD
 from perfscope.analyzers.finding import SEVERITIES, Severity
+from perfscope.analyzers.torch_plan import way_in_words
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.errors import AskedWronglyError
 
 STEP_TIME = "step time"
 
 OTHER_TARGETS = "compiled for other targets, {base} against {head}: no gate is asked of the programs"
+
+OTHER_WAYS = (
+    "planned in different ways, base {base} and head {head}: what differs may follow from that and not from the "
+    "program; no gate is asked of the plans and their findings"
+)
 
 NO_NAME = "a device without a name"
 
@@ -91,7 +97,8 @@ class Comparison:
         """Why a build must fail, one line each.
 
         ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
-        (`program_gates.GATES`), which ask nothing of programs for different targets. Times of single captures never
+        (`program_gates.GATES`), which ask nothing of programs for different targets or planned in
+        different ways (nor do findings then). Times of single captures never
         fail one. A finding fails it where it is new or costs more than before, and something that can be counted
         changed with it.
         """
@@ -100,7 +107,7 @@ class Comparison:
         for one in wanted:
             asked = program_gate(one)
             if asked:
-                said += [] if self.targets.differ else gates_not_met(self.programs, asked)
+                said += gates_not_met(self.programs, asked) if self.targets.alike else []
             elif one == "regression":
                 said += [
                     f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == one
@@ -112,7 +119,9 @@ class Comparison:
                 said += [
                     f"{change.rule}: {change.change}, {change.shown.severity}"
                     for change in self.findings
-                    if change.is_worse and SEVERITIES.index(change.shown.severity) >= least
+                    if not self.targets.planned_otherwise
+                    and change.is_worse
+                    and SEVERITIES.index(change.shown.severity) >= least
                 ]
         return tuple(dict.fromkeys(said))
 
@@ -147,6 +156,9 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
     median = None if time is None else time.median
     told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
+    if machines.planned_otherwise:
+        first, last = map(way_in_words, machines.ways)
+        told.append(OTHER_WAYS.format(base=first, head=last))
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
         base=sides[0],

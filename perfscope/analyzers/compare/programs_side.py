@@ -44,6 +44,8 @@ class ProgramSide:
     label: str
     fingerprint: str
     measures: Mapping[str, Measure]
+    way: str = ""
+    """Of a plan: how it was planned. What differs between two ways says nothing of the program."""
 
 
 def fingerprint(module: HloModule) -> str:
@@ -94,6 +96,7 @@ def _plan_side(held: HeldPlan) -> ProgramSide:
         label=held.plan.name,
         fingerprint=plan_fingerprint(held.plan),
         measures={one.name: one for one in found},
+        way=held.plan.way,
     )
 
 

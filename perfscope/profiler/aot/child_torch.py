@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from perfscope.profiler.aot import plugins
 from perfscope.profiler.aot.request import Request
 from perfscope.profiler.errors import DataError
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def plan_all(request: Request, said: Said) -> None:
-    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
+    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be.
+
+    Where the device is to be pretended, that is for children of this one; what they cannot plan is planned here.
+    """
     found = plugins.find("torch")
     if isinstance(found, plugins.Absent):
         raise DataError(f"torch programs cannot be planned: {found.reason}; {found.install}")
@@ -26,5 +31,18 @@ def plan_all(request: Request, said: Said) -> None:
         from perfscope.profiler.aot.torch_plan_child import plan_program
     except ImportError as error:
         raise DataError(f"this perfscope cannot plan torch programs: {error}") from error
+    if request.part == "trial":
+        from perfscope.profiler.aot.torch_pretend_trial import run_trial
+
+        run_trial()
+        return
     (Path(request.folder) / "plans").mkdir(exist_ok=True)
-    plan_program(request, said)
+    notes: tuple[str, ...] = ()
+    if request.pretend_device and not request.part:
+        from perfscope.profiler.aot.torch_pretend_run import plan_pretended
+
+        why = plan_pretended(request, said)
+        if why is None:
+            return
+        request, notes = msgspec.structs.replace(request, pretend_device=False), (why,)
+    plan_program(request, said, notes)

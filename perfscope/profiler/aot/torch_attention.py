@@ -2,9 +2,9 @@
 
 Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows what torch
 documents of its fused kernels for CUDA (flash, memory-efficient, cuDNN); over CPU tensors a fused path is planned as
-torch's one fused kernel for the CPU, which reads and writes the same: queries, keys, values, output and the logarithms of
-the sums. Over tensors that claim to be on the device it is that device's: flash, or memory-efficient where flash takes
-neither the type nor a mask.
+torch's one fused kernel for the CPU, which reads and writes the same: queries, keys, values, output and the logarithms
+of the sums. Over tensors that claim to be on the device it is that device's: flash, or memory-efficient where flash
+takes neither the type nor a mask.
 """
 
 from __future__ import annotations

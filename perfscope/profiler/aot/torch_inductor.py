@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from perfscope.profiler import torch_compat
-from perfscope.profiler.aot.torch_cuda_answers import on_host
-from perfscope.profiler.aot.torch_fake import places_in, to_host
+from perfscope.profiler.aot.torch_fake import places_in
+from perfscope.profiler.aot.torch_inductor_host import graph_to_host, host_as_device, is_on_device
 from perfscope.profiler.captures.compile_fusion import MOST_PAIRS, Refusal
 from perfscope.profiler.errors import DataError
 
@@ -100,7 +100,7 @@ class Planner:
         functorch.force_non_lazy_backward_lowering = True
         scheduler.has_triton = lambda: True
         if not self._pretended:
-            _host_as_device(self._properties)
+            host_as_device(self._properties)
         triton.triton_hash_with_backend = lambda: "0" * 64
         hooked = torch_compat.hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):
@@ -141,7 +141,7 @@ class Planner:
         from torch.utils._python_dispatch import _disable_current_modes
 
         if not self._pretended:
-            _on_host(model)
+            graph_to_host(model)
         with self._around(), _disable_current_modes(), config.patch(patches):
             return self._compile_fx(model, inputs, inner_compile=plan)
 
@@ -150,6 +150,8 @@ class Planner:
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
         self._saved = _saved(before)
         try:
+            if self._pretended and not is_on_device(before):
+                raise RuntimeError("all its tensors are on the CPU: it would run on the host")
             inner(module, inputs, **named)
         except _PlannedError as planned:
             number = planned.number
@@ -196,22 +198,6 @@ class Planner:
             saved=0 if graph.is_backward or graph.is_inference else self._saved,
         )
         raise _PlannedError(self._planned(scheduled))
-
-
-def _host_as_device(properties: object) -> None:
-    """Have inductor take tensors of the CPU for those of the device: with Triton, with its cores and its rules."""
-    import torch._inductor.config as config
-    from torch._dynamo.device_interface import CpuInterface
-    from torch._inductor import scheduler
-
-    config.cpu_backend = "triton"
-    CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
-    CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
-    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
-    # scalar of the CPU is no scalar of the host.
-    scheduler.BaseSchedulerNode.is_gpu = lambda node: True
-    scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
-    scheduler._is_gpu_triton_backend = lambda *_: True
 
 
 class _PlannedError(BaseException):
@@ -306,13 +292,3 @@ def _saved(module: Any) -> int:
 
 def _symbolic(value: Any) -> bool:
     return any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))
-
-
-def _on_host(module: Any) -> None:
-    """A graph that makes tensors on ``cuda`` makes them on the CPU."""
-    if not isinstance(module, torch.fx.GraphModule):
-        return
-    for node in module.graph.nodes:
-        node.args = tuple(map(on_host, to_host(node.args)))
-        node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
-    module.recompile()

@@ -5,8 +5,8 @@ The autograd engine asks C++ objects whether there is a device, and ends the pro
 - the guard that switches devices: torch has one that does nothing, and installs it where a guard counts no devices.
   So an object whose every function answers 0 is registered for a moment;
 - ``CUDAHooksInterface``: while the engine runs, the object that answers for CUDA has another table of functions, in
-  which few answers differ. Their places follow from the header of the installed torch (``torch_pretend_slots``), and are
-  held against the size of the real table and against what its functions answer.
+  which few answers differ. Their places follow from the header of the installed torch (``torch_pretend_slots``), and
+  are held against the size of the real table and against what its functions answer.
 
 Linux, 64 bits, glibc, the C++ ABI of Itanium. Only for a process of its own that may die of it.
 """
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from perfscope.profiler.aot.torch_pretend_slots import slots_of
+from perfscope.profiler.errors import DataError
 
 KNOWN = ("2.13",)
 """Versions of torch with which it was tried."""
@@ -38,14 +39,14 @@ _SYMBOL = 1
 """``RTLD_DL_SYMENT`` of dladdr1(3): the entry of the symbol table, which has its size."""
 
 _SAYS = {"isBuilt": 0, "isAvailable": 0, "deviceCount": 0, "current_device": -1, "getNumGPUs": 0, "hasCUDA": 0}
-"""What the table of a torch without CUDA answers: asked, to know that places are right. The last ones lie far behind."""
+"""What a torch without CUDA answers: asked, to know that places are right. The last ones lie far behind."""
 _ANSWERS = {"isBuilt": 1, "isAvailable": 1, "hasPrimaryContext": 1, "deviceCount": 1}
 """What is answered while the engine runs."""
 
 _Function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 
-class MisfitError(Exception):
+class MisfitError(DataError):
     """The installed torch is not one that the tricks fit, in a line."""
 
 
@@ -57,9 +58,9 @@ class Hooks:
         self._object = self._real = self._ours = 0
 
     def install(self) -> None:
-        """Install the guard that does nothing, and make the other table; ``MisfitError`` where something is not as known.
+        """Install the guard that does nothing, and make the other table.
 
-        What is wrong and cannot be seen from here ends the process.
+        ``MisfitError`` where something is not as known; what is wrong and cannot be seen from here ends the process.
         """
         fits()
         folder = Path(torch.__file__).parent

@@ -19,8 +19,8 @@ _NAMED = re.compile(r"(~?\w+)\s*\(")
 def slots_of(header: str, name: str, base: dict[str, int] | None = None) -> dict[str, int]:
     """Function of a class or struct -> its place in the table, that of the ``base`` included.
 
-    ``header``: C++ as text, of a build without ROCm. A destructor is the one named ``~``, with two places. ``ValueError``
-    where the class is not there, or overrides what the base does not have.
+    ``header``: C++ as text, read for a build without ROCm. A destructor is the one named ``~``, with two places.
+    ``ValueError`` where the class is not there, or overrides what the base does not have.
     """
     found = dict(base or {})
     count = max(found.values(), default=-1) + 1
