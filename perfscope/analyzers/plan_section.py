@@ -14,6 +14,7 @@ from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.facts.plan_fusion import pairs_apart
 from perfscope.analyzers.facts.plan_time import GraphWork, PlanWork, Work, plan_works
 from perfscope.analyzers.torch_plan import PlanPlace, PlanTotals, Registers, totals
+from perfscope.analyzers.torch_plan_memory import PlanMemory, as_written, fits
 from perfscope.analyzers.trace import Trace
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,12 @@ class PlanSummary:
     outside: Work | None
     compiled: Work | None
     eager: Work | None
+    memory: PlanMemory | None
+    """Peaks of the eager and of the planned step; ``None``: a plan of an earlier perfscope."""
+    memory_bytes: int | None
+    """Of one device of the target."""
+    fits: bool | None
+    """Whether the step as the program runs it does; ``None``: not known."""
     graphs: tuple[GraphRow, ...]
     kernels: tuple[KernelRow, ...]
     apart: tuple[ApartRow, ...]
@@ -158,6 +165,7 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
     plan, target = work.held.plan, trace.target
+    step, capacity = as_written(plan), None if target is None else target.memory_bytes
     kernels = sorted(_merged(_kernels(work)), key=lambda row: -row.calls * (row.read_bytes + row.written_bytes))
     apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
     broken = [
@@ -194,6 +202,9 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
         outside=work.outside,
         compiled=work.compiled,
         eager=work.eager,
+        memory=plan.memory,
+        memory_bytes=capacity,
+        fits=None if step is None else fits(step, capacity),
         graphs=tuple(map(_graph, work.graphs[:MOST_GRAPHS])),
         kernels=tuple(kernels[:MOST_KERNELS]),
         apart=tuple(apart[:MOST_PAIRS]),

@@ -16,6 +16,7 @@ from perfscope.analyzers.compare.program_units import (
     PLAN_BREAKS,
     PLAN_BYTES,
     PLAN_LAUNCHES,
+    PLAN_PEAK,
     RECOMPUTED,
     UNITS,
     WIRE,
@@ -38,7 +39,7 @@ LOST_LEAST = 0.001
 """Of the program's bytes, for a fusion that was lost: some scalar or mask that is written is no loss."""
 
 _METRICS = {
-    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK,), "launches": (LAUNCHES, PLAN_LAUNCHES),
+    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK, PLAN_PEAK), "launches": (LAUNCHES, PLAN_LAUNCHES),
     "recompute": (RECOMPUTED,), "collective-bytes": (WIRE,),
 }  # fmt: skip
 """Of a compiled program, or of a plan."""

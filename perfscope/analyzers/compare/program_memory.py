@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.compare.program_keys import NO_LINES, LineMap, OpKey, op_key
 from perfscope.analyzers.compare.program_row import LESS_LIVE, MORE_LIVE, ProgramRow
-from perfscope.analyzers.compare.program_units import PEAK
+from perfscope.analyzers.compare.program_units import PEAK, PLAN_PEAK
 from perfscope.analyzers.facts.hlo_memory import MemoryTimeline, memory_timeline
 from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.torch_plan import TorchPlan
+from perfscope.analyzers.torch_plan_memory import StepMemory, as_written
 
 LASTING = "arguments, results and constants"
 """What is there all the time: it has no line of its own."""
@@ -34,6 +36,36 @@ def peak_rows(
                 ProgramRow(change=change, what=what, place=at, phase=phase, amounts={PEAK: (before, after)})
             )  # fmt: skip
     return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(rows)
+
+
+def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> tuple[ProgramRow, ...]:
+    """Rows that sum to how the peak of the step changed, as the programs run it; none where a side does not say it.
+
+    What has no line of its own is told by its category.
+    """
+    sides = as_written(base), as_written(head)
+    if sides[0] is None or sides[1] is None:
+        return ()
+    held = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
+    rows = []
+    for key in dict.fromkeys((*held[1], *held[0])):
+        before, after = held[0].get(key, 0), held[1].get(key, 0)
+        if before != after:
+            at, what = key
+            change = MORE_LIVE if after > before else LESS_LIVE
+            rows.append(ProgramRow(change=change, what=what, place=at, amounts={PLAN_PEAK: (before, after)}))
+    return tuple(rows)
+
+
+def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {("", "many small blocks"): step.left_bytes}
+    for one in step.holders:
+        at = ""
+        if one.file is not None and one.line is not None:
+            at = f"{lines.file(one.file)}:{lines.line(one.file, one.line)}"
+        key = (at, one.category.replace("_", " "))
+        found[key] = found.get(key, 0) + one.bytes
+    return found
 
 
 def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict[_Place, int]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from perfscope.analyzers.compare.align import same_files
 from perfscope.analyzers.compare.program_keys import LineMap, OpKey, lines_between
 from perfscope.analyzers.compare.program_match import Alike, Launch, alike
+from perfscope.analyzers.compare.program_memory import plan_peak_rows
 from perfscope.analyzers.compare.program_row import LOST, ProgramChange, ProgramRow, What, merged
-from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES
+from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_PEAK
 from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel, PlanPlace, TorchPlan
+from perfscope.analyzers.torch_plan_memory import as_written
 
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 """Of a function that goes on behind a graph break: the line in it moves with the code."""
@@ -50,6 +52,9 @@ def plan_totals(held: HeldPlan) -> dict[str, int]:
         for name, amount in unit.amounts.items():
             found[name] += amount
     found[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(held))
+    step = as_written(held.plan)
+    if step is not None:
+        found[PLAN_PEAK] = step.peak_bytes
     return found
 
 
@@ -78,11 +83,12 @@ def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
     lines = _line_map(*sides)
     prints = plan_fingerprint(base.plan), plan_fingerprint(head.plan)
     before, after = plan_totals(base), plan_totals(head)
-    totals = {name: (before[name], after[name]) for name in before}
+    totals = {name: (before[name], after[name]) for name in before if name in after}
     rows: list[ProgramRow] = []
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
         rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]
+    rows += plan_peak_rows(base.plan, head.plan, lines)
     broken = _breaks(base, lines), _breaks(head, None)
     rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
     found = ProgramChange(

@@ -14,6 +14,7 @@ from perfscope.analyzers.compare.program_units import (
     PLAN_BREAKS,
     PLAN_BYTES,
     PLAN_FLOPS,
+    PLAN_PEAK,
     RECOMPUTED,
     UNITS,
     WIRE,
@@ -38,7 +39,7 @@ MOST_SAID = 6
 
 NEW_BREAK: What = "new graph break"
 
-_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS)
+_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK)
 """Metrics of which more is worse; launches follow from bytes."""
 
 Amounts = Mapping[str, tuple[int, int]]

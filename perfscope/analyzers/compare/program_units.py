@@ -24,10 +24,11 @@ PLAN_BYTES = "bytes of planned kernels a step"
 PLAN_FLOPS = "FLOPs of planned kernels a step"
 PLAN_LAUNCHES = "planned kernels a step"
 PLAN_BREAKS = "planned graph breaks"
+PLAN_PEAK = "planned peak memory of a step"
 
 UNITS: Mapping[str, str] = {
     BYTES: "bytes", FLOPS: "FLOP", LAUNCHES: "count", RECOMPUTED: "FLOP", WIRE: "bytes", PEAK: "bytes",
-    PLAN_BYTES: "bytes", PLAN_FLOPS: "FLOP", PLAN_LAUNCHES: "count", PLAN_BREAKS: "count",
+    PLAN_BYTES: "bytes", PLAN_FLOPS: "FLOP", PLAN_LAUNCHES: "count", PLAN_BREAKS: "count", PLAN_PEAK: "bytes",
 }  # fmt: skip
 """Exact metrics of a program that are taken apart by instruction, with their units."""
 

@@ -42,6 +42,11 @@ MINIMUM_SHARE = 0.01
 """Of the peak: checkpointing everything must take off as much to be worth a word."""
 
 
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Nothing of a plan is judged: its ops have no measured times to weigh."""
+    raise AbstainError("a plan has no measured times to weigh: perfscope compile --sweep policy=... plans the choices")
+
+
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a step that is short of memory and has regions to checkpoint."""
     steps = step_models([trace])

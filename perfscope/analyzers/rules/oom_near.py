@@ -12,6 +12,9 @@ that is told is an upper bound. An allocator of XLA takes its share of the devic
 use counts, against the limit of the allocator. Where the size of the device was not recorded it is not judged, and the
 host's memory never is.
 
+    In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
+    memory of one device of the target. What it reserves beyond that is not in it.
+
 Fix: see who holds the peak (`perfscope rules peak_owner`), and what it would cost to hold less: ``perfscope advise
 memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope rules memory_fragmentation`.
 """
@@ -38,6 +41,7 @@ from perfscope.analyzers.facts.memory_judged import (
 from perfscope.analyzers.facts.memory_sites import block_sites
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
+from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, by_category
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryAction, MemoryCategory
 from perfscope.analyzers.units import format_bytes, format_share
@@ -69,6 +73,51 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not found and not judged:
         raise AbstainError(f"the memory size of {', '.join(unknown)} was not recorded: headroom is not known")
     return worst_of_devices(found)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """The planned peak of a PyTorch program against the memory of the target."""
+    found, judged = [], 0
+    for held in trace.torch_plans:
+        step = as_written(held.plan)
+        capacity = None if trace.target is None else trace.target.memory_bytes
+        if step is None or capacity is None:
+            continue
+        judged += 1
+        if step.peak_bytes >= SCARCE_SHARE * capacity:
+            found.append(_planned(step, capacity, "" if trace.target is None else trace.target.shown))
+    if not judged:
+        raise AbstainError("the plan does not say the peak of a step, or its target not how much memory it has")
+    return found
+
+
+def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
+    over = step.peak_bytes - capacity
+    said = (
+        f"the step needs {format_bytes(step.peak_bytes)} at its peak, {format_bytes(over)} more than {target} has"
+        if over > 0
+        else f"the step needs {format_bytes(step.peak_bytes)} of {format_bytes(capacity)} "
+        f"({format_share(step.peak_bytes, capacity)}) at its peak, without what the allocator reserves beyond that"
+    )
+    rows = by_category(step)
+    most = f"Most is held as {rows[0].category.replace('_', ' ')} ({format_bytes(rows[0].bytes)}). " if rows else ""
+    return Finding(
+        subject="headroom of the device",
+        title=f"planned: {said}",
+        severity="high" if over > 0 else "medium",
+        basis="modelled",
+        cost_bytes=over if over > 0 else None,
+        where=Where(file=step.file, line=step.line, op=step.op),
+        evidence=tuple(
+            {
+                "held_by": row.category if row.most.file is None else f"{row.most.file}:{row.most.line}",
+                "held_bytes": row.bytes,
+                "blocks": row.blocks,
+            }
+            for row in rows
+        )[:MAX_ROWS],
+        advice=f"{most}Try what else fits: perfscope compile --sweep policy=..., --sweep batch=..., or --fit.",
+    )
 
 
 def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:

@@ -58,6 +58,11 @@ FINDERS = (lasting_gradients, kept_into_next_step, held_unread, optimizer_tempor
 """The cheapest to change first: what two of them find is told once."""
 
 
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Nothing of a plan is judged: it says who holds the peak, and not who reads what lies there."""
+    raise AbstainError("a plan says who holds the peak (its section has it), not what of it no op reads again: record")
+
+
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each kind of holder without which the peak would fall."""
     of_programs = (

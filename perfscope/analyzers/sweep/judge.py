@@ -10,8 +10,11 @@ from pathlib import Path
 from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.estimate.spans import Range
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.facts.plan_time import plan_works
+from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.sweep.point import Point, State
+from perfscope.analyzers.torch_plan_memory import as_written, fits
 from perfscope.analyzers.trace import Trace
 from perfscope.profiler.aot import compiled_file
 from perfscope.profiler.aot.compiled_file import CompiledProgram
@@ -56,8 +59,7 @@ def judged_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequen
     if target is None:
         return Point(settings=tuple(settings), state="failed", reason="the run folder does not say what it is for")
     if not trace.hlo:
-        reason = "plans of torch.compile have no peak and no time of a whole step"
-        return Point(settings=tuple(settings), state="compiled", target=target.shown, reason=reason)
+        return planned_point(trace, target, settings)
     programs = []
     for module, program in zip(trace.hlo, _matched(trace.hlo, said), strict=True):
         try:
@@ -85,6 +87,34 @@ def judged_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequen
         memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
         inputs=_inputs([one.said for one in step]), programs=tuple(one.module.name for one in step),
         fingerprints=tuple(one.said.fingerprint for one in step),
+    )  # fmt: skip
+
+
+def planned_point(trace: Trace, target: Target, settings: Sequence[tuple[str, str]]) -> Point:
+    """The point of a planned PyTorch program: its step as the program runs it, eagerly where it compiles nothing."""
+    works = trace.fact(plan_works)
+    if len(works) != 1:
+        return Point(settings=tuple(settings), state="failed", reason=f"{len(works)} plans: one program makes one")
+    work = works[0]
+    plan, compiled = work.held.plan, work.held.plan.compiled_by == "program"
+    memory, time = as_written(plan), work.compiled if compiled else work.eager
+    if plan.failure is not None:
+        return Point(
+            settings=tuple(settings), state="failed", target=target.shown, reason=f"the program failed: {plan.failure}"
+        )  # fmt: skip
+    peak = None if memory is None else memory.peak_bytes
+    fit = None if memory is None else fits(memory, target.memory_bytes)
+    state: State = {True: "fits", False: "does not fit", None: "compiled"}[fit]  # type: ignore[assignment]
+    reason = ""
+    if memory is None:
+        reason = "no whole step was seen: the peak of its memory is not known"
+    elif time is None:
+        reason = "the ops of the step were not kept: its time cannot be modelled"
+    return Point(
+        settings=tuple(settings), state=state, target=target.shown, step=None if time is None else time.step,
+        peak_bytes=peak, memory_bytes=target.memory_bytes, reason=reason,
+        inputs=None if memory is None else (memory.given_bytes, 0),
+        programs=("compiled step" if compiled else "eager step",), fingerprints=(plan.fingerprint,),
     )  # fmt: skip
 
 

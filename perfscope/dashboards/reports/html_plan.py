@@ -28,6 +28,7 @@ def _body(view: PlanView) -> Iterator[str]:
         yield f"<p>{escape(view.headline[:1].upper() + view.headline[1:])}.</p>"
     if view.steps:
         yield cells_table(view.steps)
+    yield from (cells_table(rows) for rows in (view.peaks, view.holders) if rows)
     yield from _table(view.graphs, FIRST_GRAPHS, "graphs")
     yield from _table(view.kernels, FIRST_KERNELS, "kernels, which move less")
     for sentences in (view.breaks, view.apart):

@@ -27,7 +27,7 @@ def plan_details(view: PlanView) -> str:
 def _body(view: PlanView) -> Iterator[str]:
     if view.headline:
         yield f"{escape(view.headline)}\n"
-    for rows in (view.steps, view.graphs, view.kernels):
+    for rows in (view.steps, view.peaks, view.holders, view.graphs, view.kernels):
         if rows:
             yield cells_table(rows[:MOST_ROWS])
             if len(rows) > MOST_ROWS:

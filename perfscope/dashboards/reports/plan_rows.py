@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.torch_plan import way_in_words
 from perfscope.analyzers.units import format_bytes, format_count, format_ns
+from perfscope.dashboards.reports.plan_memory_rows import holder_rows, memory_notes, peak_rows
 from perfscope.dashboards.shown import shorten, shown
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ class PlanView:
     headline: str
     steps: tuple[Cells, ...]
     """Eager against compiled, one step each."""
+    peaks: tuple[Cells, ...]
+    """The peak of memory of each of them."""
+    holders: tuple[Cells, ...]
+    """Who holds the peak of the step as the program runs it, by category."""
     graphs: tuple[Cells, ...]
     kernels: tuple[Cells, ...]
     apart: tuple[str, ...]
@@ -51,8 +57,8 @@ def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
     if section.problems and not views:
         views.append(
             PlanView(
-                title="planned by torch.compile", headline="", steps=(), graphs=(), kernels=(), apart=(), breaks=(),
-                notes=tuple(map(shown, section.problems)), left=(),
+                title="planned by torch.compile", headline="", steps=(), peaks=(), holders=(), graphs=(), kernels=(),
+                apart=(), breaks=(), notes=tuple(map(shown, section.problems)), left=(),
             )
         )  # fmt: skip
     return tuple(views)
@@ -61,11 +67,14 @@ def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
 def _view(plan: PlanSummary) -> PlanView:
     by = "as the program compiles it" if plan.compiled_by == "program" else "as if its model were compiled"
     made = ", ".join(f"{name} {plan.versions[name]}" for name in ("torch", "triton") if name in plan.versions)
+    of = "" if plan.way == "cpu-triton" else f" of {plan.target}"
     return PlanView(
         title=f"planned for {plan.target}, not measured",
         headline=f"what torch.compile would make of {shown(plan.name)} on {plan.target}, {by} "
-        f"({made}; {_way(plan.way)}): no kernel was compiled or run, every time is modelled",
+        f"({made}; planned {way_in_words(plan.way)}{of}): no kernel was compiled or run, every time is modelled",
         steps=tuple(_steps(plan)),
+        peaks=tuple(peak_rows(plan)),
+        holders=tuple(holder_rows(plan)),
         graphs=tuple(map(_graph, plan.graphs)),
         kernels=tuple(map(_kernel, plan.kernels)),
         apart=tuple(_counted(map(_apart, plan.apart))),
@@ -79,10 +88,6 @@ def _view(plan: PlanSummary) -> PlanView:
 _WHAT = {
     "apart": "pairs left apart", "breaks": "graph breaks", "recompiles": "recompilations", "made_up": "made-up values",
 }  # fmt: skip
-
-
-def _way(way: str) -> str:
-    return "inductor's Triton backend over CPU tensors" if way == "cpu-triton" else "with the device pretended"
 
 
 def _steps(plan: PlanSummary) -> Iterator[Cells]:
@@ -173,9 +178,15 @@ def _notes(plan: PlanSummary) -> Iterator[str]:
         yield f"made up at {shown(where)}: {what} was answered {shown(answer)} ({times:,} times)"
     yield from (f"not covered: {shown(text)}" for text in plan.not_covered)
     yield from (shown(text) for text in plan.notes[1:])
+    yield from memory_notes(plan)
     yield (
-        "grouping is inductor's own; its Triton backend over CPU tensors may split reductions of backward graphs "
-        "otherwise than on the device, library calls are costed by a roofline, and nothing is autotuned"
+        "grouping is inductor's own, "
+        + (
+            "its Triton backend over CPU tensors may split reductions of backward graphs otherwise than on the device"
+            if plan.way == "cpu-triton"
+            else "which took the tensors for those of the device"
+        )
+        + "; library calls are costed by a roofline, and nothing is autotuned"
     )
 
 

@@ -17,7 +17,7 @@ FEW_GRAPHS = 4
 FEW_KERNELS = 6
 FEW_LINES = 3
 
-_GIVE_WAY = ("sizes", "nodes", "way", "FLOPs", "of", "computes", "at", "registers")
+_GIVE_WAY = ("blocks", "asks for it", "sizes", "nodes", "way", "FLOPs", "of", "computes", "at", "registers")
 """Columns that go, in this order, where the terminal is too narrow."""
 
 
@@ -29,6 +29,10 @@ def plan_part(view: PlanView, width: int, *, verbose: bool) -> Iterator[Renderab
     if view.steps:
         yield _table(view.steps, width)
         yield ""
+    for rows in (view.peaks, view.holders):
+        if rows:
+            yield _table(rows, width)
+            yield ""
     yield from _list(view.graphs, FEW_GRAPHS, width, "graphs", verbose=verbose)
     yield from _list(view.kernels, FEW_KERNELS, width, "kernels, which move less", verbose=verbose)
     for sentences in (view.breaks, view.apart, view.notes):

@@ -48,6 +48,9 @@ class StepMemory:
     """The most that was asked for at once, before rounding: what an allocator that does not round hands out."""
     start_bytes: _Bytes
     """Held when the step begins."""
+    given_bytes: _Bytes = 0
+    """Parameters, and what is there before the forward begins and the step looks at: steps of the same work have equal
+    ones. Before rounding."""
     phase: StepPhase
     """Of the peak."""
     op: _Text | None = None

@@ -74,6 +74,7 @@ def step_memory(step: Step) -> StepMemory:
         peak_bytes=peak.bytes,
         requested_bytes=asked.bytes,
         start_bytes=sum(rounded(one.bytes) for one in step.held if step.on_device(one)),
+        given_bytes=_given(step),
         phase=call.phase if call is not None else "other" if block is None else block.phase,
         op=None if block is None else block.op or None,
         file=None if block is None else block.place[0],
@@ -85,21 +86,31 @@ def step_memory(step: Step) -> StepMemory:
     )
 
 
+def _given(step: Step) -> int:
+    born = [one for what, one in step.events if what == "born" and isinstance(one, Block)]
+    begins = min((one.born for one in born if one.phase == "forward"), default=0)
+    held = [*step.held, *(one for one in born if one.phase == "other" and one.born < begins)]
+    return sum(
+        one.bytes
+        for one in held
+        if step.on_device(one)
+        and (one.category == "parameter" or (one.category is None and one.touched >= step.first_op))
+    )
+
+
 def disagreements(step: Step) -> Iterator[str]:
     """Graphs whose buffers, as inductor's wrapper leaves them, are not as large as what they gave back."""
     for _, one in step.events:
         graph = step.graphs[one.number] if isinstance(one, GraphCall) and 0 <= one.number < len(step.graphs) else None
         if graph is None or not isinstance(one, GraphCall):
             continue
-        mine = [block for what, block in graph.events if what == "born"]
-        left = {id(block) for block in mine} - {id(block) for what, block in graph.events if what == "died"}
-        inside = sum(block.bytes for block in mine if id(block) in left)
+        inside = sum(block.bytes for block in {id(mine): mine for mine in graph.results if mine is not None}.values())
         new = {id(block): block for block in one.outputs if block is not None and block not in one.inputs}
         outside = sum(block.bytes for block in new.values())
         if inside != outside:
             yield (
-                f"graph {graph.label}: its buffers end as {inside:,} bytes, its results are {outside:,}: what it holds "
-                "inside may be off by that"
+                f"graph {graph.label}: the buffers that it gives back are {inside:,} bytes, its results {outside:,}: "
+                "what it holds inside may be off by that"
             )
 
 
