@@ -13,6 +13,8 @@ How it is found:
     bound where the device still had work queued. These compilations are then not counted by `recompilation`:
     each frame is in one of the two rules. Evidence: the guards with their sizes, the step and the time of each.
     The place is where the log says that the guard was made, else the first line of the compiled function.
+    In a planned program (`perfscope compile`) the same guards count over the steps that were walked through;
+    no time is known.
 
 Fix:
     Tell it which dimension changes, or let few sizes come::
@@ -27,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perfscope.analyzers.facts.compile_again_findings import churn_findings
+from perfscope.analyzers.facts.plan_again import planned_again_findings
 from perfscope.analyzers.finding import Finding
 from perfscope.analyzers.trace import Trace
 
@@ -36,3 +39,8 @@ NEEDS = ("compile_log",)
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each frame that is compiled anew for each size of a dimension."""
     return churn_findings(trace)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """The same of a planned program, without time."""
+    return planned_again_findings(trace, churn=True)

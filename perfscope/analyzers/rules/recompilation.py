@@ -18,9 +18,12 @@ How it is found:
     and objects, not for those on tensors) the line is the function's first. A frame whose recompilations are
     mostly for ever new sizes of one dimension is `dynamic_shape_churn`, never both.
 
-    The time is measured, and an upper bound where the device still had work queued. The first compilation of a
-    function and whatever happens before the first step are left alone, and so is a single recompilation:
-    dynamo makes a size or number dynamic when it sees a second value.
+    In a planned program (`perfscope compile`) recompilations count over the steps that were walked through, of
+    what the program compiles itself; no time is known.
+
+    Elsewhere the time is measured, and an upper bound where the device still had work queued. The first
+    compilation of a function and whatever happens before the first step are left alone, and so is a single
+    recompilation: dynamo makes a size or number dynamic when it sees a second value.
 
 Fix:
     Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays or tensors, and define
@@ -45,6 +48,7 @@ from perfscope.analyzers.facts.compile_again_findings import recompilation_findi
 from perfscope.analyzers.facts.compile_regions import REGION
 from perfscope.analyzers.facts.finding_spans import spans_within
 from perfscope.analyzers.facts.intervals import Intervals, union
+from perfscope.analyzers.facts.plan_again import planned_again_findings
 from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.jax_log import CompileEvent
 from perfscope.analyzers.trace import RECORDED, Trace
@@ -80,6 +84,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         again = _again(events, min(steps))
         if len({event.step for event in again if event.kind == "compile"}) >= MIN_STEPS:
             yield _finding(trace, function, again, max(steps) - min(steps) + 1)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Frames of a planned program that are compiled again, without time; those for ever new sizes are left out."""
+    return planned_again_findings(trace, churn=False)
 
 
 def _absent(trace: Trace) -> str:
