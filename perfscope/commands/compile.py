@@ -74,6 +74,11 @@ class CompileCommand(RunCommand):
     help="Compile many variants: policy=none,dots,full seq=1k..128k target=h100,h200; see docs/compile-sweeps.md.",
 )
 @click.option(
+    "--fit",
+    metavar="NAME=RANGE",
+    help="Find the largest size that fits, compiling as few as that takes: seq=1k..128k, batch=1..512/1.",
+)
+@click.option(
     "--jobs", type=click.IntRange(min=1, max=256), metavar="N", help="Sweep: as many at once. [cores, memory]"
 )
 @click.option("--again", is_flag=True, help="Sweep: compile all of it, also what an earlier sweep has.")
@@ -99,6 +104,7 @@ def compile_(
     registers: bool,
     pretend_device: bool,
     sweeps: tuple[str, ...],
+    fit: str | None,
     jobs: int | None,
     again: bool,
     json_file: str | None,
@@ -120,7 +126,7 @@ def compile_(
     if not words or kind == "command":
         raise AskedWronglyError("nothing to compile: give script.py or -m module")
     most = None if host_memory is None else _bytes(host_memory)
-    if sweeps:
+    if sweeps or fit is not None:
         from perfscope.commands.compile_sweep import SweepAsked, compile_sweep
 
         if fail_on is not None:
@@ -129,6 +135,7 @@ def compile_(
         asked = SweepAsked(
             sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
             jobs=jobs, host_memory_bytes=most, json_file=json_file, html_file=html_file, again=again, quiet=quiet,
+            fit=fit,
         )  # fmt: skip
         return compile_sweep(
             asked,
@@ -139,7 +146,7 @@ def compile_(
             ),
         )  # fmt: skip
     if jobs is not None or again or html_file is not None:
-        raise AskedWronglyError("--jobs, --again and --html belong to --sweep NAME=VALUES")
+        raise AskedWronglyError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
     resolved = parse_target(target, memory)
     worst = DONE
     for one in _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device):

@@ -1,4 +1,4 @@
-"""``perfscope compile --sweep``: many variants of one program, compiled side by side and held against each other."""
+"""``perfscope compile --sweep`` and ``--fit``: variants of one program, compiled and held against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from perfscope.profiler.errors import DATA_UNREADABLE, DONE, DataError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hardware.target import Target
-    from perfscope.analyzers.sweep.front import Swept
     from perfscope.analyzers.sweep.point import Point
     from perfscope.dashboards.reports.sweep_document import Sweep
     from perfscope.profiler.aot.request import Request
@@ -49,6 +48,8 @@ class SweepAsked:
     again: bool
     """Compile all of it, also what an earlier sweep has."""
     quiet: bool
+    fit: str | None = None
+    """A range of sizes of which the largest that fits is searched, beside what is swept."""
 
 
 def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Target], Request]) -> int:
@@ -57,19 +58,21 @@ def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Tar
     ``request_for``: what `compile_program` is asked for arguments and a target. 4 where not one variant was compiled.
     On an interrupt what is done is written and printed, and the interrupt goes on.
     """
-    from perfscope.analyzers.sweep.front import Swept
     from perfscope.profiler.aot.sweep_axes import parse_axes, variants
+    from perfscope.profiler.aot.sweep_fit import fit_axis
     from perfscope.profiler.store import create
 
     axes = parse_axes(asked.sweeps)
-    found = variants(axes, asked.words)
-    requests = [request_for(one.arguments, _target(asked, one)) for one in found]
-    _need_compilers(requests)
+    searched = None if asked.fit is None else fit_axis(asked.fit, axes)
+    every = axes if searched is None else (*axes, searched)
+    found = variants(every, asked.words)
+    first = found if searched is None else found[:: len(searched.values)]
+    _need_compilers([request_for(one.arguments, _target(asked, one)) for one in first])
     name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
-    folder = create(asked.output, f"{name}-sweep", latest=False)
+    folder = create(asked.output, f"{name}-{'sweep' if searched is None else 'fit'}", latest=False)
     sweep = _Sweep(
-        asked=asked, axes=axes, swept=tuple(Swept(name=one.name, values=one.values, kind=one.kind) for one in axes),
-        variants=found, requests=requests, folder=folder, name=name,
+        asked=asked, axes=every, searched=searched, variants=found,
+        request_for=lambda one: request_for(one.arguments, _target(asked, one)), folder=folder, name=name,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     try:
@@ -87,42 +90,79 @@ class _Sweep:
         *,
         asked: SweepAsked,
         axes: tuple[Axis, ...],
-        swept: tuple[Swept, ...],
+        searched: Axis | None,
         variants: tuple[Variant, ...],
-        requests: Sequence[Request],
+        request_for: Callable[[Variant], Request],
         folder: Path,
         name: str,
         created_utc: str,
     ) -> None:
-        self.asked, self.axes, self.swept, self.variants = asked, axes, swept, variants
-        self.requests, self.folder, self.name, self.created_utc = requests, folder, name, created_utc
+        self.asked, self.axes, self.searched, self.variants = asked, axes, searched, variants
+        self.folder, self.name, self.created_utc = folder, name, created_utc
         self.points: list[Point | None] = [None] * len(variants)
         self.notes: list[str] = []
-        self._keys: list[str | None] = [None] * len(variants)
+        self._request_for = request_for
+        self._requests: dict[int, Request] = {}
+        self._keys: dict[int, str] = {}
+        self._sources: str | None = None
+        self._wanted: list[int] = []
+        """Variants that are or were to be compiled; of a search few of all."""
 
     def run(self) -> None:
+        """Compile all variants, or those that a search needs."""
+        from perfscope.profiler.aot.sweep_key import sources_digest
+
+        (self.folder / VARIANTS).mkdir()
+        self._sources = sources_digest(self.asked.words, module=self.asked.module)
+        if self._sources is None:
+            self.notes.append("no earlier sweep was looked at: the program's folder is too large to see changes in")
+        if self.searched is None:
+            self._compile(range(len(self.variants)))
+        else:
+            self._search(len(self.searched.values))
+
+    def _search(self, sizes: int) -> None:
+        """Halve the sizes of each combination of the rest until the largest that fits is known."""
+        from perfscope.profiler.aot.sweep_fit import Bisection, most_tries
+
+        self.notes.append(
+            f"of {sizes:,} sizes up to {most_tries(sizes)} were compiled, halving what was left; peaks need not grow "
+            "evenly, so of sizes that are not in the table nothing is claimed"
+        )
+        lines = {begin: Bisection(sizes) for begin in range(0, len(self.variants), sizes)}
+        while tries := {begin: at for begin, line in lines.items() if (at := line.next()) is not None}:
+            self._compile([begin + at for begin, at in tries.items()])
+            for begin, at in tries.items():
+                point = self.points[begin + at]
+                state = None if point is None else point.state
+                lines[begin].tell(at, {"fits": True, "does not fit": False}.get(state or ""))
+
+    def _request(self, number: int) -> Request:
+        if number not in self._requests:
+            self._requests[number] = self._request_for(self.variants[number])
+        return self._requests[number]
+
+    def _compile(self, numbers: Sequence[int]) -> None:
         """Take what an earlier sweep has, and compile the rest."""
-        from perfscope.profiler.aot.sweep_key import sources_digest, variant_key
+        from perfscope.profiler.aot.sweep_key import variant_key
         from perfscope.profiler.aot.sweep_run import run_jobs
         from perfscope.profiler.aot.sweep_worker import Job
 
+        self._wanted += numbers
         root = self.folder / VARIANTS
-        root.mkdir()
-        sources = sources_digest(self.asked.words, module=self.asked.module)
-        if sources is None:
-            self.notes.append("no earlier sweep was looked at: the program's folder is too large to see changes in")
-        else:
-            self._keys = [variant_key(one, sources) for one in self.requests]
-        kept = {} if self.asked.again else _kept(self.asked.output, {key for key in self._keys if key is not None})
+        if self._sources is not None:
+            self._keys |= {number: variant_key(self._request(number), self._sources) for number in numbers}
+        asked = {self._keys[number] for number in numbers if number in self._keys}
+        kept = {} if self.asked.again else _kept(self.asked.output, asked)
         left = []
-        for number, key in enumerate(self._keys):
-            earlier = kept.get(key) if key is not None else None
+        for number in numbers:
+            earlier = kept.get(self._keys.get(number, ""))
             if earlier is None:
                 left.append(number)
             else:
                 self._judge(number, earlier, reused=True)
         jobs = [
-            Job(request=self.requests[number], root=str(root), name=_short(self.variants[number])) for number in left
+            Job(request=self._request(number), root=str(root), name=_short(self.variants[number])) for number in left
         ]
         self._write()
         if jobs:
@@ -168,7 +208,7 @@ class _Sweep:
             return
         else:
             refused = too_much(outcome.reason)
-            target = self.requests[number].target
+            target = self._request(number).target
             self.points[number] = Point(
                 settings=settings, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
                 peak_bytes=used_bytes(outcome.reason) if refused else None, memory_bytes=target.memory_bytes,
@@ -179,8 +219,9 @@ class _Sweep:
         point = self.points[number]
         if point is not None and not self.asked.quiet:
             done = sum(one is not None for one in self.points)
+            of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
             what = _said(point)
-            click.echo(f"perfscope: {done} of {len(self.points)}: {shown(point.words())}: {shown(what, 200)}", err=True)
+            click.echo(f"perfscope: {of}: {shown(point.words())}: {shown(what, 200)}", err=True)
 
     def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
         from perfscope.analyzers.sweep.judge import judged
@@ -192,24 +233,35 @@ class _Sweep:
             point, folder=str(where), reused=reused, seconds=None if outcome is None else outcome.seconds,
             host_bytes=None if outcome is None else outcome.host_bytes,
         )  # fmt: skip
-        key = self._keys[number]
+        key = self._keys.get(number)
         if not reused and key is not None and point.state in ("fits", "does not fit", "compiled"):
             write_atomically(folder / KEPT, _kept_text(key), durable=False)
 
     def _write(self) -> Sweep:
+        from perfscope.analyzers.sweep.front import Swept
         from perfscope.analyzers.sweep.point import Point
         from perfscope.dashboards.reports.sweep_document import FILE, dump, sweep_document
         from perfscope.profiler.environment import redact
         from perfscope.profiler.store import write_atomically
 
+        numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))
         points = [
-            point if point is not None else Point(settings=variant.settings, state="not reached")
-            for point, variant in zip(self.points, self.variants, strict=True)
-        ]
+            point if (point := self.points[number]) is not None
+            else Point(settings=self.variants[number].settings, state="not reached")
+            for number in numbers
+        ]  # fmt: skip
+        tried = {value for point in points for name, value in point.settings if name == self.axes[-1].name}
+        swept = [
+            Swept(
+                name=one.name, kind=one.kind,
+                values=tuple(value for value in one.values if one is not self.searched or value in tried),
+            )
+            for one in self.axes
+        ]  # fmt: skip
         command = ("-m", *self.asked.words) if self.asked.module else self.asked.words
-        notes = [*self.notes, *dict.fromkeys(said for one in self.requests for said in _assumed(one))]
+        notes = [*self.notes, *dict.fromkeys(said for one in self._requests.values() for said in _assumed(one))]
         document = sweep_document(
-            self.swept, points, name=self.name, command=redact(command), created_utc=self.created_utc, notes=notes
+            swept, points, name=self.name, command=redact(command), created_utc=self.created_utc, notes=notes
         )
         write_atomically(self.folder / FILE, dump(document), durable=False)
         return document

@@ -94,7 +94,8 @@ def planned_point(trace: Trace, target: Target, settings: Sequence[tuple[str, st
     """The point of a planned PyTorch program: its step as the program runs it, eagerly where it compiles nothing."""
     works = trace.fact(plan_works)
     if len(works) != 1:
-        return Point(settings=tuple(settings), state="failed", reason=f"{len(works)} plans: one program makes one")
+        reason = f"{len(works)} programs and plans are in the run folder, where one is looked for"
+        return Point(settings=tuple(settings), state="failed", reason=reason)
     work = works[0]
     plan, compiled = work.held.plan, work.held.plan.compiled_by == "program"
     memory, time = as_written(plan), work.compiled if compiled else work.eager

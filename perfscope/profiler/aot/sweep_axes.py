@@ -63,24 +63,27 @@ class Variant:
         return dict(self.settings).get(axis)
 
 
-def parse_axis(text: str) -> Axis:
-    """One ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``AskedWronglyError`` in one line."""
+def parse_axis(text: str, *, option: str = "--sweep", most: int = MOST_VALUES) -> Axis:
+    """One ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``AskedWronglyError`` in one line.
+
+    ``option``: as which it was written; ``most``: values.
+    """
     found = re.fullmatch(r"\s*-{0,2}([A-Za-z][\w-]{0,60})(?::(\w+))?\s*=(.*)", text, re.DOTALL)
     if found is None or len(text) > 10_000 or not text.isprintable():
-        raise AskedWronglyError(f"--sweep {text[:60]!r}: write NAME=VALUES, e.g. policy=none,dots or seq=1k..128k")
+        raise AskedWronglyError(f"{option} {text[:60]!r}: write NAME=VALUES, e.g. policy=none,dots or seq=1k..128k")
     name, kind, told = found[1], found[2], found[3]
     if kind not in (None, "size", "choice"):
-        raise AskedWronglyError(f"--sweep {name}:{kind[:40]}: a sweep's values are a size or a choice")
-    values = [value for part in told.split(",") for value in _values(name, part.strip())]
+        raise AskedWronglyError(f"{option} {name}:{kind[:40]}: a sweep's values are a size or a choice")
+    values = [value for part in told.split(",") for value in _values(part.strip(), f"{option} {name}", most)]
     if not told.strip() or not values:
-        raise AskedWronglyError(f"--sweep {name}=: no values; write e.g. {name}=a,b or {name}=1k..128k")
+        raise AskedWronglyError(f"{option} {name}=: no values; write e.g. {name}=a,b or {name}=1k..128k")
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
-        raise AskedWronglyError(f"--sweep {name}: {twice!r} is there twice")
-    if len(values) > MOST_VALUES:
-        raise AskedWronglyError(f"--sweep {name}: {len(values)} values; it may be {MOST_VALUES}")
+        raise AskedWronglyError(f"{option} {name}: {twice!r} is there twice")
+    if len(values) > most:
+        raise AskedWronglyError(f"{option} {name}: {len(values)} values; it may be {most}")
     if kind == "size" and not all(value.isdigit() for value in values):
-        raise AskedWronglyError(f"--sweep {name}:size: sizes are whole numbers")
+        raise AskedWronglyError(f"{option} {name}:size: sizes are whole numbers")
     return Axis(name=name, values=tuple(values), kind="size" if kind == "size" else "choice" if kind else None)
 
 
@@ -155,25 +158,26 @@ class _Place:
         return words
 
 
-def _values(name: str, part: str) -> list[str]:
+def _values(part: str, said: str, most: int) -> list[str]:
+    """``said``: how the axis was asked for, in front of what is wrong with it."""
     if len(part) > LONGEST:
-        raise AskedWronglyError(f"--sweep {name}: a value of {len(part)} characters; it may have {LONGEST}")
+        raise AskedWronglyError(f"{said}: a value of {len(part)} characters; it may have {LONGEST}")
     if ".." not in part or not part[:1].isdigit():
         number = _NUMBER.fullmatch(part)
         return [str(_scaled(number)) if number is not None and number[2] else part]
     found = re.fullmatch(r"(\d{1,15}[kKmM]?)\.\.(\d{1,15}[kKmM]?)(?:/(\d{1,15}[kKmM]?))?", part)
     if found is None:
-        raise AskedWronglyError(f"--sweep {name}={part[:60]}: no range; write 1k..128k (doubling) or 8..64/8 (steps)")
+        raise AskedWronglyError(f"{said}={part[:60]}: no range; write 1k..128k (doubling) or 8..64/8 (steps)")
     first, last, step = (None if one is None else _scaled(_NUMBER.fullmatch(one)) for one in found.groups())
     assert first is not None
     assert last is not None
     if not 0 < first <= last or step == 0:
-        raise AskedWronglyError(f"--sweep {name}={part[:60]}: a range goes upwards from 1 or more")
+        raise AskedWronglyError(f"{said}={part[:60]}: a range goes upwards from 1 or more")
     values = [first]
     while values[-1] < last:
         values.append(min(values[-1] * 2 if step is None else values[-1] + step, last))
-        if len(values) > MOST_VALUES:
-            raise AskedWronglyError(f"--sweep {name}={part[:60]}: more than {MOST_VALUES} values")
+        if len(values) > most:
+            raise AskedWronglyError(f"{said}={part[:60]}: more than {most} values")
     return [str(value) for value in values]
 
 
