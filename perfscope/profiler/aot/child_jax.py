@@ -21,6 +21,8 @@ LAST_LINES = 12
 """Of the traceback of a program that failed."""
 MOST_NAMES = 4
 """Of operations outside of jit that a note names."""
+MOST_LINES = 3
+"""Lines with operations outside of jit that a note names, those with most calls."""
 
 
 def compile_all(request: Request, said: Said) -> None:
@@ -51,7 +53,7 @@ def compile_all(request: Request, said: Said) -> None:
     said(
         "seen",
         programs=[_said_of(program, shorter) for program in programs],
-        notes=[*seen.notes, *_outside(seen.operations)],
+        notes=[*seen.notes, *outside(seen.operations)],
         stopped=seen.stopped,
         failure=None if seen.failure is None else _failure(seen.failure),
     )
@@ -161,15 +163,33 @@ def _is_wanted(program: Any, functions: Sequence[str], shorter: re.Pattern[str])
     return False
 
 
-def _outside(operations: Sequence[Any]) -> list[str]:
+def outside(operations: Sequence[Any]) -> list[str]:
     """Operations that the program calls outside of jit: each is a launch of its own, and none is compiled here."""
-    calls = sum(one.calls for one in operations)
+    calls, moved = sum(one.calls for one in operations), sum(one.bytes for one in operations)
     if not calls:
         return []
-    worst = operations[0]
-    names = ", ".join(worst.names[:MOST_NAMES]) + (" ..." if len(worst.names) > MOST_NAMES else "")
-    where = "" if worst.place is None else f" at {worst.place}"
-    return [f"not covered: {calls:,} calls of operations outside of jit, most of them{where} ({names})"]
+    said = [f"{one.calls:,}{_at(one)} ({_named(one)}; {_size(one.bytes)})" for one in operations[:MOST_LINES]]
+    left = len(operations) - len(said)
+    more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
+    return [
+        f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a launch of its own, they read "
+        f"and write {_size(moved)} at least: {', '.join(said)}{more}"
+    ]
+
+
+def _at(one: Any) -> str:
+    return "" if one.place is None else f" at {one.place}"
+
+
+def _named(one: Any) -> str:
+    return ", ".join(one.names[:MOST_NAMES]) + (" ..." if len(one.names) > MOST_NAMES else "")
+
+
+def _size(number: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if number >> shift:
+            return f"{number / (1 << shift):.1f} {unit}"
+    return f"{number} B"
 
 
 def _failure(failure: Any) -> dict[str, Any]:

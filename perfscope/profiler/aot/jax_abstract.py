@@ -29,7 +29,7 @@ class Listener(Protocol):
     def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
         """A function that jax compiles is called: its arguments, what jax knows of it, and jax's types of them."""
 
-    def operated(self, name: str, arguments: Sequence[Any], params: dict[str, Any]) -> None:
+    def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
         """An operation is called outside of any compiled function."""
 
     def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
@@ -175,7 +175,7 @@ class _Run:
         avals, _ = primitive.abstract_eval(*(typeof(one) for one in arguments), **params)
         several = primitive.multiple_results
         avals = list(avals) if several else [avals]
-        self.listener.operated(primitive.name, arguments, params)
+        self.listener.operated(primitive.name, arguments, avals)
         values = jax_abstract_values.computed(primitive, arguments, params, avals) or [None] * len(avals)
         doubtful = any(map(jax_abstract_values.made_up, arguments))
         sharding, committed = sharding_of_operation(primitive, arguments, params, avals)

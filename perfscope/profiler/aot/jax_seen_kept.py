@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Operations:
     """Sorted."""
     programs: int
     """How many different ones."""
+    bytes: int
+    """Of arguments and results of all calls: what they read and write at least."""
 
 
 class Kept:
@@ -39,6 +41,7 @@ class Kept:
         self._devices, self._watch = devices, watch
         self._keys: dict[Any, Any] = {}
         self._operations: dict[Line | None, dict[Any, int]] = {}
+        self._moved: dict[Line | None, int] = {}
         self._reads: dict[tuple[str, str, Line | None], int] = {}
         self._questions: dict[tuple[str, Line | None], int] = {}
 
@@ -46,7 +49,9 @@ class Kept:
         """A compiled function is called."""
         place = line_of_user()
         if is_internal(params["jaxpr"], params["name"]):
-            self._operation(params["name"], (id(params["jaxpr"]), tuple(one.aval for one in types)), place)
+            avals = tuple(one.aval for one in types)
+            moved = _bytes((*avals, *params["jaxpr"].out_avals))
+            self._operation(params["name"], (id(params["jaxpr"]), avals), place, moved)
             return
         key, new = self._program(params, types, place)
         program = self.programs[key]
@@ -60,10 +65,11 @@ class Kept:
         if new:
             self._watch.called(key, new=True)
 
-    def operated(self, name: str, arguments: Sequence[Any], params: dict[str, Any]) -> None:
-        """An operation is called outside of jit."""
-        avals = tuple(str(getattr(one, "aval", type(one).__name__)) for one in arguments)
-        self._operation(name, avals, line_of_user())
+    def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+        """An operation is called outside of jit; ``results``: their abstract values."""
+        avals = [getattr(one, "aval", None) for one in arguments]
+        key = tuple(str(aval or type(one).__name__) for aval, one in zip(avals, arguments, strict=True))
+        self._operation(name, key, line_of_user(), _bytes((*avals, *results)))
 
     def read(self, how: str, array: AbstractArray) -> None:
         """The host reads what nobody knows."""
@@ -91,9 +97,10 @@ class Kept:
         program.traced(params["jaxpr"])
         return key, new
 
-    def _operation(self, name: str, key: Any, place: Line | None) -> None:
+    def _operation(self, name: str, key: Any, place: Line | None, moved: int) -> None:
         found = self._operations.setdefault(place, {})
         found[(name, key)] = found.get((name, key), 0) + 1
+        self._moved[place] = self._moved.get(place, 0) + moved
         self._watch.operated()
 
     def operations(self) -> list[Operations]:
@@ -101,7 +108,10 @@ class Kept:
         made = []
         for place, found in self._operations.items():
             names = tuple(sorted({name for name, _ in found}))
-            made.append(Operations(place=place, calls=sum(found.values()), names=names, programs=len(found)))
+            calls = sum(found.values())
+            made.append(
+                Operations(place=place, calls=calls, names=names, programs=len(found), bytes=self._moved[place])
+            )
         return sorted(made, key=lambda one: (-one.calls, str(one.place)))
 
     def notes(self) -> list[str]:
@@ -138,6 +148,11 @@ class Kept:
             if one.prints
         ]
         return told
+
+
+def _bytes(avals: Iterable[Any]) -> int:
+    """Of arrays of these types; what has no shape or no size (tokens, numbers of Python) counts nothing."""
+    return sum(int(getattr(one, "size", 0)) * int(getattr(getattr(one, "dtype", None), "itemsize", 0)) for one in avals)
 
 
 def _times(count: int) -> str:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from perfscope.profiler.aot import jax_abstract_compat
+from perfscope.profiler.aot.child_jax import outside
 from perfscope.profiler.aot.jax_seen import Limits, seen_programs
 from perfscope.profiler.errors import DataError
 from tests.profiler.aot.seen import seen
@@ -107,6 +108,22 @@ def test_operations_outside_of_jit_are_counted_by_line() -> None:
     assert (worst.calls, worst.names, worst.programs) == (14, ("add", "multiply"), 2)
     line = test_operations_outside_of_jit_are_counted_by_line.__code__.co_firstlineno + 4
     assert str(worst.place) == f"tests/profiler/aot/test_jax_abstract_seen.py:{line}"
+    assert worst.bytes == 14 * (2 * 64 * 64 + 1) * 4  # a matrix in and one out, and a number
+    (note,) = outside(told.operations)
+    assert note.startswith("ran op by op: 1")
+    assert f"14 at {worst.place} (add, multiply; 448.1 KiB)" in note
+
+
+def test_more_lines_with_operations_are_counted() -> None:
+    def run() -> None:
+        w = jnp.ones((64, 64))
+        w = jnp.sin(w)
+        w = jnp.cos(w)
+        w = jnp.tan(w)
+        w = jnp.exp(w)
+
+    (note,) = outside(seen(run).operations)
+    assert note.endswith(" and at 2 more lines")
 
 
 def test_compiling_ahead_counts_and_calls_are_answered() -> None:
