@@ -63,6 +63,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--sweep", "memory=40"], "no size"),
         (["--sweep", "n=1..100/1", "--sweep", "m=1..9/1"], "more than 64 values"),
         (["--sweep", "n=128", "--fail-on", "high"], "--fail-on"),
+        (["--fit", "act=tanh,gelu"], "only whole numbers"),
+        (["--fit", "n=1..8", "--sweep", "n=1,2"], "it is swept, too"),
         (["--jobs", "2"], "belong to --sweep"),
         (["--html", "x.html"], "belong to --sweep"),
     ],
@@ -122,6 +124,32 @@ def test_a_sweep_end_to_end_and_again(here: Path, capsys: pytest.CaptureFixture[
     (here / "train.py").write_text(PROGRAM.replace("0.1", "0.2"))
     assert run(["compile", "--sweep", "act=tanh", "--json", "new.json", "train.py"]) == 0
     assert not json.loads((here / "new.json").read_text())["variants"][0]["reused"]
+
+
+@pytest.mark.aot
+@pytest.mark.jax
+@pytest.mark.slow
+@needs_xla
+def test_the_largest_size_that_fits_is_found_in_few_compilations(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compile", "--fit", "n=64..1024/64", "--sweep", "memory=1MiB,8MiB", "train.py"]
+    assert run([*words[:-1], "--json", "fit.json", "train.py"]) == 0
+    text = capsys.readouterr().out
+    found = json.loads((here / "fit.json").read_text())
+    assert found["complete"]
+    tried: dict[str, dict[int, str]] = {}
+    for one in found["variants"]:
+        tried.setdefault(one["settings"]["memory"], {})[int(one["settings"]["n"])] = one["state"]
+    for memory, states in tried.items():
+        assert len(states) <= 5, memory  # of 16 sizes
+        fits = max(size for size, state in states.items() if state == "fits")
+        assert min(size for size, state in states.items() if state == "does not fit") == fits + 64
+        assert f"n={fits}" in text
+    assert any("need not grow evenly" in note for note in found["notes"])
+    assert run([*words[:-1], "--json", "again.json", "train.py"]) == 0
+    again = json.loads((here / "again.json").read_text())
+    assert all(one["reused"] for one in again["variants"])
 
 
 @pytest.mark.aot

@@ -8,6 +8,7 @@ workspaces. Where the program moves tensors to ``cuda``, only what is made or mo
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ class MemoryLedger:
         self._parameters: dict[int, ref[Any]] = {}
         """By ``id``: tensors compare by value."""
         self._lines: dict[int, Place] = {}
-        self._upcoming = 0
+        self._upcoming: dict[int, int] = {}
+        """By thread: autograd numbers nodes in each anew, and runs those of a device in one of its own."""
         self._phase: StepPhase = "other"
         self.ops = self.first = 0
         self.names_device = False
@@ -217,7 +219,8 @@ class MemoryLedger:
         site = self._frames.site(sys._getframe(2))
         here: Place = (site.file, site.line, site.function)
         upcoming = torch._C._autograd._get_sequence_nr()
-        created, self._upcoming = range(self._upcoming, upcoming), upcoming
+        thread = threading.get_ident()
+        created, self._upcoming[thread] = range(self._upcoming.get(thread, upcoming), upcoming), upcoming
         node = torch._C._current_autograd_node()
         number = -1
         if node is not None or torch._C._current_graph_task_id() != -1 or site.engine_before_user:

@@ -1,0 +1,101 @@
+"""Peaks of planned steps against sums by hand, and against torch's own count. Nothing is computed, nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler.aot.torch_memory_file import PlanMemory, StepMemory
+from tests.profiler.aot.test_torch_plan import only, planned
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+MIB = 1 << 20
+SMALL = 64 << 10
+"""Scalars and what else is no matrix."""
+
+BY_HAND = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 1024, bias=False)).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(64, 1024, 1024)
+for number in range(8):
+    x = data[number].to("cuda")
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Every matrix has 4 MiB: two of weights, the input, what the layers make."""
+
+INSIDE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.sin(self.first(x)))).pow(2).sum()
+
+
+model = torch.compile(Model().to("cuda"))
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+x = torch.randn(1024, 1024, device="cuda")
+for _ in range(8):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def memory_of(folder: Path, text: str) -> tuple[PlanMemory, StepMemory, StepMemory]:
+    memory = only(planned(folder, text)).plan.memory
+    assert memory is not None
+    assert memory.eager is not None
+    assert memory.planned is not None
+    assert not memory.uncounted
+    return memory, memory.eager, memory.planned
+
+
+def matrices(step: StepMemory) -> dict[str, int]:
+    """Matrices by category."""
+    sums: dict[str, int] = {}
+    for one in step.holders:
+        sums[one.category] = sums.get(one.category, 0) + one.bytes // (4 * MIB)
+    return {category: count for category, count in sums.items() if count}
+
+
+def test_an_eager_step_by_hand(tmp_path: Path) -> None:
+    _, eager, _ = memory_of(tmp_path, BY_HAND)
+    # the backward of relu: two weights, the input, what relu gave (kept), the gradient of the second weight, that of
+    # what relu gave, and what is made of it
+    assert 0 <= eager.peak_bytes - 7 * 4 * MIB < SMALL
+    assert eager.phase == "backward"
+    assert eager.op == "aten.threshold_backward.default"
+    assert (eager.file, eager.line) == ("train.py", 10)
+    assert matrices(eager) == {"parameter": 2, "input": 1, "gradient": 1, "activation": 1, "temporary": 2}
+    assert 0 <= eager.start_bytes - 2 * 4 * MIB < 4 * MIB + SMALL
+
+
+def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) -> None:
+    _, eager, compiled = memory_of(tmp_path, INSIDE)
+    weights, state, given = 2, 4, 1
+    least = weights + state + given
+    assert compiled.graph is not None
+    assert least * 4 * MIB < compiled.peak_bytes <= eager.peak_bytes
+    held = matrices(compiled)
+    assert (held["parameter"], held["optimizer_state"], held["input"]) == (2, 4, 1)
+
+
+def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
+    memory, eager, compiled = memory_of(tmp_path, INSIDE)
+    assert eager.given_bytes == compiled.given_bytes == 3 * 4 * MIB
+    assert memory.eager is eager
+    assert compiled.start_bytes == eager.start_bytes
