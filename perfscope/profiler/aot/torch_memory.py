@@ -106,6 +106,7 @@ class MemoryLedger:
         """A step begins."""
         self._held = [watch.block for watch in list(self._watches.values()) if watch() is not None]
         self._events, self.backward_began, self.joins = [], [], []
+        self._lines.clear()
         self.first = self.ops
 
     def take(self, optimizers: Any) -> tuple[list[Block], list[Event]]:
@@ -242,7 +243,6 @@ class MemoryLedger:
             self.backward_began.append(self.ops)
         if self._phase == "backward" and phase != "backward":
             self._grads()
-            self._lines.clear()
         self._phase = phase
         return phase, here, number
 
