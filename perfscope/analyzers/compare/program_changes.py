@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,11 +9,9 @@ from perfscope.analyzers.compare.program_keys import CHEAP, NO_LINES, LineMap, O
 from perfscope.analyzers.compare.program_match import Group
 from perfscope.analyzers.compare.program_row import BLOCKING, LOST, NEW_COLLECTIVE, ProgramRow, What
 from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.fusion_dump import refusal_of
+from perfscope.analyzers.hlo.module import Shape
 from perfscope.analyzers.units import format_bytes
-
-_CLONE = re.compile(r"(\.clone(\.\d+)?)+$")
-_COPY = re.compile(r"\.\d+\.\d+$")
 
 MOST_OPS = 4
 """Ops that a row names."""
@@ -182,12 +179,7 @@ class _Row:
 
     def _refusals(self) -> list[str]:
         """XLA's reasons for the values that leave these launches, where its dump tells of them."""
-        refused = self.head.module.fusion_refusals
-        if not refused:
-            return []
-        known = {_stem(name): reason for name, reason in refused.items()}
-        names = (name for unit in self.group.head for name in _results(self.head.module, unit.instruction))
-        reasons = (refused.get(name) or known.get(_stem(name)) for name in names)
+        reasons = (refusal_of(self.head.module, unit.instruction) for unit in self.group.head)
         return [reason for reason in dict.fromkeys(reasons) if reason][:2]
 
     def _first(self, change: What) -> OpKey:
@@ -270,18 +262,3 @@ def _layouts(shape: Shape) -> tuple[tuple[int, ...] | None, ...]:
 def _shapes(base: Unit, head: Unit) -> list[str]:
     before, after = shape_text(base.instruction.shape), shape_text(head.instruction.shape)
     return [f"writes {before} → {after}"] if before != after else []
-
-
-def _results(module: HloModule, one: Instruction) -> Iterator[str]:
-    """A launch, and what in it makes its values: the dump tells of kernels by what they were before they were fused."""
-    yield one.name
-    if one.opcode == "fusion" and one.called:
-        body = module.computations[one.called[0]]
-        root = body.root
-        yield from root.operands if root.opcode == "tuple" else (root.name,)
-
-
-def _stem(name: str) -> str:
-    """``mul.106.1`` and ``mul.106.0`` are copies of ``mul.106``: each kernel that an op is fused into has its own."""
-    plain = _CLONE.sub("", name)
-    return plain.rpartition(".")[0] if _COPY.search(plain) else plain
