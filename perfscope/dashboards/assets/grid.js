@@ -3,6 +3,7 @@
   "use strict";
   const functions = (window.dashAgGridFunctions = window.dashAgGridFunctions || {});
   const components = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
+  const LINE_CHARS = 26;
   const absent = (value) => value === null || value === undefined;
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -10,9 +11,11 @@
   functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
   // Of a line in a file what tells it from its neighbours, which is its end.
   functions.psLine = (value) => {
-    if (absent(value) || value.length <= 34) return value;
+    if (absent(value) || value.length <= LINE_CHARS) return value;
     const parts = value.split("/");
-    return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : value;
+    let held = parts.pop();
+    while (parts.length && held.length + parts[parts.length - 1].length < LINE_CHARS - 2) held = `${parts.pop()}/${held}`;
+    return parts.length ? `…/${held}` : held;
   };
   functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
   functions.psNumber = (value) => (absent(value) ? "" : short.format(value));

@@ -64,7 +64,8 @@ def grid(
                 id=f"{name}-grid",
                 columnDefs=columns,
                 rowData=rows,
-                defaultColDef={"sortable": True, "resizable": True, "filter": True, "tooltipComponentParams": {},
+                defaultColDef={"sortable": True, "resizable": True, "wrapHeaderText": True,
+                               "autoHeaderHeight": True, "filter": True, "tooltipComponentParams": {},
                                "suppressKeyboardEvent": {"function": "psEnter(params)"}},
                 dashGridOptions={
                     "theme": {"function": "psTheme(themeQuartz)"},

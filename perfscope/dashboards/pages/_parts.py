@@ -43,6 +43,16 @@ def origins(asked: Asked) -> dict[str, str]:
     return {str(one["trace"]): one["origin"] for one in found.get("traces", ()) if one["events"]}
 
 
+def pictures(asked: Asked) -> dict[int, str]:
+    """Number of a finding -> the first picture of the graph that is about it; empty while they are being made."""
+    held = None if asked.folder is None else read_view(asked.folder, "graph")
+    found: dict[int, str] = {}
+    for number, subject in enumerate(({} if held is None else held.get("view", {})).get("subjects", ())):
+        for one in subject["findings"]:
+            found.setdefault(one["at"], str(number + 1))
+    return found
+
+
 def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
     """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
     whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1

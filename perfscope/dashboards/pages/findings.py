@@ -8,6 +8,7 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.pages._parts import pictures
 from perfscope.dashboards.ui import Fragment
 
 TITLE = "Findings"
@@ -26,18 +27,19 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     what = f"Of {rule} alone. " if rule else "One of several. "
     everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
     nothing = [html.P("No findings.", className="ps-card")] if not rows else []
+    drawn = pictures(asked)
     left = [html.P(f"{view['left']:,} more are left out; the JSON report holds all.")] if view["left"] else []
     return [
         html.H1(TITLE, className="ps-title"),
         *everything,
         *nothing,
-        *(_finding(asked, place, row, opened=bool(at)) for place, row in rows),
+        *(_finding(asked, place, row, drawn.get(place), opened=bool(rule or at)) for place, row in rows),
         *left,
         Fragment(html=view["after"]),
     ]
 
 
-def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> Any:
+def _finding(asked: Asked, place: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
     links: list[Any] = [HOW[row["how"]]] if row["at"] else []
     for piece in row["at"]:
         href = asked.link("timeline", mark=piece["mark"], finding=str(place))
@@ -50,8 +52,11 @@ def _finding(asked: Asked, place: int, row: dict[str, Any], *, opened: bool) -> 
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
     if row["none"]:
         shown.append(html.Div(f"no piece of time: {row['none']}", className="ps-look"))
-    if row["memory"]:
-        shown.append(html.Div(dcc.Link("memory over time", href=asked.link("memory")), className="ps-look"))
+    more = [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
+    more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []
+    if more:
+        between = [one for link in more for one in (link, " · ")][:-1]
+        shown.append(html.Div(["see also: ", *between], className="ps-look"))
     card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
     named = html.H2(f"Finding {place + 1}: {row['rule']}", className="ps-hidden")
     return html.Div([named, Fragment(html=card), *shown], className="ps-finding")

@@ -38,7 +38,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     rows = [row for row in held["rows"] if row[0] == number + 1]
     said = [html.P(one) for one in subject["said"]]
     told = [
-        html.P(["Finding ", dcc.Link(one["rule"], href=asked.link("findings", rule=one["rule"])), ": ", one["title"]])
+        html.P(["Finding ", dcc.Link(one["rule"], href=asked.link("findings", at=str(one["at"]))), ": ", one["title"]])
         for one in subject["findings"]
     ]
     alike = [html.P(f"Alike, of the same ops and bytes: {subject['alike']:,} more.")] if subject["alike"] else []

@@ -96,7 +96,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                 html.Td(
                     html.Div(
                         [
-                            dcc.Link(row["rule"], href=asked.link("findings", rule=row["rule"])),
+                            dcc.Link(row["rule"], href=asked.link("findings", at=str(place))),
                             html.Span(f": {row['title'].replace('`', '')}"),
                         ],
                         className="ps-over-two",
@@ -108,7 +108,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
             ],
             className=f"ps-{row['severity']}",
         )
-        for row in rows
+        for place, row in enumerate(rows)
     ]
     more = view["findings"] - len(rows)
     table = html.Table([html.Thead(html.Tr([html.Th(name) for name in heads])), html.Tbody(body)], className="ps-table")

@@ -61,9 +61,9 @@ def view(job: Job) -> dict[str, Any]:
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
-        rows = [findings[at] for at in told[key][:3]]
+        rows = [(at, findings[at]) for at in told[key][:3]]
         made = found[key].plain() | {"alike": alike[key] - 1}
-        subjects.append(made | {"findings": [{"rule": row.rule, "title": row.title} for row in rows]})
+        subjects.append(made | {"findings": [{"at": at, "rule": row.rule, "title": row.title} for at, row in rows]})
     edges = [row for number, subject in enumerate(subjects) for row in _rows(number, subject)]
     return {
         "subjects": subjects,
