@@ -14,19 +14,15 @@ Linux, 64 bits, glibc, the C++ ABI of Itanium. Only for a process of its own tha
 from __future__ import annotations
 
 import ctypes
-import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from perfscope.profiler.aot.torch_pretend_fit import unfit
 from perfscope.profiler.aot.torch_pretend_slots import slots_of
 from perfscope.profiler.errors import DataError
-
-KNOWN = ("2.13",)
-"""Versions of torch with which it was tried."""
 
 _CUDA = 1
 """``c10::DeviceType::CUDA``."""
@@ -124,14 +120,10 @@ class Hooks:
 
 
 def fits() -> None:
-    """``MisfitError`` where the system or the version of torch is none with which the tricks were tried."""
-    if not sys.platform.startswith("linux") or struct.calcsize("P") != 8:
-        raise MisfitError(f"it is made for Linux with 64 bits, not for {sys.platform}")
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version not in KNOWN:
-        raise MisfitError(f"it was tried with torch {', '.join(KNOWN)}, not with {torch.__version__}")
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        raise MisfitError(f"torch {torch.__version__} is built for a GPU; it was tried with builds for the CPU")
+    """``MisfitError`` where the system or the build of torch is none with which the tricks were tried."""
+    why = unfit(torch.__version__, for_gpu=torch.version.cuda is not None or torch.version.hip is not None)
+    if why is not None:
+        raise MisfitError(why)
 
 
 def slots_in(folder: Path) -> dict[str, int]:
