@@ -19,7 +19,7 @@ from perfscope.analyzers.trace import Trace
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-LENGTH, WIDTH, HEADS = 64, 32, 2
+LENGTH, WIDTH, HEADS = 256, 32, 2  # steps long enough that a pause by other programs is not most of them
 
 
 def norm(x: Any, weight: Any) -> Any:
@@ -36,7 +36,7 @@ def fused(q: Any, k: Any, v: Any) -> Any:
 
 
 def captured(folder: Path, attend: Any, *, checkpointed: bool = False, **optimizer: Any) -> Trace:
-    """Three timed steps and one of structure of: norm, attention, projection."""
+    """Six timed steps and one of structure of: norm, attention, projection."""
     from torch.utils.checkpoint import checkpoint
 
     from perfscope.analyzers.readers.kineto import read
@@ -61,7 +61,7 @@ def captured(folder: Path, attend: Any, *, checkpointed: bool = False, **optimiz
 
     step()
     with torch.profiler.profile(record_shapes=True) as profile:
-        for number in range(3):
+        for number in range(6):
             with torch.profiler.record_function(f"ProfilerStep#{number}"):
                 step()
     profile.export_chrome_trace(str(folder / "trace.json"))
