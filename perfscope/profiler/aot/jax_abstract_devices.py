@@ -41,6 +41,11 @@ class Backend:
         """The first process."""
         return 0
 
+    @property
+    def serialize_with_sdy(self) -> bool:
+        """How ``jax.export`` writes shardings: clients that only compile do not say, those of devices say yes."""
+        return bool(getattr(self._client, "serialize_with_sdy", True))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 

@@ -18,7 +18,7 @@ GPU = """
 
     found = plugins.find("gpu-nvidia")
     devices = jax_plugin_compat.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
-    import jax, jax.numpy as jnp, numpy as np
+    import jax, jax.export, jax.numpy as jnp, numpy as np
     from perfscope.profiler.aot.jax_seen import seen_programs
 
     facts = {{}}
@@ -44,6 +44,8 @@ GPU = """
             return jax.lax.platform_dependent(x, cuda=lambda x: x * 3, default=lambda x: x * 5)
 
         told(batch), calls(batch), chosen(batch)
+        exported = jax.export.export(jax.jit(lambda x: x @ x))(jax.ShapeDtypeStruct((64, 64), jnp.float32))
+        facts["exported"] = [exported.platforms, len(exported.mlir_module_serialized) > 100]
 
     seen = seen_programs(run, devices)
     assert seen.failure is None, seen.failure.text
@@ -70,6 +72,7 @@ def test_a_program_sees_the_target_and_is_lowered_for_it() -> None:
     assert facts["prints"] == [True, False]
     assert "pure_callback" in facts["calls"]
     assert facts["chosen"] == [True, False]
+    assert facts["exported"] == [["cuda"], True]
     assert any(note.startswith("jit_told: what it prints") for note in notes)
 
 
