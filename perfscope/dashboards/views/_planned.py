@@ -9,6 +9,7 @@ from perfscope.analyzers.plan_section import PlanSummary
 from perfscope.dashboards.reports.estimate_rows import estimate_view
 from perfscope.dashboards.reports.html_estimate import estimate_card, picture
 from perfscope.dashboards.reports.html_plan import plan_card
+from perfscope.dashboards.reports.plan_memory_rows import peak_rows
 from perfscope.dashboards.reports.plan_rows import plan_views
 from perfscope.dashboards.reports.plan_rows import range_text as plan_range_text
 from perfscope.dashboards.shown import shown
@@ -39,10 +40,14 @@ def _plan_tiles(plan: PlanSummary) -> list[Tile]:
         ("Step compiled, modelled", plan.compiled or plan.inside, "torch.compile's plan"),
         ("Step eager, modelled", plan.eager, "op by op"),
     ]
-    return [
+    found = [
         (name, plan_range_text(work.step), f"{named} on {shown(plan.target, 40)}, {how}, launches included")
         for name, work, how in held
         if work is not None
+    ]
+    return found + [
+        (f"Peak {row['a step']}, planned", row["peak, planned"], f"{row['of memory']} of the device's, in {row['in']}")
+        for row in map(dict, peak_rows(plan))
     ]
 
 

@@ -81,7 +81,8 @@ def test_an_eager_step_by_hand(tmp_path: Path) -> None:
     assert eager.op == "aten.threshold_backward.default"
     assert (eager.file, eager.line) == ("train.py", 10)
     assert matrices(eager) == {"parameter": 2, "input": 1, "gradient": 1, "activation": 1, "temporary": 2}
-    assert 0 <= eager.start_bytes - 2 * 4 * MIB < 4 * MIB + SMALL
+    # it begins behind the optimizer's step: with the gradients and the input of the step before
+    assert 0 <= eager.start_bytes - 5 * 4 * MIB < SMALL
 
 
 def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) -> None:
