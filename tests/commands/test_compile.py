@@ -112,6 +112,32 @@ def test_only_the_function_asked_for(project: Path, capfd: pytest.CaptureFixture
     assert "jit_step" in said
 
 
+UNEVEN = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(x, projection, out, up):  # 8 x 196 rows: no multiple of the tiles of XLA's own kernels for products
+    q, k, v = jnp.split((x @ projection).reshape(8, 196, 16, 192), 3, -1)
+    x = x + jax.nn.dot_product_attention(q, k, v).reshape(8, 196, 1024) @ out
+    return x + jax.nn.gelu(x @ up)
+
+step(*(jnp.ones(shape) for shape in ((8, 196, 1024), (1024, 3072), (1024, 1024), (1024, 1024))))
+"""
+
+
+@pytest.mark.aot
+@pytest.mark.jax
+def test_products_that_xla_s_own_kernels_refuse_are_left_to_the_library(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    require("gpu-nvidia")
+    (project / "uneven.py").write_text(UNEVEN)
+    assert _compile("--target", "h100", "uneven.py") == 0
+    out = capfd.readouterr().out
+    assert "compiled with all products by the library" in " ".join(out.split())
+    assert "jit_step" in out
+
+
 @pytest.mark.aot
 @pytest.mark.jax
 def test_two_builds_have_one_fingerprint_and_no_difference(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,14 @@ FINAL = {
 }
 """The program with its memory assigned; the first that is there counts."""
 
+UNTILED = "Couldn't find output tile sizes"
+"""Of XLA's error where a product's shape does not go into the tiles that its own kernels have when nothing was tried on
+a device: 1,568 rows, for one. On the device the autotuner would have tried other tiles, and the library."""
+OF_LIBRARY = (
+    "XLA's own kernels for products do not take one of its shapes with the tiles that they have without a device to "
+    "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
+)
+
 
 class Compiler:
     """Compiles the programs of one request into its folder."""
@@ -55,7 +63,7 @@ class Compiler:
         shutil.rmtree(dump, ignore_errors=True)
         began = time.monotonic()
         try:
-            compiled = lowered.compile(compiler_options=self._options(dump))
+            compiled, notes = self._compiled(lowered, dump)
             seconds = time.monotonic() - began
             text = compat.text_of(compiled)
             name = text.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip() or program.name
@@ -71,8 +79,20 @@ class Compiler:
             "seconds_to_compile": round(seconds, 3),
             "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
             "mesh": _mesh(program),
+            "notes": [f"{name}: {note}" for note in notes],
             **_memory(compiled),
         }
+
+    def _compiled(self, lowered: Any, dump: Path) -> tuple[Any, tuple[str, ...]]:
+        """The program, and what is special about how it was compiled."""
+        options = self._options(dump)
+        try:
+            return lowered.compile(compiler_options=options), ()
+        except Exception as error:
+            if self._request.target.platform != "gpu" or UNTILED not in str(error):
+                raise
+        shutil.rmtree(dump, ignore_errors=True)
+        return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False}), (OF_LIBRARY,)
 
     def _options(self, dump: Path) -> dict[str, Any]:
         options: dict[str, Any] = {

@@ -80,7 +80,8 @@ class _Book:
         elif event == "compiled" and isinstance(number, int):
             self.at = None
             place = msgspec.convert(self._seen(number).get("place"), Place | None)
-            what = {name: value for name, value in said.items() if name not in ("event", "number")}
+            self.note(said.get("notes", ()))
+            what = {name: value for name, value in said.items() if name not in ("event", "number", "notes")}
             calls = self._seen(number).get("calls", 1)
             self.compiled[number] = msgspec.convert({**what, "place": place, "calls": calls}, CompiledProgram)
         elif event == "refused" and isinstance(number, int):
