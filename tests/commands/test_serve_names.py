@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def _said(where: Path, name: str) -> str:
 def where(tmp_path: Path) -> Path:
     runs = tmp_path / "perfscope-runs"
     runs.mkdir()
-    (runs / NAME).symlink_to(REPOSITORY / "fixtures" / "cpu-attention-sdpa")
+    shutil.copytree(REPOSITORY / "fixtures" / "cpu-attention-sdpa", runs / NAME)
     (runs / "latest").symlink_to(NAME)
     return tmp_path
 
