@@ -27,6 +27,9 @@ _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
 """Kind -> platform of PJRT, generations of wheels (the first is asked for), name of the library."""
 
 
+OLDEST_JAX = (0, 10)
+"""Tried: 0.10.0 to 0.10.2. Before, XLA read other descriptions of GPUs, and jax's own meshes were others."""
+
 TRITON = {"2.13": "==3.7.0"}
 """By version of torch, where it is known: wheels for the CPU do not ask for any."""
 
@@ -68,6 +71,12 @@ def find(kind: Kind) -> Plugin | Absent:
     jax = _version_of("jax", None)
     if jax is None:
         return Absent(kind=kind, reason="jax is not installed for this Python", install="pip install 'perfscope[jax]'")
+    if _numbers(jax)[:2] < OLDEST_JAX:
+        needed = ".".join(map(str, OLDEST_JAX))
+        return Absent(
+            kind=kind, reason=f"jax {jax} is too old, compiling ahead needs {needed} or later",
+            install=f"pip install -U 'jax>={needed}'",
+        )  # fmt: skip
     if kind == "tpu":
         return _libtpu(jax)
     return _gpu(kind, jax)

@@ -49,6 +49,20 @@ def test_a_compiler_of_jaxs_version_in_a_folder_is_found(only: Path) -> None:
     assert found.versions == {"jax-cuda13-pjrt": JAX}
 
 
+def test_a_jax_that_programs_cannot_be_run_on_is_said_first(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cuda(only, "0.9.2")
+    real = importlib.metadata.distribution
+    old = importlib.metadata.PathDistribution(only / "jax-0.9.2.dist-info")
+    _package(only, "jax", "0.9.2")
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: old if name == "jax" else real(name))
+    for kind in ("gpu-nvidia", "gpu-amd", "tpu"):
+        found = plugins.find(kind)
+        assert isinstance(found, plugins.Absent)
+        assert not found.wrong
+        assert found.reason == "jax 0.9.2 is too old, compiling ahead needs 0.10 or later"
+        assert found.install == "pip install -U 'jax>=0.10'"
+
+
 def test_one_of_another_version_is_named_with_both(only: Path) -> None:
     _cuda(only, "0.1.2")
     found = plugins.find("gpu-nvidia")
