@@ -83,8 +83,11 @@ class Comparison:
     def headline(self) -> Headline:
         """Of the metrics that may fail a build: a regression of any, else an improvement of any, else no change.
 
-        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled.
+        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled; of
+        plans that were made in different ways always.
         """
+        if self.targets.planned_otherwise:
+            return "inconclusive"
         said = [one.verdict for one in self.metrics if one.gates and one.unit != "text"]
         for verdict in ("regression", "improvement"):
             if verdict in said:

@@ -166,7 +166,7 @@ def test_a_program_that_ends_its_process_falls_back(tmp_path: Path) -> None:
 
 def test_a_program_that_mixes_devices_raises_as_on_the_target(tmp_path: Path) -> None:
     trace = pretended(tmp_path, torch_programs.MIXES)
-    assert "raised RuntimeError at train.py:6: " in why_not(trace)
+    assert "raised FakeTensorDeviceMismatchError at train.py:6: " in why_not(trace)
     assert plan_of(trace).complete  # over CPU tensors it cannot be seen
 
 
