@@ -235,7 +235,7 @@ class _Results:
 
     def of(self, arguments: tuple[Any, ...]) -> Any:
         if self._known is None:
-            return self._module(*arguments)
+            return self._module.forward(*arguments)  # not as a module of the program, whose calls are compiled
         made: dict[int, Any] = {}
         return tuple(None if known is None else known.made(made, arguments) for known in self._known)
 

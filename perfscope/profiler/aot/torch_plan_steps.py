@@ -186,7 +186,7 @@ class PlanSteps:
 
 def _compile(module: Any, backend: Callable[..., Any]) -> None:
     """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
-    if type(module).forward.__module__.startswith("torch."):
+    if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
         from torch._dynamo.external_utils import wrap_inline
 
         module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)

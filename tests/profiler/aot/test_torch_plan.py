@@ -159,6 +159,14 @@ def test_defaults_are_those_of_a_gpu(tmp_path: Path) -> None:
     assert list(load_rule("host_sync").plan(trace)) == []  # type: ignore[misc]
 
 
+def test_a_graph_that_is_compiled_again_and_a_module_of_fx(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.TWO_MODES)).plan
+    assert plan.failure is None
+    assert plan.complete
+    assert {"forward", "backward"} <= {graph.direction for graph in plan.graphs}
+    assert any("autocast" in reason for one in plan.recompiles for reason in one.reasons)
+
+
 def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:
     for trace in (eager, table):
         for path in (Path(trace.source.path) / "plans").iterdir():

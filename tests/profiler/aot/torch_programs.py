@@ -143,7 +143,7 @@ weights = torch.empty(1024, 512, device="cuda", dtype=torch.float8_e4m3fn).t()
 one = torch.ones((), device="cuda")
 torch.compile(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16).relu())(small, weights)
 """
-"""Behind ``TABLE``, for a pretended device: fused attention, and what has no plan over CPU tensors."""
+"""In ``TABLE`` before its loop, for a pretended device: fused attention, and what has no plan over CPU tensors."""
 
 CRASHES = """
 import os, signal
@@ -165,3 +165,22 @@ for step in range(9):
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
 """
+
+TWO_MODES = '''
+"""Convolutions under autocast and without it, so that a graph is compiled again; a module that torch.fx made."""
+import torch
+from torch import nn
+layers = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+model = torch.fx.symbolic_trace(nn.Sequential(layers, nn.Flatten(), nn.Linear(64, 10))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(8):
+    x, y = torch.randn(8, 3, 64, 64).cuda(), torch.randint(0, 10, (8,)).cuda()
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    accuracy = (model(x).argmax(1) == y).float().mean()
+'''
