@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any
 
 from dash import dcc, html
@@ -60,11 +61,11 @@ def _compare(asked: Asked) -> Any:
 
 
 def _kind(item: Item) -> tuple[str, bool, bool, str]:
-    """What it can be compared with: runs with runs, programs with programs, plans with plans; and a run's name."""
+    """What it can be compared with: runs with runs, programs with programs, files with their like; and a run's name."""
     folder = item.kind != "file"
     named = RUN_NAME.match(item.path.name)
     return (
-        item.kind,
+        item.kind if folder else PurePath(item.path.name.removesuffix(".gz").removesuffix(".xz")).suffix,
         folder and (item.path / "programs").is_dir(),
         folder and (item.path / "plans").is_dir(),
         named[1] if named else "",
@@ -103,7 +104,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                         title=row["title"].replace("`", ""),
                     )
                 ),
-                html.Td(html.Code(row["where"]), **{"data-name": heads[3]}),
+                html.Td(html.Code(row["where"]) if row["where"] not in ("", "-") else None, **{"data-name": heads[3]}),
                 html.Td(row["known_by"], **{"data-name": heads[4]}),
             ],
             className=f"ps-{row['severity']}",
