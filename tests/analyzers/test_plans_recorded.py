@@ -125,3 +125,28 @@ def test_the_json_report_keeps_to_its_schema(name: str) -> None:
     (plan,) = document["plans"]["plans"]
     assert plan["known_by"] == "planned"
     assert plan["totals"]["kernels"] == sum(one["kernels"] * one["calls"] for one in plan["graphs"])
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in RECORDED.iterdir() if folder.is_dir()))
+def test_the_peak_of_a_recorded_plan_is_what_its_holders_hold(name: str) -> None:
+    plan = work_of(name).held.plan
+    if plan.memory is None:
+        pytest.skip("recorded before plans had memory")
+    assert not plan.memory.uncounted
+    for step in (plan.memory.eager, plan.memory.planned):
+        assert step is not None
+        assert sum(one.bytes for one in step.holders) + step.left_bytes == step.peak_bytes
+        assert step.start_bytes < step.peak_bytes < 80 * 10**9
+        assert {"parameter", "optimizer_state", "activation"} <= {one.category for one in step.holders}
+    assert judged(name)["oom_near"].status == "clean"
+    assert sum(graph.saved_bytes for graph in plan.graphs if graph.direction == "forward") > 0
+
+
+def test_written_out_attention_holds_its_scores_at_the_peak() -> None:
+    """Scores and softmax of 2 layers and 16 heads over 1,024 x 1,024 positions: what attention keeps at its lines."""
+    memory = work_of("attention-naive").held.plan.memory
+    assert memory is not None
+    assert memory.eager is not None
+    (largest,) = (one for one in memory.eager.holders[:1])
+    assert (largest.category, largest.op) == ("activation", "aten._softmax.default")
+    assert largest.file == "perfscope/workloads/attention.py"

@@ -41,6 +41,30 @@ for _ in range(3):
     w = step(w, jnp.ones((asked.n, asked.n)))
 """
 
+TORCH = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int, default=512)
+parser.add_argument("--policy", default="none")
+asked = parser.parse_args()
+layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)).cuda()
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+for _ in range(6):
+    x = torch.randn(asked.batch, 256, device="cuda")
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=False) if asked.policy == "full" else layer(x)
+    x.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+needs_triton = pytest.mark.skipif(
+    not isinstance(plugins.find("torch"), plugins.Plugin), reason="no triton here: PERFSCOPE_PLUGINS names none"
+)
 needs_xla = pytest.mark.skipif(
     not isinstance(plugins.find("gpu-nvidia"), plugins.Plugin),
     reason="no compiler for NVIDIA GPUs here: PERFSCOPE_PLUGINS names none",
@@ -150,6 +174,40 @@ def test_the_largest_size_that_fits_is_found_in_few_compilations(
     assert run([*words[:-1], "--json", "again.json", "train.py"]) == 0
     again = json.loads((here / "again.json").read_text())
     assert all(one["reused"] for one in again["variants"])
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@needs_triton
+def test_a_sweep_of_a_pytorch_program_has_a_front(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train_torch.py").write_text(TORCH)
+    assert run(["compile", "--sweep", "policy=none,full", "--json", "sweep.json", "train_torch.py"]) == 0
+    found = json.loads((here / "sweep.json").read_text())
+    none, full = found["variants"]
+    assert none["programs"] == full["programs"] == ["eager step"]
+    assert (none["state"], full["state"]) == ("fits", "fits")
+    assert full["peak_bytes"] < none["peak_bytes"]
+    assert full["step_low_ns"] > none["step_low_ns"]  # it computes again
+    assert none["on_front"]
+    assert full["on_front"]
+    assert "policy" in capsys.readouterr().out
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@needs_triton
+def test_the_largest_batch_of_a_pytorch_program(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train_torch.py").write_text(TORCH)
+    words = ["compile", "--memory", "40MiB", "--fit", "batch=128..1024/128", "--json", "fit.json", "train_torch.py"]
+    assert run(words) == 0
+    assert "need not grow evenly" in json.loads((here / "fit.json").read_text())["notes"][0]
+    states = {int(one["settings"]["batch"]): one for one in json.loads((here / "fit.json").read_text())["variants"]}
+    assert len(states) <= 4
+    fits = max(size for size, one in states.items() if one["state"] == "fits")
+    refused = min(size for size, one in states.items() if one["state"] == "does not fit")
+    assert refused == fits + 128
+    assert states[fits]["peak_bytes"] <= 40 << 20 < states[refused]["peak_bytes"]
+    assert f"fits up to batch={fits} on 40.0 MiB; batch={refused} needs" in capsys.readouterr().out
 
 
 @pytest.mark.aot
