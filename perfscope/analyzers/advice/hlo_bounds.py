@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.advice.step_model import Policy, Region
+from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.units import format_bytes
 
 
@@ -76,10 +77,16 @@ SIMPLY = (
     "what their backward reads of the values it makes again, in half of 94 predictions more than 5% off, up to 119% "
     "too high"
 )
+OVERLAPPED = (
+    "collectives of the program run beside its kernels: XLA orders it once more for that, by how long it thinks each "
+    "takes, and that order is not predicted; of 5 predictions of such a program the worst was 7% too low "
+    "(docs/memory.md)"
+)
 EXACT = (
     "compiling a policy gives its exact number: perfscope compile --target NAME --sweep policy=none,dots,full PROGRAM, "
     "for a program that takes --policy (docs/compile-sweeps.md)"
 )
+_COLLECTIVES = ("all-", "collective-", "reduce-scatter", "ragged-all-")
 NEAR = 0.05
 """Errors of the worst prediction of a kind up to which nothing is said of compiling."""
 
@@ -91,10 +98,22 @@ def bound_of(*, single: bool, checkpointed: bool) -> Bound:
     return LOOP_ALL if checkpointed else LOOP_LESS
 
 
-def notes_on(regions: Sequence[Region], today: int, *, single: bool, simply: bool = False) -> tuple[str, ...]:
+def overlaps(module: HloModule) -> bool:
+    """Whether collectives of a program begin and end apart, so that kernels run between. Linear in its instructions."""
+    return any(
+        one.opcode.endswith("-start") and one.opcode.startswith(_COLLECTIVES)
+        for computation in module.computations.values()
+        for one in computation.instructions
+    )
+
+
+def notes_on(
+    regions: Sequence[Region], today: int, *, single: bool, simply: bool = False, overlapped: bool = False
+) -> tuple[str, ...]:
     """How far to trust what is predicted for these layers; ``today``: the peak in bytes.
 
-    ``simply``: of layers that are checkpointed, the program without that could not be ordered.
+    ``simply``: of layers that are checkpointed, the program without that could not be ordered. ``overlapped``: as
+    ``overlaps`` says.
     """
     checkpointed = any(region.checkpointed for region in regions)
     peaks: dict[str, int] = {}
@@ -110,6 +129,8 @@ def notes_on(regions: Sequence[Region], today: int, *, single: bool, simply: boo
         notes.append(NOT_SELECTIVELY)
     if len(regions) > 1 and peaks and single:
         notes.append(SEVERAL_AGAIN if checkpointed else SEVERAL)
+    if overlapped and peaks:
+        notes.append(OVERLAPPED)
     if simply or not peaks or max(-bound.low, bound.high) > NEAR:
         notes.append(EXACT)
     return tuple(notes)

@@ -1,15 +1,24 @@
-"""Copies of arguments that a program updates in place: XLA makes them where the order it chose reads one afterwards."""
+"""Copies of arguments that a program updates in place.
+
+XLA copies a donated argument where something reads it that need not run before its update, and orders the program with
+the copies in it. A copy that is not needed in the order it chose is taken out afterwards. (Found in the orders of
+programs compiled for an H100: only with the copies, also those that are not in the program any more, does a list
+scheduler run the kernels of the optimizer where XLA runs them.)
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_orders import Order
 
-_VIEWS = ("bitcast",)
+_VIEWS = ("bitcast", "tuple")
+"""Through a tuple a loop reads its parts."""
 
 
 def without_copies(graph: Graph) -> None:
-    """What is a copy of a donated argument is the argument: an order is chosen before there are copies."""
+    """What is a copy of a donated argument is the argument: an order is chosen before it is known which are needed."""
     main = graph.main
     given = {node.name: node.number for node in main.nodes.values() if node.opcode == "parameter"}
     donated = set(graph.donated.values())
@@ -18,53 +27,74 @@ def without_copies(graph: Graph) -> None:
             main.change(node.name, opcode="bitcast", updates=(), reuses=())
 
 
-def with_copies(graph: Graph, order: Order) -> bool:
-    """Puts a copy in front of the first that reads an argument which is read again when it has been updated.
+def with_copies(graph: Graph) -> tuple[str, ...]:
+    """Copies each donated argument that something reads which need not run before its update. Their names.
 
-    The order is changed in place; False if there is none.
+    Everyone reads the copy then. Linear in the entry's instructions for each argument.
     """
-    main, running = graph.main, order[graph.entry]
-    positions = {name: at for at, name in enumerate(running)}
+    main, users = graph.main, graph.main.users()
+    added = []
+    for argument, maker in _updated(graph):
+        before = _needed_by(graph, maker)
+        if all(name in before for name in _readers(graph, users, argument)):
+            continue
+        name = main.add(Node(name=f"kept.{argument}", opcode="copy", operands=(argument,),
+                             sizes=main.nodes[argument].sizes))  # fmt: skip
+        for user in users[argument]:
+            operands = main.nodes[user].operands
+            main.change(user, operands=tuple(name if one == argument else one for one in operands))
+        added.append(name)
+    return tuple(added)
+
+
+def without_needless(graph: Graph, copies: Sequence[str], order: Order) -> None:
+    """Takes out those of ``copies`` whose argument nobody reads behind its update in this order."""
+    main = graph.main
+    positions = {name: at for at, name in enumerate(order[graph.entry])}
+    users = main.users()
+    makers = dict(_updated(graph))
+    for name in copies:
+        updated = positions[makers[main.nodes[name].operands[0]]]
+        if all(positions[reader] <= updated for reader in _readers(graph, users, name)):
+            main.change(name, opcode="bitcast")
+
+
+def _updated(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Donated arguments, and what makes the result that takes the memory of each."""
+    main = graph.main
     given = {node.number: node.name for node in main.nodes.values() if node.opcode == "parameter"}
     results = main.nodes[main.root].operands
-    users = main.users()
-    found = False
     for at, number in graph.donated.items():
-        if at >= len(results) or number not in given:
-            continue
-        maker = main.behind(results[at], ("bitcast", "get-tuple-element"))
-        readers = _readers(graph, users, given[number])
-        late = [name for name, _ in readers if positions[name] > positions[maker] and name != main.root]
-        if maker == given[number] or not late:
-            continue
-        found = True
-        copy = Node(name=f"kept.{given[number]}", opcode="copy", operands=(given[number],),
-                    sizes=main.nodes[given[number]].sizes)  # fmt: skip
-        main.add(copy)
-        first = min(positions[name] for name, _ in readers)
-        for _, through in readers:
-            for view in through:
-                main.change(view, operands=tuple(copy.name if one == given[number] else one for one in
-                                                 main.nodes[view].operands))  # fmt: skip
-        running.insert(first, copy.name)
-        positions = {name: place for place, name in enumerate(running)}
-        users = main.users()
-    return found
+        if at < len(results) and number in given:
+            maker = main.behind(results[at], ("bitcast", "get-tuple-element"))
+            if maker != given[number]:
+                yield given[number], maker
 
 
-def _readers(graph: Graph, users: dict[str, list[str]], name: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Who reads an argument, with those that name it: themselves, or what they see it through."""
+def _needed_by(graph: Graph, name: str) -> frozenset[str]:
+    """An instruction, and all that must run before it."""
     nodes = graph.main.nodes
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for user in users[name]:
-        waiting, seen = [user], {user}
-        while waiting:
-            one = waiting.pop()
-            if nodes[one].opcode in _VIEWS:
-                for other in users[one]:
-                    if other not in seen:
-                        seen.add(other)
-                        waiting.append(other)
+    waiting, seen = [name], {name}
+    while waiting:
+        one = nodes[waiting.pop()]
+        for other in (*one.operands, *one.after):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return frozenset(seen)
+
+
+def _readers(graph: Graph, users: dict[str, list[str]], name: str) -> list[str]:
+    """Who reads a value, through views of it. Not the result of the program, which holds it."""
+    main = graph.main
+    waiting, seen, found = [name], {name}, []
+    while waiting:
+        for user in users[waiting.pop()]:
+            if user in seen or user == main.root:
+                continue
+            seen.add(user)
+            if main.nodes[user].opcode in _VIEWS:
+                waiting.append(user)
             else:
-                found.append((one, (user,)))
+                found.append(user)
     return found

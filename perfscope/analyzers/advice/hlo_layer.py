@@ -92,7 +92,30 @@ class Layer:
             return number
         bases = self.bases(number, nothing, self._bases)
         shape = (one.shape.dtype, one.shape.dims)
-        return self._same.setdefault((one.opcode, one.op_name, one.attributes.get("slice", ""), shape, bases), number)
+        kind = (one.opcode, one.op_name, one.attributes.get("slice", ""), shape, bases, self._constant(number))
+        return self._same.setdefault(kind, number)
+
+    def is_filled(self, number: int) -> bool:
+        """Whether it is an array of one number throughout."""
+        return bool(self.flow.values[number].instruction.shape.dims) and self._constant(number) is not None
+
+    def zeros(self, number: int) -> tuple[str, tuple[int, ...]] | None:
+        """Type and dimensions of an array of zeros; ``None``: it is none."""
+        shape = self.flow.values[number].instruction.shape
+        filled = self._constant(number) if shape.dims else None
+        return (shape.dtype, shape.dims) if filled is not None and filled[0] else None
+
+    def _constant(self, number: int) -> tuple[bool, int | None] | None:
+        """Which single number fills an array, as far as the program is read: whether it is zero, and an integer."""
+        for _ in range(_MOST_CASTS):
+            value = self.flow.values[number]
+            if value.instruction.opcode == "constant":
+                return value.instruction.is_zero, value.instruction.value
+            sources = value.names or (value.operands if value.instruction.opcode in VIEWS else ())
+            if len(sources) != 1:
+                break
+            (number,) = sources
+        return None
 
     def carried(self, number: int) -> bool:
         """It is what one layer hands to the next: the input of this one."""

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from perfscope.analyzers.advice.hlo_barrier import INPUT, KEPT, Barrier
+from perfscope.analyzers.advice.hlo_dear import is_dear
 from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node, graph_of
 from perfscope.analyzers.advice.hlo_graph_edit import drop_element, spliced
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept
 from perfscope.analyzers.advice.hlo_policies import Keeps
+from perfscope.analyzers.advice.hlo_reads import reduces
 from perfscope.analyzers.advice.hlo_sharing import ELEMENTWISE, Slots
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
@@ -67,6 +69,8 @@ class Plan(ABC):
         self.sole: dict[int, str] = {}
         """Buffer, and the kernel that computes element by element from it alone."""
         self._loops: dict[tuple[str, str], str] = {}
+        self.zeros: dict[tuple[str, tuple[int, ...]] | None, str] = {}
+        """Arrays of zeros that the backward begins its own loops with, by type and dimensions: one for all."""
 
     # what the two kinds of layers differ in
 
@@ -107,7 +111,12 @@ class Plan(ABC):
             rank = (INPUT, 0) if layer.carried(number) else (KEPT, number)
             held = self.input_of(number, size)
             return self.barrier.take(held, self.back.nodes[held].bytes, rank)
-        if self.flow.opcode(number) in ("dynamic-slice", "slice") and not layer.behind(number):
+        shared = self.zeros.get(layer.zeros(number))
+        if shared is not None:
+            return shared
+        sources = self.flow.values[number].operands
+        if self.flow.opcode(number) in ("dynamic-slice", "slice") and not layer.made(sources[0]):
+            # whatever tells which part: the counter of a loop is computed in it
             weights = self.weights(number)
             if weights is not None:
                 return weights
@@ -116,7 +125,7 @@ class Plan(ABC):
         name = f"again{self.mark}.{number}"
         self.made[number] = name  # for what leads back to it
         operands: list[str] = []
-        for source in self.flow.values[number].operands:
+        for source in sources:
             made = layer.made(source)
             if not made:
                 weights = self.weights(source)
@@ -170,10 +179,12 @@ class Plan(ABC):
         gone = []
         for at, (operand, size) in enumerate(zip(begin.operands, source.sizes, strict=True)):
             number = self.flow.numbers[computation, operand]
-            if invariants[at] and not self.layer.made(number) and self.weights(number) is None:
+            if invariants[at] and self._is_read_only(number):
                 gone.append(at)  # masks and the like: computed where they are read
-            first = self.initial(number, size)
-            if not invariants[at] and (first in operands or inside.by_name[operand].opcode == "copy"):
+            shared = invariants[at] and computation == self.back.name and self.layer.is_filled(number)
+            first = operand if shared else self.initial(number, size)
+            twice = first in operands or first in self.zeros.values()
+            if not invariants[at] and (twice or inside.by_name[operand].opcode == "copy"):
                 copy = Node(name=f"copy{self.mark}.{name}.{at}", opcode="copy", operands=(first,), sizes=(size,))
                 first = self.back.add(copy)
             operands.append(first)
@@ -188,6 +199,11 @@ class Plan(ABC):
         for at in gone:
             drop_element(self.graph, self.back, loop, at)
         return loop
+
+    def _is_read_only(self, number: int) -> bool:
+        """Of what a loop takes and does not change: neither a value of the layer nor weights, nor a filled array."""
+        from_layer = self.layer.made(number) or self.weights(number) is not None
+        return not from_layer and not self.layer.is_filled(number)
 
     def initial(self, number: int, size: int) -> str:
         """What goes into a loop: a value, or a kernel of its own."""
@@ -223,13 +239,24 @@ class Plan(ABC):
                 self.back.change(name, operands=tuple(first if one in views else one for one in node.operands))
                 continue
             instead = [
-                one for number in made for one in ([self._for_product(number)] if product else self.bases(number))
+                one for number in made for one in ([self._for_product(number)] if product else self._read(name, number))
             ]
             node = spliced(self.kernel_of(name), views, instead)
             bases = {one for number in made for one in self.layer.bases(number, self.keeps, self.memory)}
             if not product and len(bases) > 1 and any(self.flow.opcode(one) == "reduce" for one in bases):
                 node = replace(node, reuses=())  # it goes over rows twice (softmax): not onto its input
             self.back.nodes[node.name] = node
+
+    def _read(self, name: str, number: int) -> list[str]:
+        """What a kernel reads that computes with a value: what the value is computed from.
+
+        What takes long to compute XLA does not fuse into a kernel that also reduces: then it is the value.
+        """
+        number = self.layer.first_of_its_kind(number)
+        reader = self.module.computations[self.back.name].by_name.get(name)
+        if reader is not None and reduces(self.module, reader) and is_dear(self.flow, number, self.layer.has_buffer):
+            return [self.value(number)]
+        return self.bases(number)
 
     def kernel_of(self, name: str) -> Node:
         """The kernel of that name, also where it was given a further result."""
@@ -275,24 +302,3 @@ class Plan(ABC):
                 self.back.add(
                     Node(name=one.name, opcode="get-tuple-element", operands=(kernel.name,), sizes=one.sizes, index=at)
                 )
-
-    def origin(self, number: int) -> int:
-        """Where a value comes from: an argument of the program, a loop's result, or what has no operand."""
-        seen: set[int] = set()
-        while number not in seen:
-            seen.add(number)
-            value = self.flow.values[number]
-            if self.is_argument(number) or (
-                value.computation.name == self.module.entry and value.instruction.opcode == "while"
-            ):
-                break
-            sources = value.names or value.operands[:1]
-            if not sources:
-                break
-            number = sources[0]
-        return number
-
-    def is_argument(self, number: int) -> bool:
-        """Whether it is an argument of the program."""
-        value = self.flow.values[number]
-        return value.instruction.opcode == "parameter" and value.computation.name == self.module.entry

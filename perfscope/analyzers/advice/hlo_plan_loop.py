@@ -16,6 +16,7 @@ from perfscope.analyzers.advice.hlo_graph_edit import (
 )
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers
+from perfscope.analyzers.advice.hlo_origin import is_argument, origin
 from perfscope.analyzers.advice.hlo_plan import KERNEL, Plan
 from perfscope.analyzers.advice.hlo_plan_forward import comes_from_nothing, stack_writers, within_readers
 from perfscope.analyzers.advice.hlo_policies import Keeps, with_merged_parts
@@ -77,6 +78,7 @@ class _LoopPlan(Plan):
         self.find_sole(dropped)
         writers = stack_writers(self._forth_code, (one.stored for one in kept))
         self.open_barrier()
+        self._find_zeros()
         self._through_barrier()
         for one in kept:
             self.rewire(one)
@@ -122,6 +124,15 @@ class _LoopPlan(Plan):
                 self.back.nodes[user] = spliced(self.back.nodes[user], {element}, ())
             drop_element(self.graph, self.entry, self._second, at)
 
+    def _find_zeros(self) -> None:
+        """Arrays of zeros that the backward's body makes: XLA makes none of the same kind beside them."""
+        for one in self._back_code.instructions:
+            if one.opcode == "fusion" and not one.operands and one.shape.dtype != "tuple":
+                root = self.module.computations[one.called[0]].root
+                kind = self.layer.zeros(self.flow.numbers[one.called[0], root.name])
+                if kind is not None:
+                    self.zeros.setdefault(kind, one.name)
+
     def _through_barrier(self) -> None:
         """Weights, a layer's part of each, and the gradient that one layer hands to the next."""
         dropped = {one.read for one in self._layers.kept}
@@ -140,9 +151,9 @@ class _LoopPlan(Plan):
             self._weights_through(node, users)
 
     def _weights_through(self, node: Node, users: dict[str, list[str]]) -> None:
-        source = self.origin(self.flow.numbers[self.back.name, node.name])
+        source = origin(self.flow, self.flow.numbers[self.back.name, node.name])
         shape = self._back_code.by_name[node.name].shape
-        if not self.is_argument(source) or shape.dims[:1] != (self._layers.count,):
+        if not is_argument(self.flow, source) or shape.dims[:1] != (self._layers.count,):
             return
         size = shape.bytes // self._layers.count
         behind = self._part_of_weights(source, node.name, size)
@@ -177,8 +188,8 @@ class _LoopPlan(Plan):
 
     def weights(self, number: int) -> str | None:
         """A layer's part of stacked weights."""
-        source = self.origin(number)
-        if not self.is_argument(source):
+        source = origin(self.flow, number)
+        if not is_argument(self.flow, source):
             return None
         if source not in self.weights_of:
             shape = self.flow.values[source].instruction.shape

@@ -10,6 +10,7 @@ from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_graph_edit import without_unread
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers
+from perfscope.analyzers.advice.hlo_origin import is_argument, origin
 from perfscope.analyzers.advice.hlo_outputs import Outputs
 from perfscope.analyzers.advice.hlo_plan import KERNEL, Plan
 from perfscope.analyzers.advice.hlo_policies import Keeps, with_merged_parts
@@ -223,8 +224,8 @@ class _SinglePlan(Plan):
 
     def weights(self, number: int) -> str | None:
         """An argument, or the layer's part of it."""
-        source = self.origin(number)
-        if not self.is_argument(source):
+        source = origin(self.flow, number)
+        if not is_argument(self.flow, source):
             return None
         one = self.flow.values[source].instruction
         if one.name not in self.weights_of:

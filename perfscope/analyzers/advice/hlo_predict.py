@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.analyzers.advice.hlo_copies import with_copies, without_copies
+from perfscope.analyzers.advice.hlo_copies import with_copies, without_copies, without_needless
 from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
 from perfscope.analyzers.advice.hlo_graph_values import Values
 from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_order
@@ -93,9 +93,10 @@ class Predictor:
 
     def _peak_of(self, graph: Graph, today: int) -> int:
         without_copies(graph)
-        values = Values(graph)
-        order, _ = planned_order(values)
-        predicted = needed_peak(Values(graph) if with_copies(graph, order) else values, order)
+        copies = with_copies(graph)
+        order, _ = planned_order(Values(graph))
+        without_needless(graph, copies, order)
+        predicted = needed_peak(Values(graph), order)
         if self._shares_results():
             predicted += today - needed_peak(Values(graph_of(self._module)), self._order_today())
         return predicted

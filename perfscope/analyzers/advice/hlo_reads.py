@@ -47,3 +47,10 @@ def takes_buffers(module: HloModule, one: Instruction) -> bool:
         if one.opcode == "fusion"
         for part in module.computations[name].instructions
     )
+
+
+def reduces(module: HloModule, one: Instruction) -> bool:
+    """Whether an instruction is a kernel that adds up rows or columns among other things."""
+    return one.opcode == "fusion" and any(
+        part.opcode == "reduce" for part in module.computations[one.called[0]].instructions
+    )

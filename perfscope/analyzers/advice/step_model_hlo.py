@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from perfscope.analyzers.advice.hlo_again import again_of
-from perfscope.analyzers.advice.hlo_bounds import notes_on
+from perfscope.analyzers.advice.hlo_bounds import notes_on, overlaps
 from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
@@ -95,7 +95,13 @@ class _Program:
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
         simply = "keep" in self._shifts and self._shifts["keep"] is None
-        notes = notes_on(regions, timeline.peak()[1], single=bool(self.layers[0].scope), simply=simply)
+        notes = notes_on(
+            regions,
+            timeline.peak()[1],
+            single=bool(self.layers[0].scope),
+            simply=simply,
+            overlapped=overlaps(self._module),
+        )
         measured = self._index in self._trace.fact(executions)
         return StepModel(
             label=program_label(self._module, self._trace),

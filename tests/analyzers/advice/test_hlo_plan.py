@@ -6,7 +6,9 @@ from functools import cache
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_graph import Body, Graph, graph_of
+from perfscope.analyzers.advice.hlo_dear import is_dear
+from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node, graph_of
+from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_policies import nothing, unbatched_products, with_merged_parts
 from perfscope.analyzers.advice.hlo_predict import Predictor
 from perfscope.analyzers.advice.step_model_hlo import layers_of
@@ -19,6 +21,9 @@ from tests.conftest import REPOSITORY
 
 PROGRAMS = REPOSITORY / "fixtures" / "h100-programs"
 SCAN, UNROLLED = "attention-naive-scan-small", "attention-naive-unrolled-small"
+BLOCKED = "attention-blocked-scan-small"
+HEADS, BLOCK, FLOAT = 8, 64, 4
+"""Keys that one turn of its loop takes, and bytes of what it adds up."""
 DIM, BATCH, LENGTH, VOCABULARY, LAYERS, WIDTH = 512, 4, 512, 2048, 4, 2
 """Of both: bfloat16."""
 ROWS = BATCH * LENGTH
@@ -87,6 +92,41 @@ def test_scores_are_there_again_for_one_layer() -> None:
     for policy in ("full", "dots"):
         again = [node for node in backward(planned(SCAN, policy)).nodes.values() if node.name.startswith("again")]
         assert any(node.bytes == scores for node in again)
+
+
+def test_what_a_loop_in_the_layer_begins_with_is_there_once() -> None:
+    """Of blocked attention: zeros that the loop of its backward begins with, too, and scores that are masked out."""
+    body = backward(planned(BLOCKED, "full"))
+    (loop,) = (node for node in body.nodes.values() if node.opcode == "while" and node.name.endswith(".again"))
+    begins = [body.nodes[name] for name in body.nodes[loop.operands[0]].operands]
+    copied = [body.nodes[one.operands[0]] for one in begins if one.opcode == "copy"]
+    shared = [one for one in copied if one.opcode == "fusion"]
+    assert shared
+    assert not any(one.operands for one in shared)
+    scores = FLOAT * BATCH * HEADS * LENGTH * BLOCK
+    filled = [one for one, same in zip(begins, graph_invariants(loop), strict=True) if same and one.bytes == scores]
+    assert [one.operands for one in filled] == [()]
+
+
+def graph_invariants(loop: Node) -> tuple[bool, ...]:
+    return planned(BLOCKED, "full").bodies[loop.body].invariants()
+
+
+@pytest.mark.parametrize(("name", "written"), [(SCAN, False), ("attention-naive-scan-vocabulary", True)])
+def test_what_takes_long_to_compute_is_read_by_a_kernel_that_also_reduces(name: str, written: bool) -> None:
+    """The erfc of an exact gelu: XLA sums up the gradient of the bias in the same kernel where the arrays are large."""
+    found, flow = predictor(name)
+    (layers,) = layers_of(program(f"{name}-none"), flow, Schedule(program(f"{name}-none")))
+    layer = Layer(flow, layers)
+    dear = [
+        number
+        for kept in layers.kept
+        for number in layer.made(kept.number)
+        if is_dear(flow, number, layer.has_buffer) and not any(one.into_product for one in kept.readers)
+    ]
+    assert dear
+    body = backward(found.graph(nothing))
+    assert all((f"again.{layer.first_of_its_kind(number)}" in body.nodes) is written for number in dear)
 
 
 def test_products_that_xla_merged_are_kept_part_by_part() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.advice.hlo_again import again_of
-from perfscope.analyzers.advice.hlo_bounds import bound_of
+from perfscope.analyzers.advice.hlo_bounds import bound_of, notes_on, overlaps
 from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_kept import runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
@@ -213,6 +213,16 @@ def test_a_program_says_how_near_its_predictions_may_come() -> None:
     assert any("predicted for the first ones" in note for note in model(f"{UNROLLED}-none").notes)
     assert any("between none and all of them" in note for note in model(f"{UNROLLED}-full").notes)
     assert any("--sweep policy=none,dots,full" in note for note in found.notes)
+    assert not any("run beside its kernels" in note for note in found.notes)
+
+
+def test_a_program_whose_collectives_run_beside_its_kernels_says_that_their_order_is_not_predicted() -> None:
+    (folder,) = (REPOSITORY / "fixtures" / "programs-h100" / "transformer" / "programs").glob("*.hlo.pb.xz")
+    module = hlo_proto.read(folder).hlo[0]
+    assert overlaps(module)
+    regions = model("attention-naive-scan-small-none").regions
+    told = notes_on(regions, 1 << 30, single=False, overlapped=True)
+    assert [note for note in told if "run beside its kernels" in note]
 
 
 def test_a_program_that_cannot_be_ordered_says_that_it_was_predicted_simply(monkeypatch: pytest.MonkeyPatch) -> None:
