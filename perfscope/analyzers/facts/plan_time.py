@@ -90,7 +90,7 @@ def kernel_range(
     device: Device, factors: Factors, *, moved: int, flops: int | None, dtype: str | None, strided: bool
 ) -> Range:
     """One run of a kernel that moves so many bytes. FLOPs count where the device states a peak for the dtype."""
-    peak = device.peak_flops.get(dtype or "", 0)
+    peak = device.peak_flops.get("fp8" if dtype is not None and dtype.startswith("float8_") else dtype or "", 0)
     arithmetic = (flops or 0) * NS / peak if peak else 0.0
     memory = moved * NS / device.memory_bandwidth
     shortest, small = factors.kernel

@@ -32,6 +32,8 @@ second does read what the first writes, in another order."""
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")
 ATTENTION = re.compile(r"_scaled_dot_product_\w*attention")
+FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
+"""Templates of inductor's for ``flex_attention``; what their masks leave out is not known, so neither are FLOPs."""
 UNSURE = {
     "convolution": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
     "convolution_backward": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
@@ -90,9 +92,10 @@ class KernelReader:
         read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
         if named is not None:
             reduction = any(part.is_reduction() for part in parts)
+            own: KernelKind = "foreach" if kernel.is_foreach() else "reduction" if reduction else "pointwise"
             return PlannedKernel(
                 name=named[0],
-                kind="foreach" if kernel.is_foreach() else "reduction" if reduction else "pointwise",
+                kind="attention" if FLEX.match(named[0]) else own,
                 members=members,
                 ops=_ops(origins),
                 places=self.places(origins),
@@ -289,14 +292,16 @@ def _work(origin: Any) -> tuple[int | None, str | None, str | None]:
     result = origin.meta.get("val")
     outputs = result if isinstance(result, (list, tuple)) else [result]
     tensors = [one for one in given.values() if isinstance(one, torch.Tensor)]
-    # A product's last operand is a matrix; attention's first is the queries or their gradient, its last may be sums.
-    decides = tensors[0 if ATTENTION.search(str(origin.target)) else -1] if tensors else None
+    # A product's last operand is a matrix, a scaled one's first two are, and scales come behind; attention's first is
+    # the queries or their gradient, its last may be sums.
+    scaled = "_scaled_mm" in str(origin.target)
+    decides = tensors[0 if scaled or ATTENTION.search(str(origin.target)) else -1] if tensors else None
     dtype = None if decides is None else str(decides.dtype).removeprefix("torch.")
     if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
         dtype = "tf32"
     try:
         flops = flops_of(str(origin.target), given.get, outputs)
-        matrices = [one for one in tensors if one.dim() >= 2][-2:]
+        matrices = tensors[:2] if scaled else [one for one in tensors if one.dim() >= 2][-2:]
         shape = None
         if len(matrices) == 2:
             left, right = ([int(size) for size in one.shape] for one in matrices)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot import torch_pretend_fit
 from perfscope.profiler.aot.torch_pretend_fit import unfit
 from perfscope.profiler.aot.torch_pretend_slots import slots_of
 
@@ -56,7 +56,7 @@ def test_builds_with_which_it_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
     if platform.system() == "Linux":
         assert unfit("2.13.0+cpu", for_gpu=False) is None
         assert "built for a GPU" in str(unfit("2.13.0+cu130", for_gpu=True))
-    monkeypatch.setattr(torch_pretend_fit.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert "not for darwin" in str(unfit("2.13.0", for_gpu=False))
 
 
