@@ -118,6 +118,7 @@ class _Planning:
         from perfscope.profiler.aot.torch_lists import lists_as_on_a_gpu
         from perfscope.profiler.aot.torch_plan_file import write_plan
         from perfscope.profiler.aot.torch_plan_steps import EnoughSeenError
+        from perfscope.profiler.aot.torch_processes import only_one_process
 
         if self.pretence is not None:
             self.pretence.install()
@@ -127,6 +128,7 @@ class _Planning:
         self.world.install()
         self.answers.install()
         lists_as_on_a_gpu()
+        only_one_process()
         self.steps.install()
         failure = None
         with self.world.mode:
