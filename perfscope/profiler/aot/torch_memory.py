@@ -119,8 +119,8 @@ class MemoryLedger:
     def block_of(self, tensor: Any) -> Block | None:
         """The block that a tensor lies in, if it was seen."""
         thing = _storage(tensor)
-        watch = None if thing is None else self._watches.get(id(thing))
-        return watch.block if watch is not None and watch() is thing else None
+        held = None if thing is None else self._watches.get(id(thing))
+        return held.block if held is not None and held() is thing else None
 
     def moved(self, tensor: Any) -> None:
         """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
@@ -207,8 +207,9 @@ class MemoryLedger:
     def _gone(self, watch: Any) -> None:
         block: Block = watch.block
         block.died = self.ops
-        if self._watches.get(watch.address) is watch:
-            del self._watches[watch.address]
+        address: int = watch.address
+        if self._watches.get(address) is watch:
+            del self._watches[address]
         if self._events is not None:
             self._events.append(("died", block))
 

@@ -14,6 +14,7 @@ from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, P
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.torch_plan import HeldPlan, PlannedKernel, PlannedRefusal, totals
 from perfscope.analyzers.trace import Trace
+from perfscope.profiler.aot.torch_memory_file import StepMemory
 from tests.conftest import REPOSITORY
 
 FIXTURES = REPOSITORY / "fixtures" / "plans-h100"
@@ -42,8 +43,22 @@ def moved_lines(held: HeldPlan, by: int) -> HeldPlan:
     def moved(one: PlannedKernel) -> PlannedKernel:
         return replace(one, name=f"{one.name}9", places=tuple(replace(at, line=at.line + by) for at in one.places))
 
+    files = {at.file for graph in held.plan.graphs for one in graph.kernels for at in one.places}
+
+    def lower(step: StepMemory | None) -> StepMemory | None:
+        if step is None:
+            return None
+        rows = (
+            replace(one, line=one.line + by) if one.file in files and one.line is not None else one
+            for one in step.holders
+        )
+        return replace(step, holders=tuple(rows))
+
     graphs = tuple(replace(graph, kernels=tuple(map(moved, graph.kernels))) for graph in held.plan.graphs)
-    return replace(held, plan=replace(held.plan, graphs=graphs))
+    memory = held.plan.memory
+    if memory is not None:
+        memory = replace(memory, eager=lower(memory.eager), planned=lower(memory.planned))
+    return replace(held, plan=replace(held.plan, graphs=graphs, memory=memory))
 
 
 class TestOneKernelOfMany:
@@ -117,7 +132,7 @@ def test_parts_sum_to_the_change(base: str, head: str) -> None:
 def test_attention_that_is_written_out() -> None:
     found = compare([trace("attention-sdpa")], [trace("attention-naive")])
     said = found.gates(("programs",))
-    assert [line.partition(":")[0] for line in said] == ["lost-fusions", "hbm-bytes"]
+    assert [line.partition(":")[0] for line in said] == ["lost-fusions", "hbm-bytes", "peak"]
     assert all("perfscope/workloads/attention.py:3" in line for line in said)
     assert found.programs[0].modelled_ns is not None
 
