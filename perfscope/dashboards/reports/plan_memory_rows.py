@@ -80,6 +80,11 @@ def shown_step(plan: PlanSummary) -> StepMemory | None:
     return (planned or eager) if plan.compiled_by == "program" else (eager or planned)
 
 
-def place_of(file: str | None, line: int | None) -> str:
+def file_of(path: str) -> str:
     """The end of a path tells: its folder and name."""
-    return "-" if file is None else f"{shorten(shown('/'.join(PurePath(file).parts[-2:])), PLACE)}:{line}"
+    return shorten(shown("/".join(PurePath(path).parts[-2:])), PLACE)
+
+
+def place_of(file: str | None, line: int | None) -> str:
+    """``attention.py:38``; ``-`` where there is none."""
+    return "-" if file is None else f"{file_of(file)}:{line}"

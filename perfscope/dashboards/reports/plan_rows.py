@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.torch_plan import way_in_words
 from perfscope.analyzers.units import format_bytes, format_count, format_ns
-from perfscope.dashboards.reports.plan_memory_rows import holder_rows, memory_notes, peak_rows
+from perfscope.dashboards.reports.plan_memory_rows import (
+    file_of,
+    holder_rows,
+    memory_notes,
+    peak_rows,
+    place_of,
+)
 from perfscope.dashboards.shown import shorten, shown
 
 if TYPE_CHECKING:
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
 
 NAME = 44
 """Characters of a kernel's or function's name."""
-PLACE = 40
 REASON = 110
 FEW_OPS = 4
 
@@ -165,7 +169,7 @@ def _counted(sentences: Iterable[str]) -> Iterator[str]:
 
 def _break(row: BreakRow, plan: PlanSummary) -> str:
     verb = "ends" if plan.compiled_by == "program" else "would end"
-    at = "" if row.file is None else f" at {_file(row.file)}:{row.line}"
+    at = "" if row.file is None else f" at {file_of(row.file)}:{row.line}"
     eager = "; the whole function stays in eager mode" if row.eager else ""
     return f"{shown(row.reason, REASON)} {verb} a graph of {shown(', '.join(row.functions))}{at}{eager}"
 
@@ -196,10 +200,5 @@ def range_text(span: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _file(path: str) -> str:
-    """The end of a path tells: its folder and name."""
-    return shorten(shown("/".join(PurePath(path).parts[-2:])), PLACE)
-
-
 def _place(place: PlanPlace | None) -> str:
-    return "-" if place is None else f"{_file(place.file)}:{place.line}"
+    return "-" if place is None else place_of(place.file, place.line)
