@@ -15,6 +15,7 @@ __all__ = [
     "StepMemory",
     "as_written",
     "by_category",
+    "category_words",
     "fits",
 ]
 
@@ -57,6 +58,11 @@ def by_category(step: StepMemory) -> tuple[CategoryRow, ...]:
         for category, held in found.items()
     )  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def category_words(category: MemoryOwner) -> str:
+    """As reports call it."""
+    return "not known" if category == "unknown" else category.replace("_", " ")
 
 
 def fits(step: StepMemory, memory_bytes: int | None) -> bool | None:

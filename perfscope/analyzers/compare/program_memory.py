@@ -10,7 +10,7 @@ from perfscope.analyzers.compare.program_units import PEAK, PLAN_PEAK
 from perfscope.analyzers.facts.hlo_memory import MemoryTimeline, memory_timeline
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.torch_plan import TorchPlan
-from perfscope.analyzers.torch_plan_memory import StepMemory, as_written
+from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, category_words
 
 LASTING = "arguments, results and constants"
 """What is there all the time: it has no line of its own."""
@@ -63,7 +63,7 @@ def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
         at = ""
         if one.file is not None and one.line is not None:
             at = f"{lines.file(one.file)}:{lines.line(one.file, one.line)}"
-        key = (at, one.category.replace("_", " "))
+        key = (at, category_words(one.category))
         found[key] = found.get(key, 0) + one.bytes
     return found
 

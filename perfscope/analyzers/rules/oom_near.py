@@ -41,7 +41,7 @@ from perfscope.analyzers.facts.memory_judged import (
 from perfscope.analyzers.facts.memory_sites import block_sites
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, by_category
+from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, by_category, category_words
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryAction, MemoryCategory
 from perfscope.analyzers.units import format_bytes, format_share
@@ -100,7 +100,7 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
         f"({format_share(step.peak_bytes, capacity)}) at its peak, without what the allocator reserves beyond that"
     )
     rows = by_category(step)
-    most = f"Most is held as {rows[0].category.replace('_', ' ')} ({format_bytes(rows[0].bytes)}). " if rows else ""
+    most = f"Most is held as {category_words(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
     return Finding(
         subject="headroom of the device",
         title=f"planned: {said}",
@@ -110,7 +110,9 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
         where=Where(file=step.file, line=step.line, op=step.op),
         evidence=tuple(
             {
-                "held_by": row.category if row.most.file is None else f"{row.most.file}:{row.most.line}",
+                "held_by": category_words(row.category)
+                if row.most.file is None
+                else f"{row.most.file}:{row.most.line}",
                 "held_bytes": row.bytes,
                 "blocks": row.blocks,
             }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.torch_plan_memory import NOT_IN_IT, StepMemory, by_category, fits
+from perfscope.analyzers.torch_plan_memory import NOT_IN_IT, StepMemory, by_category, category_words, fits
 from perfscope.analyzers.units import format_bytes, format_share
 from perfscope.dashboards.shown import shorten, shown
 
@@ -45,7 +45,7 @@ def holder_rows(plan: PlanSummary) -> Iterator[Cells]:
     for row in by_category(step):
         most = row.most
         yield (
-            ("at the peak", row.category.replace("_", " ")),
+            ("at the peak", category_words(row.category)),
             ("bytes", format_bytes(row.bytes)),
             ("share", format_share(row.bytes, step.peak_bytes)),
             ("blocks", f"{row.blocks:,}"),
