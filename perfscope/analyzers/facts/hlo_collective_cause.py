@@ -6,11 +6,12 @@ scheduling, so is every pair with nothing between start and done. Since 2026 XLA
 keeps the mark only where the flag set it.
 
 TPUs: libtpu puts a collective into fusions, between whose begin and end others run, or splits it into start and done.
-When, by kind, was tried with libtpu 0.0.42.1 on v5e:2x4 and v6e:2x4: 64 KiB, 1 MiB and 16 MiB a device, beside matrix
-products, elementwise work and nothing, in loops and out of them. Size decides nothing. All-gathers go into
-fusions by default and all-reduces with flags, both beside matrix products alone; all-to-alls are split with a flag,
-collective-permutes always, beside whatever there is; reduce-scatters with none that there is. Defaults of the flags:
-openxla.org/xla/flags_guidance.
+When, by kind, was tried with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB a device, beside matrix
+products, elementwise work and nothing, in loops and out of them: size decides nothing. All-gathers go into fusions by
+default and all-reduces with two flags, both beside matrix products alone; all-to-alls are split with a flag,
+collective-permutes always, beside whatever there is; reduce-scatters with none that there is. On v6e:2x4 and
+v5p:2x2x2, with 1 MiB beside a product, all-reduces are as on v5e; all-gathers need three flags, and
+all-to-alls stay one op with theirs. Defaults of the flags: openxla.org/xla/flags_guidance.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Literal
 from perfscope.analyzers.facts.hlo_collectives import Collective, is_marked
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import module_index
+from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.trace import Trace
 
@@ -29,14 +31,19 @@ Cause = Literal[
     "independent work was left elsewhere", "nothing independent near it",
 ]  # fmt: skip
 
+_FUSED = "xla_tpu_enable_async_collective_fusion"
+TPU_FLAGS: dict[str, tuple[str, ...]] = {
+    "all-gather": ("xla_enable_async_all_gather", _FUSED, f"{_FUSED}_fuse_all_gather"),
+    "all-reduce": ("xla_enable_async_all_reduce", f"{_FUSED}_fuse_all_reduce"),
+    "all-to-all": ("xla_tpu_enable_async_all_to_all",),
+}
+"""All of them together: the first alone leaves an all-gather or all-reduce as it is (tried, see above)."""
+
 BESIDE_PRODUCTS = ("all-gather", "all-reduce")
 """What a TPU's fusions divide: only beside matrix products."""
 
-TPU_FLAGS: dict[str, tuple[str, ...]] = {
-    "all-reduce": ("xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
-    "all-to-all": ("xla_tpu_enable_async_all_to_all",),
-}
-"""All of them together; each alone leaves an all-reduce as it is (tried, see above)."""
+_V5E = "TPU v5e"
+"""Where all-gathers are divided by default, and all-to-alls with a flag (tried, see above)."""
 
 _GPU_KINDS = {
     "all-gather": "ALLGATHER", "all-reduce": "ALLREDUCE", "all-to-all": "ALLTOALL",
@@ -51,11 +58,13 @@ def cause_of(trace: Trace, one: Collective, free: Sequence[Instruction]) -> Caus
         if is_marked(one) and (one.between or one.blocks == "never split into start and done"):
             return "turned off by a flag"
     elif one.blocks == "never split into start and done":
-        if one.kind not in (*TPU_FLAGS, *BESIDE_PRODUCTS):
+        found = program_device(trace)
+        on_v5e = found is not None and found.device.name == _V5E
+        if one.kind not in TPU_FLAGS or (one.kind == "all-to-all" and not on_v5e):
             return "no flag divides it"
         if free and one.kind in BESIDE_PRODUCTS and not _has_product(trace, one, free):
             return "no matrix product near it"
-        if free and one.kind in TPU_FLAGS:
+        if free and not (one.kind == "all-gather" and on_v5e):
             return "off unless flags say otherwise"
     return "independent work was left elsewhere" if free else "nothing independent near it"
 
@@ -70,15 +79,16 @@ def remedy(one: Collective, cause: Cause) -> str:
     if cause == "off unless flags say otherwise":
         beside = "matrix products run" if one.kind in BESIDE_PRODUCTS else "others run"
         return (
-            f"The TPU compiler leaves an {one.kind} one op by default, whatever its size. To let {beside} beside it: "
+            f"The TPU compiler leaves {_an(one.kind)} one op by default, whatever its size. To let {beside} beside it: "
             f"{_options(one.kind)}."
         )
     if cause == "no flag divides it":
-        return f"The TPU compiler leaves a {one.kind} one op; no flag that changes it is known."
+        chip = " on this chip" if one.kind in TPU_FLAGS else ""
+        return f"The TPU compiler leaves {_an(one.kind)} one op{chip}; no flag that changes it is known."
     if cause == "no matrix product near it":
-        flags = f", with {_options(one.kind)}" if one.kind in TPU_FLAGS else ""
+        flags = f", {'on v5e by default, else ' if one.kind == 'all-gather' else ''}with {_options(one.kind)}"
         return (
-            f"The TPU compiler runs an {one.kind} beside matrix products alone{flags}; none near it is independent. "
+            f"The TPU compiler runs {_an(one.kind)} beside matrix products alone{flags}; none near it is independent. "
             "Put one there: of the next layer, jax.lax.scan(..., unroll=2), or of the other half of the batch."
         )
     if cause == "independent work was left elsewhere":
@@ -95,6 +105,10 @@ def remedy(one: Collective, cause: Cause) -> str:
         "Where nothing is independent, make it so: jax.lax.scan(..., unroll=2) puts the next layer beside this one; "
         "two half batches let one compute while the other communicates."
     )
+
+
+def _an(kind: str) -> str:
+    return f"a {kind}" if kind[0] in "cr" else f"an {kind}"
 
 
 def _options(kind: str) -> str:

@@ -11,8 +11,8 @@ How it is found:
     looked for work in the same computation that neither feeds the collective nor needs its result:
     that could run beside it. Why it blocks follows from how the platform splits: XLA:GPU splits every kind
     of any size, and runs in line what it found nothing to put beside, or what a flag names. libtpu leaves
-    all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (and all-reduces, with the
-    flags) beside matrix products alone, and divides no reduce-scatter, at any size that was tried
+    all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (by default on v5e alone) and
+    all-reduces beside matrix products alone, and divides no reduce-scatter, at any size that was tried
     (`facts/hlo_collective_cause.py`). Bytes are the larger of operands and result, times the trip counts of the
     loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
     The device waits for the time that was measured while nothing else ran on it; for a program alone, for
@@ -30,7 +30,7 @@ Fix:
         XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"
 
     A kind was turned off: take it out of `--xla_gpu_disable_async_collectives`. On TPUs, where no
-    all-reduce or all-to-all is divided by default::
+    all-reduce or all-to-all is divided by default (the last flag: v5e)::
 
         jax.jit(step, compiler_options={
             "xla_enable_async_all_reduce": "true",

@@ -174,6 +174,22 @@ def test_what_a_tpu_leaves_one_op_has_its_own_cause(kind: str, work: str, cause:
         assert "xla_enable_async_all_reduce" not in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause", "said"),
+    [
+        ("all-gather", "off unless flags say otherwise", "xla_tpu_enable_async_collective_fusion_fuse_all_gather"),
+        ("all-to-all", "no flag divides it", "leaves an all-to-all one op on this chip"),
+    ],
+)
+def test_what_was_tried_on_a_v5e_is_not_said_of_other_chips(kind: str, cause: str, said: str):
+    text = TPU.replace("KIND", kind).replace(", to_apply=%add", ", dimensions={0}").replace("WORK", PRODUCT)
+    trace = hlo_trace(hlo_module(text))
+    trace.judged_device = "TPU v6e"
+    (finding,) = judge(RULE, trace).findings
+    assert finding.evidence[0]["cause"] == cause
+    assert said in finding.advice
+
+
 def test_the_causes_of_recorded_programs():
     """Compiled again with the flags, `all-to-all` is split and one `all-reduce` beside a product is divided."""
     trace = load_one(REPOSITORY / "fixtures" / "programs-v5e" / "transformer-sharding")
