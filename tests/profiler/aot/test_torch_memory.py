@@ -99,4 +99,4 @@ def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
     memory, eager, compiled = memory_of(tmp_path, INSIDE)
     assert eager.given_bytes == compiled.given_bytes == 3 * 4 * MIB
     assert memory.eager is eager
-    assert compiled.start_bytes == eager.start_bytes
+    assert abs(compiled.start_bytes - eager.start_bytes) < SMALL
