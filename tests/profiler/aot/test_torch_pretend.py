@@ -136,7 +136,7 @@ def test_nothing_of_it_is_in_this_process(table: Trace) -> None:
     assert table.torch_plans
     assert torch.cuda.is_available.__module__ == "torch.cuda"
     assert torch._C._accelerator_getAccelerator() is None
-    assert type(torch.autograd.Variable._execution_engine).__name__ == "ImperativeEngine"
+    assert not type(torch.autograd.Variable._execution_engine).__module__.startswith("perfscope")
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.empty(1).cuda()
 
