@@ -97,6 +97,7 @@ def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) 
 
 def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
     memory, eager, compiled = memory_of(tmp_path, INSIDE)
-    assert eager.given_bytes == compiled.given_bytes == 3 * 4 * MIB
+    for step in (eager, compiled):
+        assert 0 <= step.given_bytes - 3 * 4 * MIB < SMALL
     assert memory.eager is eager
     assert abs(compiled.start_bytes - eager.start_bytes) < SMALL
