@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=. PERFSCOPE_CORPUS=... python benchmarks/calibration_across.py     # prints the table of docs/compile-model.md
+    PYTHONPATH=. PERFSCOPE_CORPUS=... python benchmarks/calibration_across.py  # the table of docs/compile-model.md
 
 Instructions of a program are priced by what those of their class reached in all *other* programs of the same device:
 the median of where in its own range each lay (0: the low end, 1: the high end, by ratio). Programs of the same
