@@ -100,6 +100,14 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
         f"({format_share(step.peak_bytes, capacity)}) at its peak, without what the allocator reserves beyond that"
     )
     rows = by_category(step)
+    shown: list[dict[str, Cell]] = [
+        {
+            "held_by": category_words(row.category) if row.most.file is None else f"{row.most.file}:{row.most.line}",
+            "held_bytes": row.bytes,
+            "blocks": row.blocks,
+        }
+        for row in rows[:MAX_ROWS]
+    ]
     most = f"Most is held as {category_words(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
     return Finding(
         subject="headroom of the device",
@@ -108,16 +116,7 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
         basis="modelled",
         cost_bytes=over if over > 0 else None,
         where=Where(file=step.file, line=step.line, op=step.op),
-        evidence=tuple(
-            {
-                "held_by": category_words(row.category)
-                if row.most.file is None
-                else f"{row.most.file}:{row.most.line}",
-                "held_bytes": row.bytes,
-                "blocks": row.blocks,
-            }
-            for row in rows
-        )[:MAX_ROWS],
+        evidence=tuple(shown),
         advice=f"{most}Try what else fits: perfscope compile --sweep policy=..., --sweep batch=..., or --fit.",
     )
 

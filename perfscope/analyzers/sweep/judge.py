@@ -9,9 +9,9 @@ from pathlib import Path
 
 from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.estimate.spans import Range
-from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.facts.plan_time import plan_works
 from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.load import load_one
 from perfscope.analyzers.sweep.point import Point, State
 from perfscope.analyzers.torch_plan_memory import as_written, fits

@@ -17,7 +17,6 @@ from perfscope.profiler.aot.torch_memory_file import (
 )
 from perfscope.profiler.aot.torch_memory_graph import GraphBuffers
 
-
 DISAGREES = 0.001
 """Of the results of a graph: less is how sums are laid out, and no value that is missed."""
 
