@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.profiler.aot.torch_cuda_answers import MOVES
 from perfscope.profiler.aot.torch_memory_file import StepPhase
-from perfscope.profiler.captures.op_graph import _insert_lowest as insert_lowest
+from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
+from perfscope.profiler.captures.op_graph_mode import tensors_in
 
 Place = tuple[str | None, int | None, str | None]
 """(file, line, function) of the user's."""
@@ -131,7 +132,7 @@ class MemoryLedger:
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
-        sources, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
         said = any(map(_is_device, (*args, *kwargs.values())))
         self.names_device = self.names_device or said
         known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
@@ -264,7 +265,7 @@ class MemoryLedger:
                 for parameter in group["params"]:
                     self._call(parameter, "parameter")
                     self._call(parameter.grad, "gradient")
-            for tensor in _tensors(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
+            for tensor in tensors_in(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
                 self._call(tensor, "optimizer_state")
 
     def _call(self, tensor: Any, category: str) -> None:
@@ -299,16 +300,6 @@ def _in_module(site: Any) -> bool:
 
 def _is_device(thing: Any) -> bool:
     return isinstance(thing, torch.device) and thing.type == "cuda"
-
-
-def _tensors(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        yield from _tensors(tuple(tree.values()))
 
 
 def _storage(tensor: Any) -> Any:

@@ -73,7 +73,7 @@ class OpGraphCapture:
         frames = frames or Frames(torch.__file__, Path.cwd())
         self._mode = RecordingMode(self._table, frames, self._modules)
         self._modules.start()
-        _insert_lowest(self._mode)
+        insert_lowest(self._mode)
 
     def stop(self) -> None:
         """Ends the recording. It never raises for what the program did to the mode stack meanwhile."""
@@ -106,7 +106,7 @@ class OpGraphCapture:
         self._table.save(path)
 
 
-def _insert_lowest(mode: Any) -> None:
+def insert_lowest(mode: Any) -> None:
     """Puts the mode below those of the program.
 
     They may then be entered and left around us in any order: torch pops the topmost, which is never ours.

@@ -67,11 +67,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         if facts is None:
             facts = self._facts[func] = facts_of(func)
         named = {**dict(zip(facts.arguments, args, strict=False)), **kwargs}
-        sources, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
         # A tensor of a Python number comes into being in sight of nobody, and is then lifted.
         inputs = [self._tensor(tensor, made=facts.packet in LIFTS) for tensor in sources]
         outputs = [self._tensor(tensor, made=True) for tensor in results]
-        written = [self._tensor(tensor) for name in facts.written for tensor in _tensors(named.get(name))]
+        written = [self._tensor(tensor) for name in facts.written for tensor in tensors_in(named.get(name))]
         view = facts.view or self._shares_storage(inputs, outputs, written)
         frame = sys._getframe(2)
         site = self._frames.site(frame)
@@ -172,14 +172,15 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return threading.get_ident()
 
 
-def _tensors(tree: Any) -> Iterator[Any]:
+def tensors_in(tree: Any) -> Iterator[Any]:
+    """Tensors among arguments or results, in order; of lists, tuples and dictionaries within as well."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for part in tree:
-            yield from _tensors(part)
+            yield from tensors_in(part)
     elif isinstance(tree, dict):
-        yield from _tensors(tuple(tree.values()))
+        yield from tensors_in(tuple(tree.values()))
 
 
 def _unwraps(kind: type) -> bool:
