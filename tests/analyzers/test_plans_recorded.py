@@ -130,8 +130,7 @@ def test_the_json_report_keeps_to_its_schema(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(folder.name for folder in RECORDED.iterdir() if folder.is_dir()))
 def test_the_peak_of_a_recorded_plan_is_what_its_holders_hold(name: str) -> None:
     plan = work_of(name).held.plan
-    if plan.memory is None:
-        pytest.skip("recorded before plans had memory")
+    assert plan.memory is not None
     assert not plan.memory.uncounted
     for step in (plan.memory.eager, plan.memory.planned):
         assert step is not None
