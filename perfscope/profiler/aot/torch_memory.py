@@ -176,6 +176,8 @@ class MemoryLedger:
                 maker = makers[index] if index < len(makers) else None
                 if block is not None and block not in inputs:
                     block.device = True
+                    if block.phase == "other":  # seen from the wrapper of a library, in no module's forward
+                        block.phase = "forward"
                     if maker is not None:
                         block.op, block.place = maker.op, maker.place
                 outputs.append(block)
@@ -188,7 +190,7 @@ class MemoryLedger:
         freed = frozenset(place for place, block in enumerate(inputs) if block is not None and id(block) in gone)
         call = GraphCall(
             number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs),
-            phase=self._phase,
+            phase="forward" if self._phase == "other" else self._phase,
         )  # fmt: skip
         # Here results are made before inputs are given up; the graph's own events say how it is.
         self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]

@@ -54,6 +54,19 @@ for _ in range(8):
     optimizer.zero_grad()
 """
 
+DECORATED = INSIDE.replace("    def forward", "    @of_a_library\n    def forward").replace(
+    "class Model",
+    """
+def of_a_library(method):
+    def wrapper(*arguments):
+        return method(*arguments)
+    return wrapper
+
+
+class Model""",
+)
+"""The same, where the line that runs its graphs is in no function called ``forward``."""
+
 
 def memory_of(folder: Path, text: str) -> tuple[PlanMemory, StepMemory, StepMemory]:
     memory = only(planned(folder, text)).plan.memory
@@ -93,6 +106,10 @@ def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) 
     assert least * 4 * MIB < compiled.peak_bytes <= eager.peak_bytes
     held = matrices(compiled)
     assert (held["parameter"], held["optimizer_state"], held["input"]) == (2, 4, 1)
+    assert held["activation"] > 0
+    _, _, decorated = memory_of(tmp_path, DECORATED)
+    assert matrices(decorated) == held
+    assert decorated.phase == compiled.phase == "backward"
 
 
 def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
