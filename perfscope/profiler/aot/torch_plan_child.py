@@ -187,6 +187,9 @@ class _Planning:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
         at = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
+        inner = getattr(error, "inner_exception", None)  # what torch's compiler wraps with its own advice
+        if isinstance(inner, BaseException):
+            error = inner
         text = " ".join(str(error).split())[:300]
         return f"{type(error).__name__}{at}: {text}"
 

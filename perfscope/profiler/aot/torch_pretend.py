@@ -100,10 +100,15 @@ class _OnHost(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _constants_on_host() -> None:
-    """Inductor folds constants by computing them, of one element each: on the CPU their value is the same."""
+    """Inductor folds constants by computing them, of one element each: on the CPU their value is the same.
+
+    What traces a graph computes constants of up to one element, too, on the device: it is told not to.
+    """
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch.fx.experimental import proxy_tensor
 
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
     for kind, name in ((ConstantFolder, "run"), (UniformValueConstantFolder, "__init__")):
         setattr(kind, name, _under(_OnHost, getattr(kind, name)))
 

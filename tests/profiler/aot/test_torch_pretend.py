@@ -152,6 +152,13 @@ def test_a_training_script_is_planned_to_its_step(tmp_path: Path) -> None:
     assert {kernel.dtype for kernel in products} == {"bfloat16"}  # autocast is that for CUDA
 
 
+def test_constants_of_a_graph_stay_on_the_host(tmp_path: Path) -> None:
+    plan = plan_of(pretended(tmp_path, torch_programs.CONSTANTS))
+    assert plan.way == "pretended-device"
+    assert plan.complete
+    assert {graph.direction for graph in plan.graphs} == {"forward", "backward"}
+
+
 @pytest.mark.parametrize(("variant", "written_out"), [("naive", True), ("sdpa", False)])
 def test_attention_defect_and_twin(tmp_path: Path, variant: str, written_out: bool) -> None:
     words = ("perfscope.workloads.attention", "--variant", variant, "--size", "gpu", "--device", "cuda")

@@ -191,3 +191,24 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
 """
+
+CONSTANTS = """
+import torch
+from torch import nn
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x):
+        keys = torch.tensor([], dtype=x.dtype, device=x.device)  # as caches of language models begin
+        return torch.cat([keys, self.first(x).flatten()]).sum() * torch.tensor(2, device=x.device).float()
+
+model = torch.compile(Cached().cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.randn(8, 64, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
