@@ -102,7 +102,7 @@ def _untraced(report: dict[str, list[dict[str, bool]]]) -> str:
 
 
 def test_a_long_reading_can_be_ended_and_begun_again(tab: Tab, server: Server) -> None:
-    tab.open(f"{server.base}runs?token={server.token}", "#page h1")
+    tab.open(f"{server.base}runs?token={server.token}", "#page a[href*='long']")
     (link,) = {
         one for one in tab.page.eval_on_selector_all("#page a", "(all) => all.map((one) => one.href)") if "long" in one
     }
@@ -121,7 +121,7 @@ def test_a_long_reading_can_be_ended_and_begun_again(tab: Tab, server: Server) -
 
 
 def test_an_export_can_be_ended_from_the_menu(tab: Tab, server: Server) -> None:
-    tab.open(f"{server.base}runs?token={server.token}", "#page h1")
+    tab.open(f"{server.base}runs?token={server.token}", "#page a[href*='long']")
     (link,) = {
         one for one in tab.page.eval_on_selector_all("#page a", "(all) => all.map((one) => one.href)") if "long" in one
     }
