@@ -88,7 +88,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
     between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
     site = call_site(trace, busiest.first_op)
     title = f"{optimizer} updates {form}: {busiest.ops.total():,} update ops in a step; fused saves up to "
-    title += f"{format_ns(cost / len(members))} of each step ({format_share(cost, whole)})"
+    title += f"{format_ns(cost / len(members))} of each optimizer step ({format_share(cost, whole)})"
     if idle:
         title += f", {format_ns(idle / len(members))} of it {between}"
     return Finding(
