@@ -21,22 +21,13 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.memory_plans import POLICIES, SIZES  # noqa: E402
 from perfscope.analyzers.advice.step_model_torch import torch_step_model  # noqa: E402
 from perfscope.analyzers.load import load_one  # noqa: E402
 from perfscope.analyzers.units import format_bytes  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "compile-torch.md"
 BEGIN, END = "<!-- benchmarks/plan_peaks.py writes from here -->", "<!-- to here -->"
-
-POLICIES = ("none", "full", "selective")
-SIZES = {
-    "2 layers of 64": ("--size", "tiny"),
-    "2 layers of 128": ("--size", "cpu"),
-    "8 layers of 128": ("--size", "cpu", "--layers", "8"),
-    "4 layers of 256, attention in memory": (
-        "--size", "cpu", "--layers", "4", "--dim", "256", "--batch", "4", "--variant", "naive",
-    ),
-}  # fmt: skip
 
 
 def _start(folder: Path, verb: tuple[str, ...], size: str, policy: str) -> Path:

@@ -190,6 +190,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     for held in trace.torch_plans:
         for read in held.plan.made_up:
             if read.place is not None:
+                # of a program that ended before all steps were seen once may be every step
                 times[read.place.file, read.place.line] += read.times if held.plan.stopped == ALL_STEPS else 2
     for finding in _structural(trace, trace.op_graph):
         read_at = (finding.where.file or "", finding.where.line or 0)
