@@ -51,6 +51,10 @@ WORDS = NAMES | {
     "known by",
     "memory",
     "phase",
+    "a step",
+    "at the peak",
+    "computes",
+    "asks for it",
 }
 """Columns of text; the others are numbers."""
 
