@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -19,52 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.profiler.aot.torch_cuda_answers import MOVES
+from perfscope.profiler.aot.torch_memory_events import Block, Event, GraphCall, Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.captures.op_graph_mode import tensors_in
-
-Place = tuple[str | None, int | None, str | None]
-"""(file, line, function) of the user's."""
-NOWHERE: Place = (None, None, None)
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One storage, or one buffer inside of a planned graph."""
-
-    bytes: int
-    op: str = ""
-    phase: StepPhase = "other"
-    place: Place = NOWHERE
-    born: int = -1
-    """Number of the op that made it."""
-    died: int | None = None
-    """Number of the op before which it was freed."""
-    node: int = -1
-    """Autograd's number of the node that made it in a backward."""
-    device: bool = False
-    """Made or moved to the device by the program's own words."""
-    touched: int = -1
-    """Number of the last op that had it."""
-    category: str | None = None
-    """Where the program itself says: ``parameter``, ``gradient``, ``optimizer_state``."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class GraphCall:
-    """A run of a planned graph: its own buffers come and go between what is there before and after."""
-
-    number: int
-    inputs: tuple[Block | None, ...]
-    given_up: frozenset[int]
-    """Inputs (by their place) that nobody else holds: the graph frees them after their last use."""
-    outputs: tuple[Block | None, ...]
-    phase: StepPhase
-
-
-Event = tuple[str, Block] | tuple[str, GraphCall]
-"""``born``, ``died`` or ``graph``."""
 
 
 class _Watch(ref[Any]):

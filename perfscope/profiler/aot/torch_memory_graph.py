@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.profiler.aot.torch_memory import NOWHERE, Block, Place
+from perfscope.profiler.aot.torch_memory_events import NOWHERE, Block, Place
 
 _UNREAD = ("EnterSubgraphLine", "ConditionalLine")
 """Lines behind which memory is handed out that is not followed here."""

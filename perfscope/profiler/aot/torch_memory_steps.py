@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from perfscope.profiler.aot.torch_inductor import Scheduled
-from perfscope.profiler.aot.torch_memory import NOWHERE, MemoryLedger, Place
+from perfscope.profiler.aot.torch_memory import MemoryLedger
+from perfscope.profiler.aot.torch_memory_events import NOWHERE, Place
 from perfscope.profiler.aot.torch_memory_file import PlanMemory, StepMemory
 from perfscope.profiler.aot.torch_memory_graph import GraphBuffers, buffers_of
 from perfscope.profiler.aot.torch_memory_peak import Step, disagreements, step_memory

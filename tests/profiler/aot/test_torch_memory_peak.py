@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.profiler.aot.torch_memory import Block, Event, GraphCall
+from perfscope.profiler.aot.torch_memory_events import Block, Event, GraphCall
 from perfscope.profiler.aot.torch_memory_file import StepMemory
 from perfscope.profiler.aot.torch_memory_graph import GraphBuffers
 from perfscope.profiler.aot.torch_memory_peak import Step, disagreements, rounded, step_memory
