@@ -12,6 +12,7 @@ All is written as plain arrays and mapped into memory when asked, so that server
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,22 +75,34 @@ class Index:
         """First start and last end; (0, 0) without events."""
         return (int(self.start.min()), int(self.end.max())) if len(self) else (0, 0)
 
-    def busy(self, lane: int, edges: Int64) -> npt.NDArray[np.int64]:
-        """Busy ns between neighbouring ``edges`` (n + 1 of them, rising) by category: shape (categories, n)."""
-        found = np.zeros((len(CATEGORY_WORDS), len(edges) - 1), np.int64)
+    def busy(self, lane: int, edges: Int64) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Busy ns between neighbouring ``edges`` (n + 1 of them, rising) of the categories that are there at all.
+
+        The categories, and shape (categories, n).
+        """
+        kinds, found = [], []
         first = lane * len(CATEGORY_WORDS)
         for category in range(len(CATEGORY_WORDS)):
-            low, high = self.busy_at[first + category], self.busy_at[first + category + 1]
-            if low == high:
+            low, high = int(self.busy_at[first + category]), int(self.busy_at[first + category + 1])
+            if low == high or self.busy_end[high - 1] <= edges[0] or self.busy_start[low] >= edges[-1]:
                 continue
-            start, end, before = self.busy_start[low:high], self.busy_end[low:high], self.busy_sum[low:high]
-            if end[-1] <= edges[0] or start[0] >= edges[-1]:
-                continue
+            first_in, behind = np.searchsorted(self.busy_start[low:high], edges[[0, -1]], side="right") + low
+            inside = slice(max(int(first_in) - 1, low), int(behind))  # a search in these alone reads few pages
+            start, end, before = self.busy_start[inside], self.busy_end[inside], self.busy_sum[inside]
             at = np.searchsorted(start, edges, side="right") - 1
             place = np.maximum(at, 0)
             until = before[place] + np.minimum(edges, end[place]) - start[place]
-            found[category] = np.diff(np.where(at < 0, 0, until))
-        return found
+            until[at < 0] = before[0]
+            kinds.append(category)
+            found.append(np.diff(until))
+        return kinds, np.array(found) if found else np.empty((0, len(edges) - 1), np.int64)
+
+    def instants(self, lane: int, low_ns: int, high_ns: int) -> Int64:
+        """Events of a lane that take no time and begin in [low, high), by start: of those of a ns at most."""
+        rows = self.by_class[self.class_at[lane * CLASSES] : self.class_at[lane * CLASSES + 1]]
+        first, last = (bisect_left(rows, edge, key=lambda row: int(self.start[row])) for edge in (low_ns, high_ns))
+        found = np.asarray(rows[first:last], np.int64)
+        return found[self.end[found] == self.start[found]]
 
     def wide(self, lane: int, low_ns: int, high_ns: int, least_ns: int) -> Int64:
         """Events of a lane that touch [low, high) and last at least ``least_ns``, by start."""
@@ -176,7 +189,7 @@ def load(folder: Path) -> Index:
     try:
         lanes = msgspec.json.decode((folder / "lanes.json").read_bytes(), type=list[dict[str, Any]])
         arrays: dict[str, Any] = {
-            key: np.load(folder / f"{key}.npy", mmap_mode=_mode(folder / f"{key}.npy")) for key in _ARRAYS
+            key: np.asarray(np.load(folder / f"{key}.npy", mmap_mode=_mode(folder / f"{key}.npy"))) for key in _ARRAYS
         }
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise DataError(f"{folder}: no timeline is kept here ({error})") from error

@@ -62,17 +62,16 @@ def edges_of(low_ns: int, high_ns: int, columns: int) -> npt.NDArray[np.int64]:
 
 def _cells(index: Index, lane: int, edges: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
     """(x, width, category, level) of runs of pixels that look alike; pixels without any event have none."""
-    busy = index.busy(lane, edges)
+    kinds, busy = index.busy(lane, edges)
     total = busy.sum(axis=0)
-    widths = np.maximum(np.diff(edges), 1)
-    category = busy.argmax(axis=0)
-    held = index.of_lane(lane)
-    at = np.searchsorted(index.start[held], edges, side="left")
-    instants = (np.diff(at) > 0) & (total == 0)
-    if instants.any():  # events that take no time are seen too
-        category[instants] = index.category[held.start + at[:-1][instants]]
-    level = np.minimum(-(-total * LEVELS // widths), LEVELS)
-    level[instants] = 1
+    category = np.array(kinds or [0])[busy.argmax(axis=0) if len(kinds) > 1 else np.zeros(len(total), np.intp)]
+    level = np.minimum(-(-total * LEVELS // np.maximum(np.diff(edges), 1)), LEVELS)
+    points = index.instants(lane, int(edges[0]), int(edges[-1]))
+    if len(points):  # events that take no time are seen too
+        pixel, first = np.unique(np.searchsorted(edges, index.start[points], side="right") - 1, return_index=True)
+        alone = total[pixel] == 0
+        category[pixel[alone]] = index.category[points[first[alone]]]
+        level[pixel[alone]] = 1
     look = np.where(level > 0, category * (LEVELS + 1) + level, -1)
     first = np.flatnonzero(np.concatenate(([True], look[1:] != look[:-1])))
     last = np.concatenate((first[1:], [len(look)]))

@@ -4,7 +4,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const { Wire } = ui.wire;
   const draw = ui.draw;
-  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, HALF = 0.34;
+  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, HALF = 0.34, BURST_MS = 120;
 
   const element = ui.wire.element;
 
@@ -28,6 +28,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.matches = null;
       this.listeners = [];
       this.dead = false;
+      this.asked = 0;
       this.begin();
     }
 
@@ -156,7 +157,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.paint();
       this.moved = performance.now();
       clearTimeout(this.asking);
-      this.asking = setTimeout(() => this.ask(), 16);
+      this.asking = setTimeout(() => this.ask(), this.moved - this.asked < BURST_MS ? 16 : 0); // one of a row of turns waits for the next
       clearTimeout(this.naming);
       this.naming = setTimeout(() => this.remember(), 300);
     }
@@ -174,6 +175,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     ask() {
       if (this.dead) return;
+      this.asked = performance.now();
       const span = this.view.t1 - this.view.t0;
       const low = Math.max(this.view.t0 - span * OVERSCAN, this.whole.t0), high = Math.min(this.view.t1 + span * OVERSCAN, this.whole.t1);
       if (high <= low) return;

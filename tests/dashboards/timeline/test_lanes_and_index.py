@@ -59,18 +59,25 @@ def _lane(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 def test_the_index_agrees_with_counting(lanes: list[list[tuple[int, int, int]]], edges: list[int], least: int) -> None:
     index, cuts = build(_events(lanes)), np.array(sorted(edges), np.int64)
     for lane, events in enumerate(lanes):
-        busy = index.busy(lane, cuts)
+        kinds, found = index.busy(lane, cuts)
+        busy = np.zeros((16, len(cuts) - 1), np.int64)
+        busy[kinds] = found
+        points = index.instants(lane, int(cuts[0]), int(cuts[-1]))
+        first = index.of_lane(lane).start
+        assert points.tolist() == [
+            first + at for at, (start, end, _) in enumerate(events) if start == end and cuts[0] <= start < cuts[-1]
+        ]
         for pixel, (low, high) in enumerate(itertools.pairwise(cuts.tolist())):
             for category in range(16):
                 wanted = sum(max(0, min(end, high) - max(start, low)) for start, end, of in events if of == category)
                 assert busy[category, pixel] == wanted
-        found = index.wide(lane, int(cuts[0]), int(cuts[-1]), least)
+        wide = index.wide(lane, int(cuts[0]), int(cuts[-1]), least)
         wanted_rows = [
             index.of_lane(lane).start + at
             for at, (start, end, _) in enumerate(events)
             if end - start >= least and end > cuts[0] and start < cuts[-1]
         ]
-        assert found.tolist() == wanted_rows
+        assert wide.tolist() == wanted_rows
 
 
 def _trace() -> Trace:
