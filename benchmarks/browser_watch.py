@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0
 STILL_S = 0.5
 """Unchanged for so long: the picture is done."""
+FEW_PIXELS = 200
+"""Of a picture of more than a million: the compositor smooths the corners of boxes anew, for seconds."""
 
 
 class TooSlowError(Exception):
@@ -30,10 +36,18 @@ def settled(page: Page, began: float, least: int = 0) -> tuple[float, float]:
             raise TooSlowError
         shot = page.screenshot(timeout=LIMIT_S * 1000)
         looks += 1
-        if shot != last or len(shot) < least:
+        if len(shot) < least or (shot != last and _differ(shot, last)):
             last, changed = shot, time.perf_counter()
         elif now - changed > STILL_S:
             return changed - began, (time.perf_counter() - first) / looks
+
+
+def _differ(one: bytes, other: bytes) -> bool:
+    """Whether more pixels of two PNGs differ than nobody sees."""
+    if not other:
+        return True
+    pixels = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in (one, other)]
+    return pixels[0].shape != pixels[1].shape or int((pixels[0] != pixels[1]).any(axis=2).sum()) > FEW_PIXELS
 
 
 def memory_bytes(whose: int | None = None) -> int:
