@@ -62,14 +62,14 @@ def _parents_of_thread(start: Array, end: Array) -> Array:
 
 
 def _parents_by_stack(begin: Array, finish: Array) -> Array:
+    """The last row before each that ends no sooner, and behind its start. One that is passed over never encloses again."""
     parent = np.full(len(begin), MISSING, np.int64)
     stack: list[tuple[int, int]] = []
     for row, (opens, closes) in enumerate(zip(begin.tolist(), finish.tolist(), strict=True)):
-        stack = [entry for entry in stack if entry[1] > opens] if stack and stack[-1][1] <= opens else stack
-        for held, ends in reversed(stack):
-            if ends >= closes:
-                parent[row] = held
-                break
+        while stack and (stack[-1][1] < closes or stack[-1][1] <= opens):
+            stack.pop()
+        if stack:
+            parent[row] = stack[-1][0]
         stack.append((row, closes))
     return parent
 
