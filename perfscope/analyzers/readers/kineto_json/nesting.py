@@ -92,8 +92,8 @@ def innermost(
         asked = np.flatnonzero(thread == threads[low])
         place = np.searchsorted(starts[low:high], start[asked], side="right") - 1
         found[asked] = np.where(place >= 0, place + low, MISSING)
-    while True:
-        too_short = (found != MISSING) & (ends[np.maximum(found, 0)] < end)
-        if not too_short.any():
-            return found.astype(np.int32)
-        found[too_short] = parent[found[too_short]]
+    left = np.flatnonzero(found != MISSING)
+    while len(left := left[ends[found[left]] < end[left]]):
+        found[left] = parent[found[left]]
+        left = left[found[left] != MISSING]
+    return found.astype(np.int32)
