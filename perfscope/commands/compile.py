@@ -49,6 +49,12 @@ class CompileCommand(RunCommand):
 @click.option(
     "--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step, train.py:step."
 )
+@click.option(
+    "--checkpoint",
+    metavar="POLICY",
+    help="JAX: give the program's layers this checkpoint policy without editing it: none, full, dots, all_dots, names; "
+    "full@train.py:35 names a scan or checkpoint by its line. See docs/compile.md.",
+)
 @click.option("--until-exit", is_flag=True, help="Follow the program to its end, also when it only repeats itself.")
 @click.option(
     "--limit",
@@ -97,6 +103,7 @@ def compile_(
     memory: str | None,
     framework: Any,
     functions: tuple[str, ...],
+    checkpoint: str | None,
     until_exit: bool,
     limit: float,
     host_memory: str | None,
@@ -139,10 +146,10 @@ def compile_(
         )  # fmt: skip
         return compile_sweep(
             asked,
-            lambda arguments, wanted: request_of(
+            lambda arguments, wanted, policy: request_of(
                 arguments, module=asked.module, framework=first, target=wanted, functions=functions,
-                until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
-                pretend_device=pretend_device,
+                checkpoint=policy or checkpoint, until_exit=until_exit, seconds=limit, memory_bytes=most,
+                keep_ptx=keep_ptx, pretend_device=pretend_device,
             ),
         )  # fmt: skip
     if jobs is not None or again or html_file is not None:
@@ -151,8 +158,9 @@ def compile_(
     worst = DONE
     for one in _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device):
         request = request_of(
-            words, module=kind == "module", framework=one, target=resolved, functions=functions, until_exit=until_exit,
-            seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers, pretend_device=pretend_device,
+            words, module=kind == "module", framework=one, target=resolved, functions=functions, checkpoint=checkpoint,
+            until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
+            pretend_device=pretend_device,
         )  # fmt: skip
         folder = compiled_in(request, output, name, quiet=quiet)
         worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
@@ -166,6 +174,7 @@ def request_of(
     framework: Framework,
     target: Target,
     functions: tuple[str, ...] = (),
+    checkpoint: str | None = None,
     until_exit: bool = False,
     seconds: float = DEFAULT_LIMIT_S,
     memory_bytes: int | None = None,
@@ -173,11 +182,14 @@ def request_of(
     registers: bool = False,
     pretend_device: bool = False,
 ) -> Request:
-    """What `compile_program` is asked, with the target as plain data."""
+    """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
     from perfscope.analyzers.hardware.target_request import target_request
+    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
     from perfscope.profiler.aot.request import Limits, Request
     from perfscope.profiler.aot.watch import most_memory
 
+    if checkpoint is not None and framework != "jax":
+        raise AskedWronglyError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")
     return Request(
         framework=framework,
         arguments=words,
@@ -185,6 +197,7 @@ def request_of(
         target=target_request(target, configured=framework == "jax"),
         limits=Limits(seconds=seconds, memory_bytes=memory_bytes or most_memory()),
         functions=functions,
+        checkpoint=None if checkpoint is None else str(parse_checkpoint(checkpoint)),
         until_exit=until_exit,
         keep_ptx=keep_ptx,
         registers=registers,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from perfscope.profiler.aot.sweep_axes import Axis, Variant
     from perfscope.profiler.aot.sweep_worker import Outcome
 
+    RequestFor = Callable[[tuple[str, ...], Target, str | None], Request]
+
 VARIANTS = "variants"
 """Folder of a sweep that holds the run folders."""
 KEPT = "variant.json"
@@ -52,10 +54,11 @@ class SweepAsked:
     """A range of sizes of which the largest that fits is searched, beside what is swept."""
 
 
-def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Target], Request]) -> int:
+def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     """Compile all variants, write the sweep's folder, print its table; the exit code.
 
-    ``request_for``: what `compile_program` is asked for arguments and a target. 4 where not one variant was compiled.
+    ``request_for``: what `compile_program` is asked for arguments, a target and a checkpoint policy. 4 where not one
+    variant was compiled.
     On an interrupt what is done is written and printed, and the interrupt goes on.
     """
     from perfscope.profiler.aot.sweep_axes import parse_axes, variants
@@ -67,12 +70,12 @@ def compile_sweep(asked: SweepAsked, request_for: Callable[[tuple[str, ...], Tar
     every = axes if searched is None else (*axes, searched)
     found = variants(every, asked.words)
     first = found if searched is None else found[:: len(searched.values)]
-    _need_compilers([request_for(one.arguments, _target(asked, one)) for one in first])
+    _need_compilers([_request(asked, one, request_for) for one in first])
     name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
     folder = create(asked.output, f"{name}-{'sweep' if searched is None else 'fit'}", latest=False)
     sweep = _Sweep(
         asked=asked, axes=every, searched=searched, variants=found,
-        request_for=lambda one: request_for(one.arguments, _target(asked, one)), folder=folder, name=name,
+        request_for=lambda one: _request(asked, one, request_for), folder=folder, name=name,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     try:
@@ -277,6 +280,13 @@ def _need_compilers(requests: Sequence[Request]) -> None:
     if absent and len(absent) == len(found):
         one = absent[0]
         raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {one.reason}; {one.install}")
+
+
+def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Request:
+    from perfscope.profiler.aot.sweep_axes import is_own
+
+    own = is_own("checkpoint", asked.words)
+    return request_for(variant.arguments, _target(asked, variant), variant.value("checkpoint") if own else None)
 
 
 def _target(asked: SweepAsked, variant: Variant) -> Target:

@@ -25,7 +25,8 @@ LAST_LINES = 8
 class Said:
     """Lines to the parent: ``{"event": ..., ...}``.
 
-    ``loaded`` (versions), ``seen`` (programs, notes, why it stopped), ``compiling``, ``compiled``, ``refused``,
+    ``loaded`` (versions), ``checkpoint`` (what became of the layers, notes), ``seen`` (programs, notes, why it
+    stopped), ``compiling``, ``compiled``, ``refused``,
     ``unwanted`` (number of the program), ``planned``, ``not_planned``, ``stopped``, ``failure``, ``note``,
     ``progress``, ``failed`` (reason), ``done``.
     """

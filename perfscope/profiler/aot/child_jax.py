@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.aot import plugins, scrub
+from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
 from perfscope.profiler.aot.request import Request
 from perfscope.profiler.errors import DataError
 
 if TYPE_CHECKING:
     from perfscope.profiler.aot.child import Said
     from perfscope.profiler.aot.child_compile import Compiler
+    from perfscope.profiler.aot.jax_checkpoint import Checkpoints
 
 LAST_LINES = 12
 """Of the traceback of a program that failed."""
@@ -43,10 +45,15 @@ def compile_all(request: Request, said: Said) -> None:
     if request.exported is not None:
         _compile_exported(request, devices, said, here)
         return
+    from perfscope.profiler.aot.jax_checkpoint import checkpointed
     from perfscope.profiler.aot.jax_seen import seen_programs
 
-    seen = seen_programs(lambda: run_program(request), devices, _limits(request))
+    asked = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
+    with checkpointed(asked) as checkpoints:
+        seen = seen_programs(lambda: run_program(request), devices, _limits(request))
     programs = list(seen.programs)
+    if checkpoints is not None and not _say_checkpoints(checkpoints, said, failed=seen.failure is not None):
+        programs = []  # what was seen before the program failed is not what was asked for
     pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
     compat.without_our_paths(pattern)
     shorter = re.compile(pattern)
@@ -65,6 +72,33 @@ def compile_all(request: Request, said: Said) -> None:
             said("unwanted", number=number)
             continue
         _compile_one(compiler, number, program, said)
+
+
+def _say_checkpoints(checkpoints: Checkpoints, said: Said, *, failed: bool) -> bool:
+    """Tell what became of the layers; False where nothing did because the program failed before."""
+    try:
+        notes = checkpoints.notes()
+    except DataError:
+        if failed:
+            return False
+        raise
+    said("checkpoint", checkpoint=_checkpoint_said(checkpoints), notes=notes)
+    return True
+
+
+def _checkpoint_said(checkpoints: Checkpoints) -> dict[str, Any]:
+    """For the manifest."""
+    places = [
+        {
+            "kind": one.kind,
+            "how": one.how,
+            "place": None if one.at is None else {"file": one.at.file, "line": one.at.line},
+            "count": one.count,
+            "reason": one.why,
+        }
+        for one in (*checkpoints.changed, *checkpoints.left)
+    ]
+    return {"policy": str(checkpoints.asked), "places": places}
 
 
 def _compile_one(compiler: Compiler, number: int, program: Any, said: Said) -> None:

@@ -17,8 +17,9 @@ import msgspec
 from perfscope.profiler import store
 from perfscope.profiler.aot import compiled_file
 from perfscope.profiler.aot import request as requests
-from perfscope.profiler.aot.compiled_file import Compiled, CompiledProgram, NotCompiled, Place, TargetSaid
+from perfscope.profiler.aot.compiled_file import Checkpointed, Compiled, CompiledProgram, NotCompiled, Place, TargetSaid
 from perfscope.profiler.aot.request import Request
+from perfscope.profiler.aot.sweep_key import sources_digest
 from perfscope.profiler.aot.watch import Ended, watch
 from perfscope.profiler.environment import git_facts, redact
 from perfscope.profiler.errors import DATA_UNREADABLE, PerfscopeError
@@ -55,6 +56,7 @@ class _Book:
     planned: list[CompiledProgram] = field(default_factory=list)
     left: list[NotCompiled] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    checkpoint: Checkpointed | None = None
     stopped: str | None = None
     failure: dict[str, Any] | None = None
     failed: str | None = None
@@ -70,6 +72,9 @@ class _Book:
             self.versions |= said.get("versions", {})
             self.note(said.get("notes", ()))
             self.progress("running the program")
+        elif event == "checkpoint":
+            self.checkpoint = msgspec.convert(said["checkpoint"], Checkpointed)
+            self.note(said.get("notes", ()))
         elif event == "seen":
             self.seen = list(said.get("programs", ()))
             self.stopped, self.failure = said.get("stopped"), said.get("failure")
@@ -170,6 +175,9 @@ def compile_program(
         command=_without_home(redact(words)),
         target=_target(request),
         git=git_facts(),
+        sources=None if request.exported is not None else sources_digest(request.arguments, module=request.module),
+        functions=request.functions,
+        until_exit=request.until_exit,
     )
     _write(directory, first)
     stopped: str | None = "interrupted"
@@ -182,6 +190,7 @@ def compile_program(
             programs=book.programs(),
             not_compiled=book.not_compiled(stopped or book.failed),
             notes=tuple(_notes(book, stopped)),
+            checkpoint=book.checkpoint,
             stopped=book.stopped,
             complete=stopped is None and book.failed is None and book.failure is None,
             seconds=round(time.monotonic() - began, 3),

@@ -72,6 +72,27 @@ class NotCompiled(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A loop, a checkpoint or a function of the program, and what ``--checkpoint`` made of it."""
+
+    kind: Literal["scan", "checkpoint", "calls"]
+    how: Literal["wrapped", "replaced", "removed", "left"]
+    """A checkpoint was put in, has another policy, or is gone; or it is as the program has it."""
+    place: Place | None = None
+    count: int = 1
+    """Turns of the scan, or calls."""
+    reason: str = ""
+    """Why it was left."""
+
+
+class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint policy that a program's layers were given without editing it."""
+
+    policy: str
+    """As ``--checkpoint`` says it: ``full``, ``dots@train.py:35``."""
+    places: tuple[CheckpointPlace, ...] = ()
+
+
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest. No host name, user name, environment or absolute path is in it."""
 
@@ -83,6 +104,13 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     target: TargetSaid
     schema: str = SCHEMA
     git: dict[str, str | bool] | None = None
+    sources: str | None = None
+    """SHA-256 over the sources it was compiled from (`sweep_key.sources_digest`); None where they were too many."""
+    functions: tuple[str, ...] = ()
+    """Those that were asked for; empty for all."""
+    until_exit: bool = False
+    checkpoint: Checkpointed | None = None
+    """None: the program's own policies."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     """Of python, jax, jaxlib, the plugin, torch, triton: what decides how the program is compiled."""
     programs: tuple[CompiledProgram, ...] = ()

@@ -63,6 +63,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Only these: ``step``, ``train.step`` or ``train.py:step``; empty for all that is jitted."""
     until_exit: bool = False
     """Let the program run to its end, however often it calls the same."""
+    checkpoint: str | None = None
+    """JAX: the policy that the program's layers get (`checkpoint_asked.py`); None: what the program says."""
     keep_ptx: bool = False
     registers: bool = False
     """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""

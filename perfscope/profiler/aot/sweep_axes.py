@@ -3,7 +3,8 @@
 ``policy=none,dots,full`` lists values; ``seq=1k..128k`` doubles from the first to the last; ``heads=8..64/8`` goes in
 steps. ``k`` is 1024, ``m`` 1024 times that. Each becomes ``--NAME VALUE`` of the program, in place of what its
 arguments say of that flag, or behind them; where an argument holds ``{NAME}`` it goes there and nowhere else.
-``target`` and ``memory`` are not the program's: they say what to compile for.
+``target`` and ``memory`` are not the program's: they say what to compile for. Neither is ``checkpoint``, the policy
+that its layers get (``--checkpoint``), unless an argument holds ``{checkpoint}``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from perfscope.profiler.errors import AskedWronglyError
 Kind = Literal["size", "choice"]
 """Of a size, variants that differ in it do another amount of work and are not held against each other."""
 
-OWN = ("target", "memory")
-"""Axes that are the compiler's, not the program's."""
+OWN = ("target", "memory", "checkpoint")
+"""Axes that are ours, not the program's."""
 MOST_VALUES = 64
 MOST_VARIANTS = 256
 LONGEST = 200
@@ -103,9 +104,14 @@ def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     return axes
 
 
+def is_own(name: str, arguments: Sequence[str]) -> bool:
+    """Whether an axis is ours: the program has no place for ``{checkpoint}``. ``arguments``: script or module first."""
+    return name in OWN and not (name == "checkpoint" and any("{checkpoint}" in word for word in arguments[1:]))
+
+
 def variants(axes: Sequence[Axis], arguments: Sequence[str]) -> tuple[Variant, ...]:
     """Every combination, the last axis the fastest. ``arguments`` begin with the script or module."""
-    places = {axis.name: _Place.of(axis.name, arguments) for axis in axes if axis.name not in OWN}
+    places = {axis.name: _Place.of(axis.name, arguments) for axis in axes if not is_own(axis.name, arguments)}
     made = []
     for values in product(*(axis.values for axis in axes)):
         settings = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))

@@ -1,0 +1,161 @@
+"""Where in a function that is differentiated its layers are: loops, checkpoints, and calls that are repeated.
+
+A loop is one over layers if nothing runs it more than once and its turns hand an array to each other; so the advisor
+tells layers, too. A loop within a layer (over time, over blocks of keys), and a checkpoint in such a loop, are none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perfscope.profiler.aot import jax_abstract_compat as compat
+from perfscope.profiler.aot.jax_checkpoint_edit import is_call, is_checkpoint, is_loop
+from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
+
+Kind = Literal["scan", "checkpoint", "calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """One place whose checkpoint policy can be set."""
+
+    kind: Kind
+    eqn: Any
+    """A scan or a checkpoint; the first equation of calls that are repeated."""
+    count: int
+    """Turns of the loop, or calls."""
+    at: Line | None
+    """Where the program calls it."""
+    written: Line | None
+    """Where its function begins."""
+    depth: int
+    """Loops around it."""
+    layer: bool
+    """It is a layer, or a loop over layers."""
+    why: str = ""
+    """Why it is no layer."""
+    pieces: tuple[tuple[int, int], ...] = ()
+    """Of repeated calls: positions of each in the equations of its jaxpr, half open."""
+    holder: Any = None
+    """Of repeated calls: that jaxpr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Met:
+    """An equation on the way through the jaxprs."""
+
+    eqn: Any
+    loops: tuple[Any, ...]
+    """Around it, the outermost first."""
+    checkpoints: tuple[Any, ...]
+    """Around it."""
+
+
+def sites_of(jaxpr: Any) -> list[Site]:
+    """All of a function's jaxpr, in program order. Linear in its equations."""
+    from perfscope.profiler.aot.jax_checkpoint_calls import repeated_calls
+
+    met = list(_walk(jaxpr, (), ()))
+    alike = Counter(_likeness(one.eqn) for one in met if not one.loops)
+    bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
+    calls = repeated_calls(jaxpr)
+    within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
+    found = [_site(one, alike, bodies, within_calls) for one in met]
+    if not any(one.layer for one in found):
+        found += calls
+    return found
+
+
+def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
+    eqn, outer = one.eqn, one.loops[:1]
+    repeated = alike[_likeness(outer[0] if outer else eqn)] > 1
+    in_repeated = any(alike[_likeness(each)] > 1 for each in one.checkpoints) and not outer
+    why = ""
+    if is_loop(eqn):
+        if outer:
+            why = f"a loop within the loop at {place_of(outer[0])}"
+        elif repeated or id(eqn) in within_calls:
+            why = "it runs several times alike: a loop within layers"
+        elif one.checkpoints and id(eqn) not in bodies:
+            why = "a loop within what is checkpointed already"
+        elif not _hands_on(eqn):
+            why = "its turns hand no array to each other"
+        return Site(
+            kind="scan", eqn=eqn, count=eqn.params["length"], at=place_of(eqn), written=_written(eqn.params["jaxpr"]),
+            depth=len(one.loops), layer=not why, why=why,
+        )  # fmt: skip
+    if len(one.loops) > 1:
+        why = f"within a loop of the loop at {place_of(outer[0])}"
+    elif outer and repeated:
+        why = "in a loop that runs several times alike: a loop within layers"
+    elif outer and not _hands_on(outer[0]):
+        why = "in a loop whose turns hand no array to each other"
+    elif in_repeated:
+        why = "within another checkpoint"
+    return Site(
+        kind="checkpoint", eqn=eqn, count=1, at=place_of(eqn), written=_written(eqn.params["jaxpr"]),
+        depth=len(one.loops), layer=not why, why=why,
+    )  # fmt: skip
+
+
+def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...]) -> Iterator[_Met]:
+    """Scans of more than one turn and checkpoints, with what is around them; inside of calls as well."""
+    for eqn in jaxpr.eqns:
+        loop, checkpoint = is_loop(eqn) and eqn.params["length"] > 1, is_checkpoint(eqn)
+        if loop or checkpoint:
+            yield _Met(eqn=eqn, loops=loops, checkpoints=checkpoints)
+        if loop or checkpoint or is_call(eqn) or eqn.primitive.name == "shard_map":
+            inner = inner_of(eqn)
+            outer = (*checkpoints, eqn) if checkpoint else checkpoints
+            yield from _walk(inner, (*loops, eqn) if loop else loops, outer)
+
+
+def inner_of(eqn: Any) -> Any:
+    """The jaxpr of a scan, a checkpoint or a call."""
+    held = eqn.params["jaxpr"]
+    return getattr(held, "jaxpr", held)
+
+
+def _hands_on(eqn: Any) -> bool:
+    """Whether a turn of a loop gives the next one an array of numbers with a gradient: what a layer gives the next."""
+    first = eqn.params["num_consts"]
+    carried = eqn.params["jaxpr"].in_avals[first : first + eqn.params["num_carry"]]
+    kinds = ("float", "bfloat", "complex")
+    return any(getattr(one, "shape", ()) and str(one.dtype).startswith(kinds) for one in carried)
+
+
+def _likeness(eqn: Any) -> tuple[Any, ...]:
+    """Equal for copies of a loop or a checkpoint: the function's place, and the shapes it takes."""
+    held = eqn.params["jaxpr"]
+    info = getattr(held, "jaxpr", held).debug_info
+    shapes = tuple(str(variable.aval) for variable in eqn.invars)
+    return eqn.primitive.name, info.func_filename, info.func_lineno, shapes
+
+
+def place_of(eqn: Any) -> Line | None:
+    """The innermost line of the user that an equation comes from, else of a library outside of jax."""
+    library = None
+    for frame in frames_of(eqn):
+        file, line = frame.file_name, frame.start_line
+        if is_users(file):
+            return Line(file=shown_file(file), line=line)
+        if library is None and not file.startswith(("<", *compat.package_folders())):
+            library = Line(file=shown_file(file), line=line)
+    return library
+
+
+def frames_of(eqn: Any) -> Iterator[Any]:
+    """Frames outside of jax that an equation comes from, the innermost first: ``file_name``, ``start_line``, ..."""
+    found: Iterator[Any] = compat.get("jax._src.source_info_util", "user_frames")(eqn.source_info.traceback)
+    return found
+
+
+def _written(held: Any) -> Line | None:
+    info = getattr(held, "jaxpr", held).debug_info
+    file = info.func_filename
+    if not file or file.startswith(("<", *compat.package_folders())):
+        return None
+    return Line(file=shown_file(file), line=info.func_lineno or 0)
