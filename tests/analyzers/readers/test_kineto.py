@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers import kineto
 from perfscope.analyzers.readers.kineto_json import decode, document, workers
-from perfscope.analyzers.readers.kineto_json.nesting import nesting_order, parents
+from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.kineto_json.numbers import EXACT_BELOW_US, floats_to_ns, text_to_ns
 from perfscope.analyzers.trace import MISSING, CallKind, CopyKind, SliceKind, Trace
 
@@ -273,6 +273,20 @@ def test_parents_equal_brute_force(drawn: list[tuple[int, int, int]]) -> None:
             and end[other] >= end[row]
             and (end[other] > start[row] or start[other] == start[row])
         ]
+        assert found[row] == (enclosing[-1] if enclosing else MISSING)
+
+
+@given(intervals, intervals)
+def test_innermost_equals_brute_force(drawn: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]) -> None:
+    spans, moments = np.array(drawn, np.int64).reshape(-1, 3), np.array(asked, np.int64).reshape(-1, 3)
+    spans[:, 2] += spans[:, 1] + 1
+    spans = spans[nesting_order(*spans.T)]
+    found = innermost(*spans.T, parents(*spans.T), *moments[:, :2].T, moments[:, 1] + moments[:, 2])
+    for row, (thread, start, length) in enumerate(asked):
+        enclosing = [
+            at for at, (of, low, high) in enumerate(spans.tolist()) if of == thread and low <= start
+            and high >= start + length
+        ]  # fmt: skip
         assert found[row] == (enclosing[-1] if enclosing else MISSING)
 
 
