@@ -281,7 +281,9 @@ def test_innermost_equals_brute_force(drawn: list[tuple[int, int, int]], asked: 
     spans, moments = np.array(drawn, np.int64).reshape(-1, 3), np.array(asked, np.int64).reshape(-1, 3)
     spans[:, 2] += spans[:, 1] + 1
     spans = spans[nesting_order(*spans.T)]
-    found = innermost(*spans.T, parents(*spans.T), *moments[:, :2].T, moments[:, 1] + moments[:, 2])
+    threads, starts, ends = spans.T
+    parent = parents(threads, starts, ends)
+    found = innermost(threads, starts, ends, parent, moments[:, 0], moments[:, 1], moments[:, 1] + moments[:, 2])
     for row, (thread, start, length) in enumerate(asked):
         enclosing = [
             at for at, (of, low, high) in enumerate(spans.tolist()) if of == thread and low <= start
