@@ -96,8 +96,8 @@ def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[in
     elif in_repeated:
         why = "within another checkpoint"
     return Site(
-        kind="checkpoint", eqn=eqn, count=1, at=place_of(eqn), written=_written(eqn.params["jaxpr"]),
-        depth=len(one.loops), layer=not why, why=why,
+        kind="checkpoint", eqn=eqn, count=1, at=place_of(eqn, *reversed(one.loops)),
+        written=_written(eqn.params["jaxpr"]), depth=len(one.loops), layer=not why, why=why,
     )  # fmt: skip
 
 
@@ -135,15 +135,16 @@ def _likeness(eqn: Any) -> tuple[Any, ...]:
     return eqn.primitive.name, info.func_filename, info.func_lineno, shapes
 
 
-def place_of(eqn: Any) -> Line | None:
-    """The innermost line of the user that an equation comes from, else of a library outside of jax."""
+def place_of(eqn: Any, *around: Any) -> Line | None:
+    """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
     library = None
-    for frame in frames_of(eqn):
-        file, line = frame.file_name, frame.start_line
-        if is_users(file):
-            return Line(file=shown_file(file), line=line)
-        if library is None and not file.startswith(("<", *compat.package_folders())):
-            library = Line(file=shown_file(file), line=line)
+    for one in (eqn, *around):  # frames of a loop's body begin at the body
+        for frame in frames_of(one):
+            file, line = frame.file_name, frame.start_line
+            if is_users(file):
+                return Line(file=shown_file(file), line=line)
+            if library is None and not file.startswith(("<", *compat.package_folders())):
+                library = Line(file=shown_file(file), line=line)
     return library
 
 

@@ -1,0 +1,209 @@
+"""``--checkpoint`` against programs that have the policy themselves: the compiled programs are the same."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
+from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
+from perfscope.profiler.aot.jax_plugin_compat import text_of
+from perfscope.profiler.errors import DataError
+
+pytestmark = pytest.mark.jax
+
+POLICIES: dict[str, Any] = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
+}
+LAYERS = 4
+
+
+def block(weights: Any, x: jax.Array) -> jax.Array:
+    h = checkpoint_name(jax.nn.gelu(x @ weights["up"]), "hidden")
+    return x + jnp.tanh(h) @ weights["down"]
+
+
+def under(policy: str, of: Callable[..., Any] = block) -> Callable[..., Any]:
+    return of if policy == "none" else jax.checkpoint(of, policy=POLICIES[policy])
+
+
+def scanned(policy: str) -> Callable[..., Any]:
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        return block(weights, x), None
+
+    return lambda weights, x: (jax.lax.scan(under(policy, body), x, weights)[0] ** 2).mean()
+
+
+def looped(policy: str) -> Callable[..., Any]:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x = under(policy)(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return (x**2).mean()
+
+    return loss
+
+
+def jitted(policy: str) -> Callable[..., Any]:
+    return jax.jit(looped(policy))
+
+
+def blocked(policy: str) -> Callable[..., Any]:
+    """A layer with a loop and a checkpoint of its own in it, as attention in blocks has them."""
+
+    def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        parts = x.reshape(4, 2, -1)
+        turn = jax.checkpoint(lambda total, part: (total + jnp.tanh(part @ weights["up"]), None))
+        total, _ = jax.lax.scan(turn, jnp.zeros((2, weights["up"].shape[1])), parts)
+        return x + (jnp.repeat(total, 4, 0) @ weights["down"]), None
+
+    return lambda weights, x: (jax.lax.scan(under(policy, layer), x, weights)[0] ** 2).mean()
+
+
+def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
+    """The compiled step without names and lines; a fresh function, as jax keeps what it traced."""
+    one = {"up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
+    weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * LAYERS), one)
+    with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
+        traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, jnp.ones((8, 16)))
+        importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
+        return text_of(traced.lower().compile()), book
+
+
+@functools.cache
+def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
+    return compiled(model(policy), None)[0]
+
+
+@pytest.mark.parametrize("model", [scanned, looped, jitted, blocked])
+@pytest.mark.parametrize("source", ["none", "full", "dots"])
+def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]], source: str) -> None:
+    for policy in ("none", "full", "dots"):
+        text, book = compiled(model(source), policy)
+        assert text == own(model, policy), policy
+        assert book is not None
+        assert bool(book.changed) == (policy != "none" or source != "none")
+
+
+def test_policies_differ() -> None:
+    """What the test above compares is not one program under three names."""
+    assert len({own(scanned, policy) for policy in ("none", "full", "dots")}) == 3
+    assert own(looped, "none") != own(looped, "full")
+
+
+def test_names() -> None:
+    text, book = compiled(scanned("none"), "names")
+    assert text == own(scanned, "names")
+    assert compiled(scanned("none"), "names:hidden")[0] == text
+    assert book is not None
+    assert [one.how for one in book.changed] == ["wrapped"]
+    _, absent = compiled(scanned("none"), "names:nobody")
+    assert absent is not None
+    with pytest.raises(DataError, match=r"nothing could be checkpointed: the program does not name any of nobody"):
+        absent.notes()
+
+
+def test_a_loop_within_a_layer_is_left_and_told() -> None:
+    _, book = compiled(blocked("none"), "full")
+    assert book is not None
+    notes = book.notes()
+    assert [one.how for one in book.changed] == ["wrapped"]
+    assert book.changed[0].count == LAYERS
+    assert any("left as it is: the scan" in note and "a loop within the loop at" in note for note in notes)
+    assert any("left as it is: the checkpoint" in note for note in notes)
+
+
+def test_a_line_names_what_is_no_layer() -> None:
+    _, book = compiled(blocked("none"), "full")
+    assert book is not None
+    inner = next(one for one in book.left if one.kind == "checkpoint")
+    text, named = compiled(blocked("none"), f"none@{inner.at}")
+    assert named is not None
+    assert [(one.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
+    assert text != own(blocked, "none")
+    _, wrong = compiled(blocked("none"), "full@nowhere.py:1")
+    assert wrong is not None
+    with pytest.raises(DataError, match=r"nothing at nowhere\.py:1; there is the scan at "):
+        wrong.notes()
+
+
+def test_a_loop_over_time_in_layers_of_a_python_loop_is_no_layer() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x, _ = jax.lax.scan(lambda h, part: (jnp.tanh(h + part), None), x, jnp.stack([x, x]))
+            x = block(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return x.mean()
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    assert [(one.kind, one.how, one.count) for one in book.changed] == [("calls", "wrapped", LAYERS)]
+    assert [one.why for one in book.left] == ["it runs several times alike: a loop within layers"]
+
+
+def test_a_loop_that_sums_up_is_no_layer() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda total, w: (total + block(w, x).sum(), None), 0.0, weights)[0]
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*hand no array to each other"):
+        book.notes()
+
+
+def test_nothing_is_differentiated() -> None:
+    with checkpointed(parse_checkpoint("full")) as book:
+        jax.jit(lambda x: x * 2).trace(jnp.ones(3))
+    assert book is not None
+    with pytest.raises(
+        DataError, match=r"^--checkpoint full: nothing could be checkpointed: the program differentiates"
+    ):
+        book.notes()
+
+
+def test_nothing_alike_and_no_loop() -> None:
+    _, book = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"no function that is called several times alike"):
+        book.notes()
+    _, none = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "none")
+    assert none is not None
+    assert none.notes() == ["--checkpoint none: its layers have no checkpoint; compiled as it is"]
+
+
+def test_what_reads_values_is_not_looked_at_and_runs_all_the_same() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return x * 2 if x > 0 else x * 3
+
+    with checkpointed(parse_checkpoint("full")) as book:
+        assert jax.grad(loss)(1.0) == 2
+    assert book is not None
+    with pytest.raises(DataError, match=r"reads values \(TracerBoolConversionError\)"):
+        book.notes()
+
+
+def test_results_that_are_no_arrays_come_back() -> None:
+    def loss(weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        y = scanned("none")(weights, x)
+        return y, {"name": "step", "twice": 2 * y, "none": None}
+
+    one = {"up": jnp.ones((2, 4, 8)), "down": jnp.ones((2, 8, 4))}
+    x = jnp.ones((3, 4))
+    plain = jax.value_and_grad(loss, has_aux=True)(one, x)
+    with checkpointed(parse_checkpoint("full")):
+        changed = jax.value_and_grad(loss, has_aux=True)(one, x)
+    assert changed[0][1]["name"] == "step"
+    assert jax.tree.structure(plain) == jax.tree.structure(changed)
+    numbers = [leaf for leaf in jax.tree.leaves(plain) if not isinstance(leaf, str)]
+    for left, right in zip(numbers, [one for one in jax.tree.leaves(changed) if not isinstance(one, str)], strict=True):
+        assert jnp.allclose(left, right, rtol=1e-6)
