@@ -45,6 +45,8 @@ class Node:
     is_scalar: bool = False
     number: int = -1
     """Of a parameter."""
+    like: str = ""
+    """Of what a plan adds: the instruction of the program that does the same work."""
 
     @property
     def bytes(self) -> int:

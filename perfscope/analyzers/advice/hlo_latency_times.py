@@ -1,0 +1,122 @@
+"""How long XLA thinks that the kernels and collectives of a GPU program take, for its latency-hiding scheduler.
+
+XLA models kernels by the bytes they move and their arithmetic, and looks products and collectives up in tables that
+were measured on H100s. What is here was read off what it logs for programs of our own: kernels within a few percent
+where their bytes decide, products within a tenth, collectives as its table has them (``hlo_latency_links.py``). A file
+does not tell the device, so all times are those of an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfscope.analyzers.advice.hlo_graph import VIEWS, Graph, Node
+from perfscope.analyzers.advice.hlo_latency_links import collective_microseconds
+from perfscope.analyzers.hardware import named_device
+from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+
+_DEVICE = "H100 SXM"
+_US = 1e6
+_OF_PEAK = 0.9
+"""Share of the peak that products reach beside the time to read and write, in XLA's table: bfloat16, sides of 1,024 to
+8,192, batched with 128 contracted; all 22 products of the transformer within 11%."""
+_ARITHMETIC = 0.25
+"""Share of the float32 peak that other arithmetic reaches."""
+_SMALL = 0.01
+"""Microseconds of what XLA does not model: loops, kernels of Triton without a product."""
+_CALL = 10.0
+"""Microseconds of a library call."""
+
+
+class Clock:
+    """Times of one program's instructions, and of what a plan adds to it."""
+
+    def __init__(self, module: HloModule, cost: ModuleCost) -> None:
+        self._module = module
+        device = named_device(_DEVICE)
+        assert device is not None
+        self._bandwidth = float(device.memory_bandwidth)
+        self._peaks = device.peak_flops
+        self._rows = {row.instruction.name: row for row in cost.rows}
+        """Names are unique in a module."""
+        self._around = {
+            inside.name: one
+            for computation in module.computations.values()
+            for one in computation.instructions
+            if one.opcode == "fusion"
+            for inside in module.computations[one.called[0]].instructions
+        }
+        """Of an instruction in a kernel, the kernel."""
+
+    def times(self, graph: Graph) -> Mapping[tuple[str, str], float]:
+        """Microseconds of each instruction of a graph by computation and name; of the end of a collective, those of
+        the collective.
+        """
+        return {
+            (body.name, node.name): self._time(node, [body.nodes[name] for name in node.operands])
+            for body in graph.bodies.values()
+            for node in body.nodes.values()
+        }
+
+    def _time(self, node: Node, operands: list[Node]) -> float:
+        row = self._rows.get(node.like or node.name)
+        if node.opcode.endswith("-done"):
+            return _SMALL if row is None else self._collective(node, row.instruction)
+        if node.opcode in VIEWS or node.opcode.endswith("-start"):
+            return 0.0
+        if row is not None and not node.like:
+            return self._kernel(row)
+        moved = self._moved(node, operands)
+        if row is None:
+            return moved
+        if row.once.products:
+            return moved + self._products(row)
+        around = self._around.get(row.instruction.name)
+        return _SMALL if around is not None and self._is_opaque(around) else moved
+
+    def _kernel(self, row: InstructionCost) -> float:
+        one, cost = row.instruction, row.once
+        moved = (cost.bytes_read + cost.bytes_written) / self._bandwidth * _US
+        if cost.products and one.opcode != "while":
+            return moved + self._products(row)
+        if one.opcode == "custom-call":
+            return _CALL
+        if one.opcode != "fusion" or self._is_opaque(one):
+            return _SMALL
+        return max(moved, cost.flops / (_ARITHMETIC * self._peaks["float32"]) * _US)
+
+    def _is_opaque(self, one: Instruction) -> bool:
+        """A kernel that XLA gives no time: Triton's, without a product."""
+        return one.fusion_kind not in ("kLoop", "kInput") and not self._rows[one.name].once.products
+
+    def _products(self, row: InstructionCost) -> float:
+        seconds = 0.0
+        for product, flops in row.once.products.items():
+            peak = self._peaks["bfloat16" if product.dtype in ("bf16", "f16") else "tf32"]
+            seconds += flops / (_OF_PEAK * peak)
+        return seconds * _US
+
+    def _moved(self, node: Node, operands: list[Node]) -> float:
+        """Of a kernel that a plan adds: it reads its operands and writes its result, or a part of a stack."""
+        updated = {slot for _, slot in node.updates}
+        read = [one.bytes for at, one in enumerate(operands) if at not in updated]
+        if node.updates:
+            moved = 2 * sum(read)
+        elif any(one.is_scalar for one in operands):
+            moved = 2 * node.bytes  # a layer's part, by the loop's counter
+        else:
+            moved = sum(read) + node.bytes
+        return moved / self._bandwidth * _US
+
+    def _collective(self, node: Node, one: Instruction) -> float:
+        """``one``: the end of the collective, or of the one that it is like."""
+        begin = self._rows[one.operands[0]].instruction
+        kind = begin.opcode.removesuffix("-start")
+        if begin.opcode == "async-start" and begin.called:
+            begin = self._module.computations[begin.called[0]].root
+            kind = begin.opcode
+        groups = begin.replica_groups
+        devices = max(map(len, groups)) if groups else self._module.num_partitions * self._module.num_replicas
+        whole = node.bytes * (devices if kind == "reduce-scatter" else 1)
+        return collective_microseconds(kind, whole, devices)
