@@ -108,7 +108,7 @@ class MemoryLedger:
                 if block is None:
                     continue
                 block.device = on_device or tensor.device.type == "cuda"
-                self.names_device = self.names_device or block.device
+                self.names_device = self.names_device or tensor.device.type == "cuda"  # a planned graph names none
                 if phase == "backward" and str(func) == "aten.add.Tensor" and known:
                     self._join(block, known[0])
         self.ops += 1

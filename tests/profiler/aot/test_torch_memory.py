@@ -112,6 +112,16 @@ def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) 
     assert decorated.phase == compiled.phase == "backward"
 
 
+def test_a_compiled_program_that_names_no_device_has_all_of_it_there(tmp_path: Path) -> None:
+    _, eager, compiled = memory_of(tmp_path, INSIDE)
+    without = INSIDE.replace('.to("cuda")', "").replace(', device="cuda"', "")
+    assert "cuda" not in without
+    _, eager_too, compiled_too = memory_of(tmp_path, without)
+    assert eager_too.peak_bytes == eager.peak_bytes
+    assert compiled_too.peak_bytes == compiled.peak_bytes
+    assert matrices(compiled_too) == matrices(compiled)
+
+
 def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
     memory, eager, compiled = memory_of(tmp_path, INSIDE)
     for step in (eager, compiled):
