@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing
@@ -12,7 +12,8 @@ from perfscope.analyzers.hlo.scope import scope_of
 
 _BUFFERED = PRODUCTS | {
     "reduce", "reduce-window", "scatter", "sort", "rng", "rng-bit-generator", "select-and-scatter", "cholesky",
-    "triangular-solve", "fft", "get-tuple-element",
+    "triangular-solve", "fft", "get-tuple-element", "all-gather-done", "all-reduce-done", "async-done",
+    "collective-permute-done",
 }  # fmt: skip
 """Opcodes whose result has a buffer where it is computed again; a ``get-tuple-element`` is a loop's result."""
 
@@ -35,6 +36,7 @@ class Layer:
         self._slices: dict[tuple[tuple[int, ...], str], int] = {}
         self._same: dict[tuple[object, ...], int] = {}
         self._bases: dict[int, frozenset[int]] = {}
+        self._written: Mapping[int, int] = {}
         self.laid_out = frozenset(self._laid_out()) if not layers.scope else frozenset()
         """Values in another order of axes, with a kernel of their own: XLA fuses none into a product."""
 
@@ -85,8 +87,15 @@ class Layer:
             else:
                 yield one
 
+    def write(self, numbers: Mapping[int, int]) -> None:
+        """Values that XLA writes where they are made again, each with the first that is the same."""
+        self._written = numbers
+        self._bases.clear()
+
     def first_of_its_kind(self, number: int) -> int:
         """XLA computes a value within each kernel that reads it; where it is made again, there is one."""
+        if number in self._written:
+            return self._written[number]
         one = self.flow.values[number].instruction
         if self.layers.scope or self.has_buffer(number):
             return number
@@ -210,7 +219,8 @@ class Layer:
 
     def has_buffer(self, number: int) -> bool:
         """Whether it has a buffer wherever it is computed."""
-        return self.carried(number) or self.flow.opcode(number) in _BUFFERED or number in self.laid_out
+        buffered = self.flow.opcode(number) in _BUFFERED or number in self.laid_out or number in self._written
+        return buffered or self.carried(number)
 
     def is_product(self, number: int) -> bool:
         """Whether it is a matrix product or a loop's result: its inputs are buffers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.advice.hlo_barrier import GRADIENT, SMALL, WEIGHTS
+from perfscope.analyzers.advice.hlo_fused_again import written_again
 from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_graph_edit import (
     add_element,
@@ -24,6 +25,8 @@ from perfscope.analyzers.advice.hlo_reads import takes_buffers, takes_part
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule
 from perfscope.analyzers.hlo.schedule import Schedule
+
+_NO_KERNEL = frozenset({"bitcast", "get-tuple-element", "parameter", "tuple", "constant"})
 
 
 def loop_plan(
@@ -69,8 +72,20 @@ class _LoopPlan(Plan):
             if node.is_scalar and node.operands == (self.back.parameter(),)
         )[:1]
 
+    def _written(self) -> dict[int, int]:
+        """Values that XLA writes where they are made again."""
+        stacks = {
+            self.flow.numbers[self.entry.name, node.name]: kept.number
+            for node in self.entry.nodes.values()
+            for kept in self._layers.kept
+            if node.opcode == "get-tuple-element" and node.operands == (self._first,) and node.index == kept.stored
+        }
+        names = [one.name for one in self._back_code.instructions if one.opcode not in _NO_KERNEL]
+        return written_again(self.flow, self._layers, self._back_code, self.keeps, stacks, names)
+
     def made_of_it(self) -> Graph:
         """All steps."""
+        self.layer.write(self._written())
         kept = self._layers.kept
         retained = set(self._retain())
         dropped = [one for at, one in enumerate(kept) if at not in retained]
