@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -15,8 +16,12 @@ from perfscope.profiler.errors import DONE, AskedWronglyError, DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.analyzers.advice.step_model import StepModel
+    from perfscope.analyzers.trace import Trace
     from perfscope.dashboards.reports.advice_plan_rows import PlansView
 
+MOST_VERIFIED = 9_999
+"""Plans that ``--verify`` without a number compiles: all."""
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
@@ -31,6 +36,13 @@ def advise() -> None:
 @click.option("--budget", metavar="SIZE", help="Memory a step may need: 80GiB, 512MiB. [90% of the device]")
 @click.option("--devices", type=click.IntRange(min=1, max=1_000_000), metavar="N", help="Divide state among N devices.")
 @click.option("--device", metavar="NAME", help="Device whose links and peaks count (H100 ...) where none is recorded.")
+@click.option(
+    "--verify",
+    is_flag=False,
+    flag_value="all",
+    metavar="[N]",
+    help="Of a run of `perfscope compile`: compile the plans (N of them) as well, and show how far off each is.",
+)
 @click.option("--json", "json_file", metavar="FILE", help="Write the plans here as JSON (- for stdout).")
 @click.option("--html", "html_file", metavar="FILE", help="Write the plans here as a page with the picture.")
 @quiet_option
@@ -40,6 +52,7 @@ def memory(
     budget: str | None,
     devices: int | None,
     device: str | None,
+    verify: str | None,
     json_file: str | None,
     html_file: str | None,
     quiet: bool,
@@ -57,6 +70,7 @@ def memory(
 
     allowed = None if budget is None else parse_size(budget)
     name = None if device is None else device_named(device).name
+    most = None if verify is None else parse_most(verify)
     if html_file == "-":
         raise AskedWronglyError("--html -: a page goes into a file; --json - prints the plans")
     loaded = load_path(path)
@@ -69,12 +83,42 @@ def memory(
     unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
     if not steps.models:
         raise DataError(unseen[0] if unseen else f"{path}: no step to plan for")
-    plans = plan_memory(steps.models[0], budget_bytes=allowed, devices=devices, device=name)
-    view = plans_view(plans, path, unseen, len(steps.models) - 1)
+    model, trace = _with_command(steps.models[0], loaded.traces)
+    plans = plan_memory(model, budget_bytes=allowed, devices=devices, device=name)
+    verified = None
+    if most is not None:
+        from perfscope.commands.advise_verify import verified_plans
+
+        verified = verified_plans(trace, model, plans.front, most=most, quiet=quiet)
+    view = plans_view(plans, path, unseen, len(steps.models) - 1, verified)
     _write(view, json_file, html_file, inputs=[trace.source.path for trace in loaded.traces], quiet=quiet)
     if json_file != "-":
         _print(view)
     return DONE
+
+
+def parse_most(text: str) -> int:
+    """How many plans ``--verify`` compiles; ``AskedWronglyError`` where it is no number."""
+    if text == "all":
+        return MOST_VERIFIED
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
+        raise AskedWronglyError(
+            f"--verify {text[:40]}: how many plans? The run goes in front: perfscope advise memory RUN --verify 2"
+        )
+    return int(text)
+
+
+def _with_command(model: StepModel, traces: Sequence[Trace]) -> tuple[StepModel, Trace]:
+    """The step with the command that compiles its policies, where its run names it; and the trace it is of."""
+    from perfscope.analyzers.advice.hlo_bounds import EXACT
+    from perfscope.commands.advise_verify import exact_command, exact_note
+
+    trace = next((one for one in traces if model.framework == "jax" and one.hlo and one.op_graph is None), traces[0])
+    command = exact_command(trace) if EXACT in model.notes else None
+    if command is None:
+        return model, trace
+    note = exact_note(command)
+    return replace(model, notes=tuple(note if one == EXACT else one for one in model.notes)), trace
 
 
 def parse_size(text: str) -> int:

@@ -83,8 +83,8 @@ OVERLAPPED = (
     "(docs/memory.md)"
 )
 EXACT = (
-    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep policy=none,dots,full PROGRAM, "
-    "for a program that takes --policy (docs/compile-sweeps.md)"
+    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
+    "PROGRAM (docs/compile-sweeps.md)"
 )
 _COLLECTIVES = ("all-", "collective-", "reduce-scatter", "ragged-all-")
 NEAR = 0.05

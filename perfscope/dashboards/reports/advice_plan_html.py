@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.reports.advice_plan_json import render as render_json
 from perfscope.dashboards.reports.advice_plan_svg import STYLE as PICTURE_STYLE
 from perfscope.dashboards.reports.advice_plan_svg import caption, front_picture
+from perfscope.dashboards.reports.advice_verified_rows import COLUMNS, NOTE, verified_rows
 from perfscope.dashboards.reports.html_page import page
 
 if TYPE_CHECKING:
@@ -36,8 +37,39 @@ def _page(view: PlansView) -> Iterator[str]:
     yield '<section class="card"><h2>Plans worth having</h2><div class="scroll"><table class="stacks">'
     yield _head(view)
     yield "<tbody>" + "".join(_row(view, row) for row in view.rows) + "</tbody></table></div></section>"
+    yield from _verified(view)
     items = "".join(f"<li>{escape(note)}</li>" for note in view.notes)
     yield f'<section class="card unseen"><h2>How it is known</h2><ul>{items}</ul></section>'
+
+
+def _verified(view: PlansView) -> Iterator[str]:
+    """Plans that were compiled, if it was asked for."""
+    if view.verified is None:
+        return
+    yield '<section class="card"><h2>Verified</h2>'
+    rows = verified_rows(view.plans.model, view.verified)
+    if not rows:
+        yield '<p class="note">Nothing to verify: no plan but today\'s.</p></section>'
+        return
+    heads = "".join(f'<th scope="col"{_verified_side(name)}>{escape(name)}</th>' for name in COLUMNS)
+    yield f'<p class="note">{escape(NOTE)}</p>'
+    yield f'<div class="scroll"><table class="stacks"><thead><tr>{heads}</tr></thead><tbody>'
+    for row in rows:
+        cells = "".join(
+            f'<td data-name="{escape(name)}" class="{"n" if _verified_side(name) else "t" if name == "plan" else ""}">'
+            f"{escape(cell)}</td>"
+            for name, cell in zip(COLUMNS, row.cells, strict=True)
+        )
+        yield f"<tr>{cells}</tr>"
+    yield "</tbody></table></div>"
+    left = "".join(
+        f"<li>Not compiled: {escape(row.cells[0])}: {escape(row.reason)}.</li>" for row in rows if row.reason
+    )
+    yield (f"<ul>{left}</ul>" if left else "") + "</section>"
+
+
+def _verified_side(name: str) -> str:
+    return "" if name in ("plan", "--checkpoint") else ' class="n"'
 
 
 def _columns(view: PlansView) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.advice.words import describe
 from perfscope.dashboards.reports.advice_plan_rows import shown_code
+from perfscope.dashboards.reports.advice_verified_rows import verified_data
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def document(view: PlansView) -> dict[str, Any]:
         "today": _plan(plans, plans.today),
         "recommended": None if plans.recommended is None else _plan(plans, plans.recommended),
         "front": [_plan(plans, plan) for plan in plans.front],
+        "verified": verified_data(model, view.verified),
         "notes": list(view.notes),
     }
 

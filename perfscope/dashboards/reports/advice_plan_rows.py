@@ -12,6 +12,7 @@ from perfscope.dashboards.shown import TEXT_LIMIT, shown
 if TYPE_CHECKING:
     from perfscope.analyzers.advice.plans import Plan, Plans
     from perfscope.analyzers.advice.step_model import StepModel
+    from perfscope.analyzers.advice.verified import VerifiedPlan
 
 UNHURRIED_NS = 1_000
 """Changes of a step below it are none: no clock of a step is that steady."""
@@ -54,10 +55,21 @@ class PlansView:
     code: tuple[str, ...]
     notes: tuple[str, ...]
     """What is modelled, and what could not be looked at."""
+    verified: tuple[VerifiedPlan, ...] | None = None
+    """Plans that were compiled to see; ``None``: nobody asked for it."""
 
 
-def plans_view(plans: Plans, subject: str, unseen: tuple[str, ...] = (), others: int = 0) -> PlansView:
-    """What to show of ``plans`` of the step ``subject``; ``others``: steps with a lower peak that have no plans."""
+def plans_view(
+    plans: Plans,
+    subject: str,
+    unseen: tuple[str, ...] = (),
+    others: int = 0,
+    verified: tuple[VerifiedPlan, ...] | None = None,
+) -> PlansView:
+    """What to show of ``plans`` of the step ``subject``.
+
+    ``others``: steps with a lower peak that have no plans; ``verified``: plans that were compiled.
+    """
     model = plans.model
     shown_plans = plans.front if any(_same(plan, plans.today) for plan in plans.front) else (plans.today, *plans.front)
     largest = max(plan.peak_bytes for plan in shown_plans)
@@ -72,6 +84,7 @@ def plans_view(plans: Plans, subject: str, unseen: tuple[str, ...] = (), others:
         verdict=_verdict(plans),
         code=() if chosen is None else shown_code(model, chosen),
         notes=tuple(shown(note, TEXT_LIMIT) for note in _notes(plans, unseen, others)),
+        verified=verified,
     )
 
 

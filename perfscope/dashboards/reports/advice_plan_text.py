@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from perfscope.dashboards.reports.advice_verified_rows import COLUMNS, NOTE, verified_rows
 from perfscope.dashboards.reports.text_page import WIDTH, printed
 from perfscope.dashboards.reports.text_tables import hanging
 
@@ -41,6 +42,7 @@ def _parts(view: PlansView, width: int) -> Iterator[RenderableType]:
     yield ""
     yield _table(view, width)
     yield ""
+    yield from _verified(view)
     yield from (hanging(note) for note in view.notes)
 
 
@@ -73,6 +75,30 @@ def _table(view: PlansView, width: int) -> RenderableType:
             cells.append(Text(row.fits))
         table.add_row(*cells, Text(row.words + (" (today)" if row.today else "")), style=_style(row))
     return Padding(table, (0, 0, 0, 2))
+
+
+def _verified(view: PlansView) -> Iterator[RenderableType]:
+    """Plans that were compiled, if it was asked for."""
+    if view.verified is None:
+        return
+    rows = verified_rows(view.plans.model, view.verified)
+    if not rows:
+        yield Text("  nothing to verify: no plan but today's")
+        yield ""
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in COLUMNS:
+        words = name in ("plan", "--checkpoint")
+        table.add_column(
+            name, justify="left" if words else "right", overflow="fold", ratio=1 if name == "plan" else None
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row.cells))
+    yield Text("  verified", style="bold")
+    yield Padding(table, (0, 0, 0, 2))
+    yield from (hanging(f"Not compiled: {row.cells[0]}: {row.reason}.") for row in rows if row.reason)
+    yield hanging(NOTE)
+    yield ""
 
 
 def _mark(row: PlanRow) -> str:

@@ -212,7 +212,7 @@ def test_a_program_says_how_near_its_predictions_may_come() -> None:
     assert "save_only_these_names" in found.notes[1]
     assert any("predicted for the first ones" in note for note in model(f"{UNROLLED}-none").notes)
     assert any("between none and all of them" in note for note in model(f"{UNROLLED}-full").notes)
-    assert any("--sweep policy=none,dots,full" in note for note in found.notes)
+    assert any("--sweep checkpoint=none,dots,full" in note for note in found.notes)
     assert not any("run beside its kernels" in note for note in found.notes)
 
 
