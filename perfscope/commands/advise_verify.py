@@ -152,7 +152,7 @@ def _verified(
     if step is None:
         return replace(one, reason=f"{place}: {program.name} is not in it")
     return replace(
-        one, compiled_peak_bytes=step[0], compiled_recompute_flops=step[1], folder=str(place), kept=kept
+        one, compiled_peak_bytes=step[0], compiled_recompute_flops=step[1], folder=f"{VERIFIED}/{place.name}", kept=kept
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ class VerifiedPlan:
     compiled_peak_bytes: int | None = None
     compiled_recompute_flops: int | None = None
     folder: str = ""
-    """Run folder of the compiled program, as the next command names it."""
+    """Run folder of the compiled program, relative to that of the run."""
     kept: bool = False
     """It had been compiled before."""
     reason: str = ""

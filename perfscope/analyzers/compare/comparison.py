@@ -159,6 +159,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
     median = None if time is None else time.median
     told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
+    told += _checkpoints(base, head)
     if machines.planned_otherwise:
         first, last = map(way_in_words, machines.ways)
         told.append(OTHER_WAYS.format(base=first, head=last))
@@ -178,6 +179,14 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         programs=programs,
         targets=machines,
     )
+
+
+def _checkpoints(*sides: Sequence[Trace]) -> list[str]:
+    """Where `perfscope compile --checkpoint` set the policy of layers on one side, or another on either."""
+    said = [" and ".join(dict.fromkeys(one.checkpoint or "the program's own" for one in side)) for side in sides]
+    if len(set(said)) == 1:
+        return []
+    return [f"checkpoint policies of layers: {said[0]} in base, {said[1]} in head (perfscope compile --checkpoint)"]
 
 
 def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:

@@ -52,6 +52,7 @@ def read(path: Path) -> Trace:
     notes = (*_said(manifest), *trace.source.notes)
     trace.source = replace(trace.source, path=str(path), format=FORMAT, notes=tuple(dict.fromkeys(notes)))
     trace.target = _target(path, manifest)
+    trace.checkpoint = None if manifest.checkpoint is None else manifest.checkpoint.policy
     trace.judged_device = manifest.target.device
     return trace
 

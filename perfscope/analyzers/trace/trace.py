@@ -148,6 +148,8 @@ class Trace:
         """What the user said of the machines' links; only comparing ranks asks for it."""
         self.target: Target | None = None
         """What its programs were compiled for, where they were compiled for machines that are not there."""
+        self.checkpoint: str | None = None
+        """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
         self._facts: dict[Any, Any] = {}
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:

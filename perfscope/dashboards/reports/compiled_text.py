@@ -82,8 +82,9 @@ def _headline(manifest: Compiled, trace: Trace) -> str:
     verb = "compiled" if manifest.framework == "jax" else "planned"
     target = shown(manifest.target.device) if trace.target is None else trace.target.shown
     command = shown(" ".join(manifest.command))
+    policy = "" if manifest.checkpoint is None else f" with --checkpoint {shown(manifest.checkpoint.policy)}"
     took = "" if manifest.seconds is None else f" in {manifest.seconds:.0f} s"
-    return f"{many} {what}{'' if many == 1 else 's'} of {command} {verb} for {target}{took}; nothing ran on one"
+    return f"{many} {what}{'' if many == 1 else 's'} of {command} {verb} for {target}{policy}{took}; nothing ran on one"
 
 
 def _target_lines(target: Target) -> Iterator[str]:
