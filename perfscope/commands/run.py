@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -222,3 +223,17 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
         shown = render(analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr))
         print(shown, file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
+        print(f"  look    {_serving(recorded.directory)}", file=sys.stderr)
+
+
+def _serving(directory: Path) -> str:
+    """The line that opens a run in the browser, and what is to be installed for it."""
+    from importlib.util import find_spec
+
+    from perfscope.commands.serve import NEEDED
+    from perfscope.profiler.store import LATEST, RUNS_FOLDER
+
+    newest = Path(RUNS_FOLDER, LATEST)
+    which = LATEST if newest.exists() and newest.samefile(directory) else shlex.quote(str(directory))
+    absent = any(find_spec(name) is None for name in NEEDED)
+    return f"perfscope serve {which}" + ("   (pip install 'perfscope[ui]')" if absent else "")

@@ -18,7 +18,7 @@ from perfscope.dashboards.server.api import install_api
 from perfscope.dashboards.server.exports import FORMS
 from perfscope.dashboards.server.guard import Guard
 from perfscope.dashboards.server.kept import read_view
-from perfscope.dashboards.server.shelf import Item, Shelf
+from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import State as Readiness
 from perfscope.dashboards.server.workshop import Workshop
@@ -190,9 +190,8 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         if mark == drawn:
             return (*(no_update,) * 6, *choice)
         live = [] if state is None else _live(state, asked)
-        key = None if asked.item is None else asked.item.key
         item = None if asked.item is None else {"key": asked.item.key, "title": shown(asked.item.title)}
-        return children(), _menu(asked), live, key, item, mark, *choice
+        return children(), _menu(asked), live, asked.whose, item, mark, *choice
 
     @app.callback(
         Output("at", "href"),
@@ -203,7 +202,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
     )
     def pick(key: str | None, pathname: str | None, search: str | None) -> Any:
         asked = asked_for(pathname, search, shelf, workshop, base_path)
-        if key is None or (asked.item is not None and asked.item.key == key):
+        if key is None or asked.whose == key:
             return no_update
         return address(base_path, asked.page if page_module(asked.page).VIEW else START, key)
 
@@ -236,10 +235,13 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
     page = (pathname or "").removeprefix(base_path).strip("/") or START
     parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
     known = page in PAGES
-    item: Item | None = None
-    if known and page_module(page).VIEW is not None:
+    item = came_from = None
+    if known:
         key = parameters.pop("run", None)
-        item = shelf.find(key) if key is not None else next(iter(shelf.items()), None)
+        if page_module(page).VIEW is not None:
+            item = shelf.find(key) if key is not None else next(iter(shelf.items()), None)
+        else:
+            came_from = shelf.find(key or parameters.get("head", ""))
     return Asked(
         page=page if known else "",
         parameters=parameters,
@@ -247,6 +249,7 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
         shelf=shelf,
         workshop=workshop,
         item=item,
+        came_from=came_from,
     )
 
 

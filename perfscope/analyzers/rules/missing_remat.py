@@ -29,9 +29,11 @@ from perfscope.analyzers.advice.models import step_models
 from perfscope.analyzers.advice.plans import SAME_PEAK
 from perfscope.analyzers.advice.simulate import Simulation, Simulator, todays
 from perfscope.analyzers.advice.step_model import StepModel
+from perfscope.analyzers.facts.finding_spans import spans_of_regions
+from perfscope.analyzers.facts.graph_time import graph_time
 from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Span, Where
+from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
@@ -61,10 +63,10 @@ def check(trace: Trace) -> Iterable[Finding]:
             else "the memory size of the device was not recorded: whether the peak is close to it is not known"
         )
     for model in known:
-        yield from _of_step(model)
+        yield from _of_step(trace, model)
 
 
-def _of_step(model: StepModel) -> Iterable[Finding]:
+def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
     simulator = Simulator(model)
     today = simulator.run(todays(model))
     held = round((model.measured_peak_bytes or today.peak_bytes) * (1 + (model.reserve_share or 0.0)))
@@ -87,8 +89,24 @@ def _of_step(model: StepModel) -> Iterable[Finding]:
         cost_bytes=saved,
         where=Where(module=steps[0].unit),
         evidence=tuple(_row(order, step) for order, step in enumerate(steps[:MAX_ROWS], 1)),
+        spans=_spans(trace, [step.unit for step in steps[: steps.index(chosen) + 1]]),
         advice=_advice(model, chosen),
     )
+
+
+def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
+    """The forward pass of each module that would run again, in each timed step; nothing of compiled programs."""
+    if trace.op_graph is None:
+        return ()
+    names = tuple(dict.fromkeys(units))
+    of_unit: dict[str, list[int]] = {name: [] for name in names}
+    for op in trace.op_graph.ops:
+        if op.phase == "forward":
+            for name in names:
+                if op.module == name or op.module.startswith(f"{name}."):
+                    of_unit[name].append(op.index)
+    held = [rows[ops] for rows in trace.fact(graph_time).spans for ops in of_unit.values()]
+    return spans_of_regions(trace, [rows[rows != MISSING].tolist() for rows in held])
 
 
 def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:

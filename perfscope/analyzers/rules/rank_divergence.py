@@ -34,12 +34,14 @@ Fix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from perfscope.analyzers.facts.compile_divergence import Divergence, divergences
-from perfscope.analyzers.facts.compile_frames import compile_log_of, short_place, user_place, where_of
+from perfscope.analyzers.facts.compile_frames import compile_log_of, compile_spans, short_place, user_place, where_of
 from perfscope.analyzers.facts.compile_sides import Compiled, Side, side_of
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity
+from perfscope.analyzers.facts.finding_spans import spans_within
+from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Span
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
 
@@ -75,9 +77,22 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     twice = [rank for rank, count in Counter(side.rank for side in sides).items() if count > 1]
     if twice:
         raise AbstainError(f"several logs are of rank {min(twice)}: which of them belong together is not known")
+    traces_of = {trace.source.rank: trace for trace in logged}
     for found in divergences(sides):
         if found.kind != "caches" or found.wait_ns >= MIN_WAIT_NS:
-            yield _finding(found)
+            yield replace(_finding(found), spans=tuple(_spans(found, traces_of)))
+
+
+def _spans(found: Divergence, traces_of: Mapping[int | None, Trace]) -> Iterator[Span]:
+    """When the first compilation that differs was worked on: on the ranks that part, then on the others."""
+    for sides, one in ((found.others, found.here), (found.most, found.there)):
+        at = next((place for place, each in enumerate(sides[0].compiles) if each is one), None)
+        for side in sides[:MOST_NAMED] if one is not None and at is not None else ():
+            mine = side.compiles[at : at + 1]
+            if [each.what for each in mine] == [one.what]:
+                trace = traces_of[side.rank]
+                held = spans_within(trace, compile_spans(trace, [each.source for each in mine]))
+                yield from (replace(span, rank=side.rank) for span in held)
 
 
 def _finding(found: Divergence) -> Finding:

@@ -38,7 +38,10 @@ PAGES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What an address asks for. ``parameters`` are a stranger's; ``item`` and ``folder``: of a page with a view."""
+    """What an address asks for. ``parameters`` are a stranger's; ``item`` and ``folder``: of a page with a view.
+
+    ``came_from``: of a page about no item, the one that was looked at before: the menu leads back to it.
+    """
 
     page: str
     parameters: Mapping[str, str]
@@ -47,10 +50,17 @@ class Asked:
     workshop: Workshop
     item: Item | None = None
     folder: Path | None = None
+    came_from: Item | None = None
+
+    @property
+    def whose(self) -> str | None:
+        """The key of the item that the page is about, or that was looked at before it."""
+        item = self.item or self.came_from
+        return None if item is None else item.key
 
     def link(self, page: str, **parameters: str) -> str:
         """The address of a page about the same item."""
-        return address(self.base_path, page, None if self.item is None else self.item.key, **parameters)
+        return address(self.base_path, page, self.whose, **parameters)
 
 
 def address(base_path: str, page: str, key: str | None, **parameters: str) -> str:

@@ -1,4 +1,4 @@
-"""Pieces that pages share: tabs that are links, bars with their numbers, and where a trace's timeline begins."""
+"""Pieces that pages share: tabs that are links, bars with their numbers, where a timeline begins, where nothing is."""
 
 from __future__ import annotations
 
@@ -41,6 +41,36 @@ def origins(asked: Asked) -> dict[str, str]:
     held = None if asked.folder is None else read_view(asked.folder, "timeline")
     found = {} if held is None else held.get("view", {})
     return {str(one["trace"]): one["origin"] for one in found.get("traces", ()) if one["events"]}
+
+
+OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
+"""Pages that have something of programs and snapshots, which hold no time."""
+NOTHING_RAN = "Nothing of this ran, so there is nothing to show here."
+
+
+def planned(asked: Asked) -> bool:
+    """Whether it was compiled or planned and never ran."""
+    held = None if asked.folder is None else read_view(asked.folder, "overview")
+    return bool(held and held.get("view", {}).get("planned"))
+
+
+def nothing(asked: Asked, words: str) -> list[Any]:
+    """What stands on a page that has nothing to show: why, and the pages that have something of the same item."""
+    links = [dcc.Link(name, href=asked.link(page)) for page, name in OTHERS.items() if _has(asked, page)]
+    see = [html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")]
+    return [
+        html.P(NOTHING_RAN if planned(asked) else words, className="ps-card", role="status"),
+        *(see if links else []),
+    ]
+
+
+def _has(asked: Asked, page: str) -> bool:
+    """Whether a page has more than words; true while that is not known yet."""
+    held = None if asked.folder is None else read_view(asked.folder, page)
+    if held is None:
+        return True
+    view = held.get("view", {})
+    return page != asked.page and any(view.get(key) for key in ("html", "memories", "planned", "subjects"))
 
 
 def pictures(asked: Asked) -> dict[int, str]:

@@ -119,6 +119,8 @@ def _pickers(asked: Asked) -> Any:
         for item in items
     ]
     now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
+    if not now and asked.came_from is not None:
+        now["head"] = asked.came_from.key  # what was looked at is most often what is behind the change
     selects = [
         dmc.Select(
             id=f"compare-{side}",

@@ -7,6 +7,7 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.pages._parts import nothing
 from perfscope.dashboards.ui import Flame
 
 TITLE = "Flame"
@@ -27,7 +28,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one tree at a time, the first that has any time unless the address names one."""
     there = [kind for kind in KINDS if view["trees"][kind] is not None]
     if not there:
-        return [html.H1(TITLE, className="ps-title"), html.P(NOTHING, className="ps-card")]
+        return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     kind = asked.parameters.get("kind", "")
     kind = kind if kind in there else there[0]
     tabs = [

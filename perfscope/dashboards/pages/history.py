@@ -57,7 +57,9 @@ def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     return html.Div(
         [
             _tab(
-                shown(str(one.path.parent)), address(asked.base_path, "history", None, store=one.key), here=one == kept
+                shown(str(one.path.parent)),
+                address(asked.base_path, "history", asked.whose, store=one.key),
+                here=one == kept,
             )
             for one in held
         ],
@@ -78,9 +80,9 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     metric = metric if metric in view["metrics"] else ""
     named = {} if "store" not in asked.parameters else {"store": kept.key}
     tabs = [
-        _tab("times and what changed", address(asked.base_path, "history", None, **named), here=not metric),
+        _tab("times and what changed", address(asked.base_path, "history", asked.whose, **named), here=not metric),
         *(
-            _tab(one, address(asked.base_path, "history", None, **named, metric=one), here=one == metric)
+            _tab(one, address(asked.base_path, "history", asked.whose, **named, metric=one), here=one == metric)
             for one in view["metrics"]
         ),
     ]

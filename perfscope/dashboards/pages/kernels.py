@@ -9,6 +9,7 @@ from dash import dcc, html
 from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
+from perfscope.dashboards.pages._parts import nothing
 
 TITLE = "Kernels"
 VIEW = "kernels"
@@ -30,7 +31,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one kind at a time, the first that has rows unless the address names one."""
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
     if not there:
-        return [html.H1(TITLE, className="ps-title"), html.P(NOTHING, className="ps-card")]
+        return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     kind = asked.parameters.get("kind", "")
     kind = kind if kind in there else next(one for one in USUAL if one in there)
     tabs = [

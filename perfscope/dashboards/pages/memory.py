@@ -34,7 +34,8 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page; the address says which memory, which moment and which table."""
     memories = view["memories"]
     if not memories:
-        cards = [Fragment(html=view["html"])] if view["html"] else [html.P(NOTHING, className="ps-card")]
+        drawn = "".join((view["html"], view["planned"]))
+        cards = [Fragment(html=drawn)] if drawn else [html.P(NOTHING, className="ps-card")]
         return [html.H1(TITLE, className="ps-title"), *cards]
     names = {str(at): _name(one) for at, one in enumerate(memories)}
     place = chosen(asked, "memory", names)

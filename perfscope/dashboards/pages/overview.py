@@ -79,32 +79,44 @@ def _missing(view: dict[str, Any]) -> list[Any]:
     said: dict[str, list[str]] = {}
     for row in rows:
         said.setdefault(row["command"], []).append(row["what"])
-    items = [html.Li([f"{'; '.join(what)}: ", html.Code(command)]) for command, what in said.items()]
+    items = [
+        html.Li([f"{'; '.join(what)}: ", html.Code(command)] if command else "; ".join(what))
+        for command, what in said.items()
+    ]
     listed = [html.H2("Not recorded"), html.Ul(items)]
     return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
+
+
+def _place(row: dict[str, Any]) -> list[Any]:
+    """Beside the finding, where there is room; on a narrow screen below it."""
+    return [html.Code(row["where"])] if row["where"] not in ("", "-") else []
 
 
 def _first(asked: Asked, view: dict[str, Any]) -> Any:
     rows = view["first"]
     if not rows:
         return html.Section([html.H2("Findings"), html.P("No findings.")], className="ps-card")
+    shares = any(row["share"] for row in rows)
     heads = ("saves up to", "of it", "finding", "where", "known by")
     body = [
         html.Tr(
             [
                 html.Td(row["gain"], className="ps-n", **{"data-name": heads[0]}),
-                html.Td(row["share"], className="ps-n", **{"data-name": heads[1]}),
+                *([html.Td(row["share"], className="ps-n", **{"data-name": heads[1]})] if shares else []),
                 html.Td(
-                    html.Div(
-                        [
-                            dcc.Link(row["rule"], href=asked.link("findings", at=str(place))),
-                            html.Span(f": {row['title'].replace('`', '')}"),
-                        ],
-                        className="ps-over-two",
-                        title=row["title"].replace("`", ""),
-                    )
+                    [
+                        html.Div(
+                            [
+                                dcc.Link(row["rule"], href=asked.link("findings", at=str(place))),
+                                html.Span(f": {row['title'].replace('`', '')}"),
+                            ],
+                            className="ps-over-two",
+                            title=row["title"].replace("`", ""),
+                        ),
+                        *(html.Div(one, className="ps-over-place") for one in _place(row)),
+                    ]
                 ),
-                html.Td(html.Code(row["where"]) if row["where"] not in ("", "-") else None, **{"data-name": heads[3]}),
+                html.Td(_place(row), className="ps-over-where", **{"data-name": heads[3]}),
                 html.Td(row["known_by"], **{"data-name": heads[4]}),
             ],
             className=f"ps-{row['severity']}",
@@ -112,7 +124,12 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
         for place, row in enumerate(rows)
     ]
     more = view["findings"] - len(rows)
-    table = html.Table([html.Thead(html.Tr([html.Th(name) for name in heads])), html.Tbody(body)], className="ps-table")
+    named = [
+        html.Th(name, className="ps-over-where" if name == heads[3] else "")
+        for name in heads
+        if shares or name != heads[1]
+    ]
+    table = html.Table([html.Thead(html.Tr(named)), html.Tbody(body)], className="ps-table")
     left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
     heading = html.Div([html.H2("First"), *left], className="ps-over-head")
     return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card ps-first")

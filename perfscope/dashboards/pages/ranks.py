@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
-from perfscope.dashboards.pages._parts import bars, chosen, origins, tabs
+from perfscope.dashboards.pages._parts import bars, chosen, origins, planned, tabs
 from perfscope.dashboards.ui import Fragment, HeatMap
 
 TITLE = "Ranks"
@@ -19,6 +19,13 @@ ONE_PROCESS = (
     "One process: there are no ranks to compare. Record all of them (perfscope run -- torchrun --nproc-per-node 8 "
     "train.py) or open the folder that holds the traces of all ranks (perfscope serve traces/)."
 )
+ONE_JAX_PROCESS = (
+    "One process of JAX, and no collective between its devices: there are no ranks to compare. Of several hosts "
+    "(jax.distributed.initialize) record each process, under one name: srun perfscope run train.py, or "
+    "perfscope run --run-id NAME train.py on each; or open the folder that holds the .xplane.pb of all (perfscope "
+    "serve traces/)."
+)
+NEVER_RAN = "Nothing of this ran: no rank waited for another. What its collectives cost is modelled."
 NO_LINKS = (
     "No counters of links beside communication were recorded. Nsight Systems records them: nsys profile "
     "--gpu-metrics-devices=all (NVLink) and --nic-metrics=true (network cards)."
@@ -36,10 +43,10 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         maps["busy"] = "device busy by step"
     if not maps:
         cards = [Fragment(html=view["html"])] if view["html"] else []
-        return [html.H1(TITLE, className="ps-title"), html.P(ONE_PROCESS, className="ps-card"), *cards]
+        return [html.H1(TITLE, className="ps-title"), _alone(asked, view), *cards]
     kind = chosen(asked, "map", maps)
     job = view["jobs"][int(chosen(asked, "job", jobs))] if jobs else None
-    alone = [] if jobs else [html.P(ONE_PROCESS, className="ps-card")]
+    alone = [] if jobs else [_alone(asked, view)]
     several = [tabs(asked, "job", jobs, chosen(asked, "job", jobs), label="jobs")] if len(jobs) > 1 else []
     heat = view["busy"] if kind == "busy" or job is None else job["heat"]
     parts = [
@@ -60,6 +67,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if job is not None:
         parts += [_bars(job), *_tables(asked, view, job)]
     return [*parts, *([Fragment(html=view["html"])] if view["html"] else [])]
+
+
+def _alone(asked: Asked, view: dict[str, Any]) -> Any:
+    """Why there are no ranks, and what to record to have them."""
+    if planned(asked):
+        return html.P([f"{NEVER_RAN} See: ", dcc.Link("compile", href=asked.link("compile"))], className="ps-card")
+    return html.P(ONE_JAX_PROCESS if view.get("jax") else ONE_PROCESS, className="ps-card")
 
 
 def _said(kind: str, heat: dict[str, Any]) -> str:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from perfscope.dashboards.pages import Asked
+from perfscope.dashboards.pages._parts import nothing
 from perfscope.dashboards.ui import Fragment, Timeline
 
 TITLE = "Timeline"
 VIEW = "timeline"
 KEPT = ("t0", "t1", "sel", "trace", "find", "mark", "finding")
 """Of the address, that the picture begins with."""
+NOTHING = "There are no events with a time in it: compiled programs, plans and snapshots have none."
+MODELLED = "Nothing of this ran: there are no events with a time. Below is one run as it is modelled."
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page."""
     assert asked.item is not None
     if not any(one["events"] for one in view["traces"]):
-        nothing = "There are no events with a time in it: compiled programs, plans and snapshots have none."
-        links = [
-            dcc.Link(words, href=asked.link(page))
-            for page, words in (("compile", "what was compiled or planned"), ("memory", "memory"), ("graph", "graph"))
-        ]
-        others = html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")
-        more = [Fragment(html=view["modelled"])] if view.get("modelled") else [others]
-        return [html.H1(TITLE, className="ps-title"), html.P(nothing, className="ps-card", role="status"), *more]
+        told, *others = nothing(asked, NOTHING)
+        more = [Fragment(html=view["modelled"])] if view.get("modelled") else others
+        said = html.P(MODELLED, className="ps-card", role="status") if view.get("modelled") else told
+        return [html.H1(TITLE, className="ps-title"), said, *more]
     at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
     url = f"{asked.base_path}api/timeline/{asked.item.key}/"
     return [

@@ -219,7 +219,8 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
     yield svg.step_chart(shown_steps)
     longest = max(step.duration_ns for step in steps)
     bunched = f"; each bar is the longest of {-(-len(steps) // svg.MOST_BARS)}" if len(steps) > svg.MOST_BARS else ""
-    yield f'<div class="ends"><span>{len(steps):,} steps{bunched}</span><span>tallest {format_ns(longest)}</span></div>'
+    many = f"{len(steps):,} step{'s' * (len(steps) != 1)}{bunched}"
+    yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
 
 
 def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:

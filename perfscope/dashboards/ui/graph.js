@@ -4,6 +4,11 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const EDGE = 16, NAME_CHARS = 23, WHAT_CHARS = 27, LEAST_SCALE = 0.55;
   const LEAST_TOLD = 1e-3; // of the largest value: counters and flags are no traffic
+  const BOX_HEAD = 32, WORD_PX = 6.4, WORD_HIGH = 13;
+  const BOWS = [0, 150, -150], SAMPLES = 12; // a line that would run behind another node goes around it
+  const PLACES = [0.68, 0.55, 0.45, 0.8, 0.32, 0.2, 0.9, 0.1]; // of a label along its line, the first that is free
+
+  const apart = (one, other) => one.x >= other.x + other.width || other.x >= one.x + one.width || one.y >= other.y + other.height || other.y >= one.y + one.height;
 
   const { svg, bytes, finding, remember } = ui.svg;
   const element = ui.wire.element;
@@ -35,24 +40,27 @@ window.perfscope_ui = window.perfscope_ui || {};
     end() { for (const stop of this.listeners) stop(); }
 
     draw() {
-      const { graph } = this, width = graph.width + 2 * EDGE, height = graph.height + 2 * EDGE;
+      const { graph } = this;
+      this.lay();
+      const left = Math.min(0, this.low) - EDGE, width = Math.max(graph.width, this.high) + EDGE - left, height = graph.height + 2 * EDGE;
       const fit = Math.min(1, (this.root.clientWidth - 2) / width), scale = this.whole ? 1 : Math.max(fit, LEAST_SCALE);
       this.size.hidden = fit >= 1;
       this.size.textContent = this.whole ? "fit" : "full size";
       const runs = graph.nodes.filter((node) => node.runs).length;
       const said = `${runs} that run, ${graph.edges.length} values between them${graph.left ? `; ${graph.left.toLocaleString("en")} more beside them are not drawn` : ""}`;
       this.status.textContent = said;
-      const picture = svg("svg", { width: width * scale, height: height * scale, viewBox: `${-EDGE} ${-EDGE} ${width} ${height}`, role: "group", "aria-label": `${graph.title}: ${said}; the table below holds the same` });
+      const picture = svg("svg", { width: width * scale, height: height * scale, viewBox: `${left} ${-EDGE} ${width} ${height}`, role: "group", "aria-label": `${graph.title}: ${said}; the table below holds the same` });
       const space = picture.appendChild(svg("defs", {}));
       for (const kind of ["plain", "saved"]) {
         space.append(svg("marker", { id: `ps-arrow-${kind}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8z", class: `ps-arrow-${kind}` })));
       }
       const names = graph.boxes.map((box) => this.box(picture, box));
-      for (const edge of graph.edges) this.edge(picture, edge);
+      graph.edges.forEach((edge, at) => this.edge(picture, edge, this.curves[at]));
       graph.nodes.forEach((node, at) => this.node(picture, node, at));
       // Words last, so that no line lies over them.
       for (const name of names) name();
-      for (const edge of graph.edges) this.words(picture, edge);
+      const taken = this.taken();
+      for (const saved of [true, false]) graph.edges.forEach((edge, at) => { if (Boolean(edge.saved) === saved) this.words(picture, edge, this.curves[at], taken); });
       this.picture.replaceChildren(picture);
       this.root.dataset.ready = "1";
     }
@@ -70,19 +78,53 @@ window.perfscope_ui = window.perfscope_ui || {};
       return [from.x + width / 2, from.y + height, to.x + width / 2, to.y];
     }
 
-    edge(picture, edge) {
-      const [x0, y0, x1, y1] = this.ends(edge), bend = Math.max(18, Math.abs(y1 - y0) / 2.4);
-      const line = svg("path", { d: `M${x0} ${y0}C${x0} ${y0 + bend} ${x1} ${y1 - bend} ${x1} ${y1}`, class: `ps-edge${edge.saved ? " ps-saved" : ""}${edge.bytes === null ? " ps-inside" : ""}`, "marker-end": `url(#ps-arrow-${edge.saved ? "saved" : "plain"})` });
+    // The way of each line, as the four x and y of a curve, and how far to the left and right they reach.
+    lay() {
+      const [width, height] = this.graph.node;
+      this.low = this.high = 0;
+      this.curves = this.graph.edges.map((edge) => {
+        const [x0, y0, x1, y1] = this.ends(edge), bend = Math.max(18, Math.abs(y1 - y0) / 2.4);
+        const others = this.graph.nodes.filter((node, at) => at !== edge.from && at !== edge.to).map(({ x, y }) => ({ x, y, width, height }));
+        const curves = BOWS.map((bow) => ({ xs: [x0, x0 + bow, x1 + bow, x1], ys: [y0, y0 + bend, y1 - bend, y1] }));
+        const free = curves.find((curve) => !others.some((other) => this.samples(curve).some(([x, y]) => !apart({ x, y, width: 0, height: 0 }, other))));
+        const chosen = free || curves[0];
+        for (const [x] of this.samples(chosen)) { this.low = Math.min(this.low, x); this.high = Math.max(this.high, x); }
+        return chosen;
+      });
+    }
+
+    point({ xs, ys }, t) {
+      const weights = [(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t ** 3], of = (held) => held.reduce((sum, one, at) => sum + one * weights[at], 0);
+      return [of(xs), of(ys)];
+    }
+
+    samples(curve) { return Array.from({ length: SAMPLES - 1 }, (_, at) => this.point(curve, (at + 1) / SAMPLES)); }
+
+    edge(picture, edge, { xs, ys }) {
+      const line = svg("path", { d: `M${xs[0]} ${ys[0]}C${xs[1]} ${ys[1]} ${xs[2]} ${ys[2]} ${xs[3]} ${ys[3]}`, class: `ps-edge${edge.saved ? " ps-saved" : ""}${edge.bytes === null ? " ps-inside" : ""}`, "marker-end": `url(#ps-arrow-${edge.saved ? "saved" : "plain"})` });
       if (this.selected === edge.from || this.selected === edge.to) line.classList.add("ps-near");
       picture.append(line);
     }
 
-    // Beside its end, where lines of one source have parted; a graph of many lines tells only the large ones.
-    words(picture, edge) {
+    // Where no label may lie: nodes, and the words of boxes.
+    taken() {
+      const [width, height] = this.graph.node;
+      const heads = this.graph.boxes.filter((box) => box.at.length >= 4).map(({ at, title, said }) => ({ x: at[0], y: at[1], width: Math.min(at[2], 12 + Math.max(title.length * 7.4, said.length * WORD_PX)), height: BOX_HEAD }));
+      return [...this.graph.nodes.map(({ x, y }) => ({ x, y, width, height })), ...heads];
+    }
+
+    // Where there is room on its line: rather near its end, where lines of one source have parted. A graph of many lines tells only the large ones.
+    words(picture, edge, curve, taken) {
       const most = Math.max(...this.graph.edges.map((one) => one.bytes || 0));
       if (edge.bytes === null || edge.bytes < most * LEAST_TOLD || (this.graph.edges.length > 40 && !edge.saved && this.selected !== edge.from && this.selected !== edge.to)) return;
-      const [x0, y0, x1, y1] = this.ends(edge), near = y1 > y0 ? 0.68 : 0.5;
-      picture.append(svg("text", { x: x0 + (x1 - x0) * near, y: y0 + (y1 - y0) * near + 3, class: `ps-edge-said${edge.saved ? " ps-saved-said" : ""}`, "text-anchor": "middle" }, bytes(edge.bytes), svg("title", {}, edge.said)));
+      const text = bytes(edge.bytes), width = text.length * WORD_PX + 4;
+      for (const t of PLACES) {
+        const [x, y] = this.point(curve, t), room = { x: x - width / 2, y: y - WORD_HIGH / 2, width, height: WORD_HIGH };
+        if (!taken.every((one) => apart(room, one))) continue;
+        taken.push(room);
+        picture.append(svg("text", { x, y: y + 4, class: `ps-edge-said${edge.saved ? " ps-saved-said" : ""}`, "text-anchor": "middle" }, text, svg("title", {}, edge.said)));
+        return;
+      }
     }
 
     node(picture, node, at) {

@@ -9,9 +9,11 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.abstained import logs_alone
 from perfscope.dashboards.reports.alone import memory_alone, programs_alone
+from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._planned import told_of
 
 RUN = "perfscope run -- python train.py"
+WHY_CHARS = 300
 MOST = 6
 """Lines of the list: all of it is in what the rules say."""
 
@@ -31,19 +33,28 @@ JAX = (
 """(key of `Trace.recorded`, what it is, how to record it), what is missed most first."""
 
 
+def is_jax(trace: Trace) -> bool:
+    """Whether it is of a program of JAX."""
+    return bool(trace.hlo or len(trace.rows["hlo_ops"]) or "compile_events" in trace.recorded)
+
+
 def facts_of(trace: Trace) -> dict[str, Any]:
     """What `missing` must know of one rank."""
     passes = (trace,) if trace.detail is None else (trace, trace.detail)
     return {
         "recorded": sorted({key for one in passes for key in one.recorded}),
-        "jax": bool(trace.hlo or len(trace.rows["hlo_ops"]) or "compile_events" in trace.recorded),
+        "jax": is_jax(trace),
         "timed": bool(trace.step_times_ns or trace.window_steps),
         "world": trace.source.world_size,
+        "why": trace.why_no_step or "",
     }
 
 
 def missing(analysis: Analysis, held: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
-    """``what`` and ``command`` of each thing that no rank recorded; ``held``: of all ranks, as of `facts_of`."""
+    """``what`` and ``command`` of each thing that no rank recorded; ``held``: of all ranks, as of `facts_of`.
+
+    ``command`` is empty where ``what`` says why another recording alike would not have it.
+    """
     return [{"what": what, "command": command} for what, command in _missing(analysis, list(held))][:MOST]
 
 
@@ -57,10 +68,12 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
     recorded = {key for one in held for key in one["recorded"]}
     for key, what, command in JAX if any(one["jax"] for one in held) else TORCH:
         if key not in recorded:
-            yield what, command
+            why = next((one["why"] for one in held if one["why"]), "") if key == "op_graph" else ""
+            yield (f"{what} ({shown(why, WHY_CHARS)})", "") if why else (what, command)
     if not any(one["timed"] for one in held):
         yield "steps without a profiler on: tracing makes them longer", RUN
     world = max((one["world"] or 0 for one in held), default=0)
     if world > len(held):
         told = f"{world - len(held):,} of {world:,} ranks"
-        yield told, "perfscope run -- torchrun --nproc-per-node 8 train.py"
+        jax = any(one["jax"] for one in held)
+        yield told, "srun perfscope run train.py" if jax else "perfscope run -- torchrun --nproc-per-node 8 train.py"

@@ -8,8 +8,10 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.plan_section import PlanSummary
 from perfscope.dashboards.reports.estimate_rows import estimate_view
 from perfscope.dashboards.reports.html_estimate import estimate_card, picture
+from perfscope.dashboards.reports.html_findings import card
 from perfscope.dashboards.reports.html_plan import plan_card
-from perfscope.dashboards.reports.plan_memory_rows import peak_rows
+from perfscope.dashboards.reports.html_programs import cells_table
+from perfscope.dashboards.reports.plan_memory_rows import holder_rows, memory_notes, peak_rows
 from perfscope.dashboards.reports.plan_rows import plan_views
 from perfscope.dashboards.reports.plan_rows import range_text as plan_range_text
 from perfscope.dashboards.shown import shown
@@ -56,6 +58,19 @@ def cards(analysis: Analysis) -> str:
     view = estimate_view(analysis.estimate)
     modelled = "" if view is None else estimate_card(view)
     return modelled + "".join(map(plan_card, plan_views(analysis.plans)))
+
+
+def memory_cards(analysis: Analysis) -> str:
+    """The planned peaks of each plan's step, and who holds the one that counts, as HTML; ``''`` without plans."""
+    return "".join(
+        card(f"Peak of a step, planned: {shown(plan.name, 80)}", _memory(plan)) for plan in analysis.plans.plans
+    )
+
+
+def _memory(plan: PlanSummary) -> str:
+    tables = "".join(cells_table(rows) for rows in (list(peak_rows(plan)), list(holder_rows(plan))) if rows)
+    notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in memory_notes(plan))
+    return tables + (f'<p class="note">{escape(notes)}</p>' if notes else "")
 
 
 def schedules(analysis: Analysis) -> str:

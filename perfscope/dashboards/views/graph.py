@@ -8,6 +8,7 @@ from typing import Any
 
 from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.summary import FindingRow, summarize
+from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._graph_hlo import program_subjects
 from perfscope.dashboards.views._graph_torch import inductor_subjects, op_subjects
@@ -40,6 +41,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         "compile_log": trace.compile_log is not None,
         "kernels": trace.compile_log is not None and bool(trace.compile_log.kernels),
         "refusals": trace.compile_log is not None and trace.compile_log.has_refusals,
+        "why": trace.why_no_step or "",
     }
     return {"subjects": subjects, "has": has}
 
@@ -69,7 +71,7 @@ def view(job: Job) -> dict[str, Any]:
         "subjects": subjects,
         "left": len(order) - len(kept),
         "tables": {"edges": table(_HEADS, edges)},
-        "lacks": _lacks([one.held["has"] for one in job.gathered]),
+        "lacks": _lacks([one.held["has"] for one in job.gathered], drawn=bool(subjects)),
     }
 
 
@@ -94,7 +96,7 @@ def _rows(number: int, subject: dict[str, Any]) -> list[list[Any]]:
     return sorted(rows, key=lambda row: -(row[3] or 0))
 
 
-def _lacks(rows: list[dict[str, bool]]) -> list[str]:
+def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:
     if not any(row["hlo"] or row["op_graph"] or row["compile_log"] for row in rows):
         return [
             "No graph was recorded. perfscope run train.py records the op graph of a step and what torch.compile "
@@ -102,6 +104,12 @@ def _lacks(rows: list[dict[str, bool]]) -> list[str]:
             "(XLA_FLAGS=--xla_dump_to=DIR) can be opened by themselves."
         ]
     said = []
+    if not drawn and not any(row["hlo"] or row["op_graph"] for row in rows):
+        why = next((row["why"] for row in rows if row["why"]), "")
+        said.append(
+            "torch.compile's log names no kernels (inductor makes them), and there is no op graph of a step"
+            + (f": {shown(why, 400)}." if why else ", which perfscope run train.py records.")
+        )
     if any(row["kernels"] and not row["refusals"] for row in rows):
         said.append(
             "Why inductor kept kernels apart was not recorded: perfscope run train.py records it, TORCH_TRACE does not."

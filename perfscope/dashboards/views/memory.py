@@ -18,6 +18,7 @@ from perfscope.dashboards.reports.memory_rows import memory_view
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Gathered, Job, Place
 from perfscope.dashboards.views._memory_parts import curve_of, peak_tables
+from perfscope.dashboards.views._planned import memory_cards as planned_memory
 
 MOST_SHOWN = 24
 """Memories that can be chosen: of each kind the highest, then the others by their peak."""
@@ -59,7 +60,10 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards; ``memories``: what can be chosen; ``tables``: who holds each peak, ``<place>-<kind>``."""
+    """``html``: the cards; ``memories``: what can be chosen; ``tables``: who holds each peak, ``<place>-<kind>``.
+
+    ``planned``: the peaks of planned steps, as HTML.
+    """
     found = memory_view(job.analysis.memory)
     held = [
         {**memory, "rank": one.source.rank, "whose": _whose(one, len(job.gathered))}
@@ -81,6 +85,7 @@ def view(job: Job) -> dict[str, Any]:
         tables |= {f"{place}-{kind}": rows for kind, rows in written["tables"].items()}
     return {
         "html": "" if found is None else "".join(memory_cards(found)),
+        "planned": planned_memory(job.analysis),
         "memories": chosen,
         "left": len(held) - len(chosen),
         "tables": tables,

@@ -20,6 +20,7 @@ from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._heat import busy_map, wait_map
+from perfscope.dashboards.views._not_recorded import is_jax
 from perfscope.dashboards.views._rank_parts import busy_of, links_of
 from perfscope.dashboards.views._tables import MOST_ROWS, Head, table
 
@@ -88,11 +89,14 @@ class _Set:
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Of one rank: how busy its devices were by step, and its links' counters."""
-    return {"busy": busy_of(trace, place.number), "links": links_of(trace)}
+    return {"busy": busy_of(trace, place.number), "links": links_of(trace), "jax": is_jax(trace)}
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards; ``jobs``: a heat map each and its tables; ``busy``: the other heat map; ``tables``."""
+    """``html``: the cards; ``jobs``: a heat map each and its tables; ``busy``: the other heat map; ``tables``.
+
+    ``jax``: it is of a JAX program.
+    """
     found = collectives_view(job.analysis.collectives)
     numbers = {(one.source.path, one.source.rank): one.place.number for one in job.gathered}
     tables: dict[str, Any] = {}
@@ -117,6 +121,7 @@ def view(job: Job) -> dict[str, Any]:
         "jobs": jobs,
         "busy": busy_map([device for one in job.gathered for device in one.held["busy"]]),
         "tables": tables,
+        "jax": any(one.held["jax"] for one in job.gathered),
     }
 
 
