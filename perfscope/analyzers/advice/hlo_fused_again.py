@@ -21,11 +21,11 @@ from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.module import Computation, Instruction
 
 _POINTWISE = (ELEMENTWISE - {"bitcast"}) | {"convert"}
-_MOVES = frozenset({"slice", "pad", "concatenate", "broadcast", "iota", "transpose", "dynamic-slice"})
-"""Opcodes that XLA computes within their readers as well."""
+_MOVES = frozenset({"slice", "pad", "concatenate", "broadcast", "iota", "transpose"})
+"""Opcodes that XLA computes within their readers as well. Parts of weights go through the barrier, and are in memory."""
 _PARTS = frozenset({"slice", "dynamic-slice", "broadcast", "gather"})
 """Opcodes that read as many elements as they make, however large the operand is."""
-_READERS = _POINTWISE | _MOVES | {"reduce", "dynamic-update-slice", "gather", "reduce-window"}
+_READERS = _POINTWISE | _MOVES | {"dynamic-slice", "reduce", "dynamic-update-slice", "gather", "reduce-window"}
 _CYCLES = {
     "add": 7, "subtract": 7, "multiply": 3, "divide": 19, "exponential": 79, "exponential-minus-one": 190, "log": 166,
     "log-plus-one": 229, "rsqrt": 75, "sqrt": 75, "tanh": 467, "power": 510, "sine": 958, "cosine": 978, "cbrt": 178,
@@ -37,6 +37,9 @@ _FEW = 3
 _BRANCH, _BRANCHES, _WARP = 6, 400, 32
 """Of a concatenation: cycles for an element, those where its parts are not whole warps, and their width."""
 _DIMENSION = re.compile(r"\d+")
+SMALL = 0.01
+"""Share of the largest array from which on a value is looked at. It is the readers of a smaller one that count: XLA
+makes one kernel of those that read the same, which is not followed here."""
 MOST = 6_000
 """Instructions that are fused; of more it takes too long."""
 
@@ -57,7 +60,12 @@ def written_again(
         return {}
     readers = written(found.ops)
     gone = merged(found.ops, readers) | normalized(found.ops)
-    kinds = {found.kinds[at] for at in readers if found.is_free(at) and at not in gone}
+    least = SMALL * max((op.bytes for op in found.ops), default=0)
+    kinds = {
+        found.kinds[at]
+        for at in readers
+        if found.is_free(at) and at not in gone and found.ops[at].bytes >= least
+    }
     first: dict[int, int] = {}
     numbers: dict[int, int] = {}
     for number, value in enumerate(flow.values):

@@ -10,13 +10,15 @@ from perfscope.analyzers.advice.hlo_fused import Op
 def merged(ops: Sequence[Op], readers: Mapping[int, Iterable[int]]) -> frozenset[int]:
     """Places of what is read by kernels of its own size alone: XLA makes one kernel of them, with several results.
 
+    A kernel that reduces has the size of what it reduces.
+
     ``readers``: whose kernels read what is written. Not where a kernel between two of them is another one.
     """
     found: set[int] = set()
     for at in sorted(readers, reverse=True):
         users = set(readers[at])
-        if not users or any(ops[one].elements != ops[at].elements or not ops[one].consumes for one in users):
-            continue
+        if any(_size(ops, one) != ops[at].elements or not ops[one].consumes for one in users):
+            continue  # nobody reads it, and so nobody wants it in memory, where there are none
         beyond = {other for one in users for other in readers.get(one, ()) if other not in users}
         waiting, seen = list(beyond), set(beyond)
         while waiting:
@@ -27,6 +29,10 @@ def merged(ops: Sequence[Op], readers: Mapping[int, Iterable[int]]) -> frozenset
         if users.isdisjoint(seen):
             found.add(at)
     return frozenset(found)
+
+
+def _size(ops: Sequence[Op], at: int) -> int:
+    return ops[ops[at].operands[0]].elements if ops[at].reduces else ops[at].elements
 
 
 def normalized(ops: Sequence[Op]) -> frozenset[int]:
@@ -42,8 +48,9 @@ def normalized(ops: Sequence[Op]) -> frozenset[int]:
     for at, op in enumerate(ops):
         if op.reduces:
             above = _up(ops, op.operands[:1], ops[op.operands[0]].elements)
-            if any(above & _up(ops, ops[one].operands, ops[one].elements) for one in _spread(ops, users, at)):
-                found |= above
+            rows, users_of_rows = _spread(ops, users, at)
+            if any(above & _up(ops, ops[one].operands, ops[one].elements) for one in users_of_rows):
+                found |= above | rows
     return frozenset(found)
 
 
@@ -60,8 +67,8 @@ def _up(ops: Sequence[Op], begin: Iterable[int], elements: int) -> set[int]:
     return seen
 
 
-def _spread(ops: Sequence[Op], users: Sequence[Sequence[int]], at: int) -> set[int]:
-    """Who combines a row's number with the row's elements."""
+def _spread(ops: Sequence[Op], users: Sequence[Sequence[int]], at: int) -> tuple[set[int], set[int]]:
+    """What is computed from a row's number, and who combines it with the row's elements."""
     waiting, seen, found = [at], {at}, set[int]()
     while waiting:
         for one in users[waiting.pop()]:
@@ -72,4 +79,4 @@ def _spread(ops: Sequence[Op], users: Sequence[Sequence[int]], at: int) -> set[i
                 waiting.append(one)
             elif ops[one].broadcasts:
                 found.update(users[one])
-    return found
+    return seen, found
