@@ -173,16 +173,21 @@ class _SinglePlan(Plan):
             operands = list(node.operands)
             for slot, name in enumerate(node.operands):
                 operand, source = self.entry.behind(name), self.entry.behind(name, _VIEWS)
-                size = self.entry.nodes[operand].bytes
-                if self.entry.nodes[source].opcode == "parameter":
+                size, argument = self.entry.nodes[operand].bytes, self._argument(name)
+                if argument:
                     part = 0 if code is None else self._part_read(code, name)
                     if part:
-                        operands[slot] = self._part_of(source, part)
+                        operands[slot] = self._part_of(argument, part)
                 elif source not in self._members and self._is_forward(source) and size > SMALL:
                     if operand not in through:
                         through[operand] = self.barrier.take(operand, size, (INPUT, 1))
                     operands[slot] = through[operand]
             self.entry.change(node.name, operands=tuple(operands))
+
+    def _argument(self, name: str) -> str:
+        """The argument of the program that it is, or a copy of; empty: it is none."""
+        source = self.entry.behind(name, _VIEWS | {"copy"})
+        return source if self.entry.nodes[source].opcode == "parameter" else ""
 
     def _is_forward(self, name: str) -> bool:
         return name in self._scopes and self._scopes[name].phase == "forward"
@@ -216,7 +221,7 @@ class _SinglePlan(Plan):
             if node is None or self._scopes[name].phase != "forward" or code.opcode != "fusion":
                 continue
             names = tuple(
-                part if self.entry.behind(one) == argument and self._part_read(code, one) else one
+                part if self._argument(one) == argument and self._part_read(code, one) else one
                 for one in node.operands
             )
             if names != node.operands:
