@@ -117,7 +117,7 @@ def _with_command(model: StepModel, traces: Sequence[Trace]) -> tuple[StepModel,
     command = exact_command(trace) if EXACT in model.notes else None
     if command is None:
         return model, trace
-    note = exact_note(command)
+    note = exact_note(command, verifiable=trace.source.format == "compiled")
     return replace(model, notes=tuple(note if one == EXACT else one for one in model.notes)), trace
 
 

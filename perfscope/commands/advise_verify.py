@@ -62,6 +62,8 @@ def verified_plans(
 
 def exact_command(trace: Trace) -> str | None:
     """The command that compiles the policies of a run; ``None`` where the recording names no program."""
+    if trace.source.format == "run":
+        return _of_recording(trace)
     if trace.source.format != "compiled" or trace.target is None:
         return None
     _, manifest = compiled_run(trace)
@@ -77,12 +79,32 @@ def exact_command(trace: Trace) -> str | None:
     return shlex.join(words)
 
 
-def exact_note(command: str) -> str:
+def _of_recording(trace: Trace) -> str | None:
+    """That of a run of `perfscope run`, for the device that it was recorded on where that can be compiled for."""
+    from perfscope.analyzers.facts.program_device import program_device
+    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.profiler import store
+
+    try:
+        command = store.read(Path(trace.source.path)).command
+    except PerfscopeError:
+        return None
+    words = command[1:] if command[:1] == ("python",) else command
+    if not words or HIDDEN in "".join(words):
+        return None
+    found, name = trace.fact(program_device), "NAME"
+    if found is not None and (found.recorded or found.given):
+        try:
+            name = parse_target(found.device.name).asked
+        except PerfscopeError:
+            name = "NAME"
+    return shlex.join(["perfscope", "compile", "--target", name, "--sweep", "checkpoint=none,dots,full", *words])
+
+
+def exact_note(command: str, *, verifiable: bool) -> str:
     """The sentence with it, in place of the one that has no program's name."""
-    return (
-        f"compiling a policy gives its exact number: --verify compiles the plans above and lays them beside their "
-        f"predictions; {command} compiles all (docs/compile-sweeps.md)"
-    )
+    here = "--verify compiles the plans above and lays them beside their predictions; " if verifiable else ""
+    return f"compiling a policy gives its exact number: {here}{command} compiles all of them (docs/compile-sweeps.md)"
 
 
 def compiled_run(trace: Trace) -> tuple[Path, Compiled]:

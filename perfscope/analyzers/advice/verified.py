@@ -44,10 +44,10 @@ class VerifiedPlan:
         return self.predicted_peak_bytes / self.compiled_peak_bytes - 1
 
 
-def setting(model: StepModel, plan: Plan) -> tuple[Word | None, str]:
+def setting(plan: Plan) -> tuple[Word | None, str]:
     """The word that sets a plan from outside, or ``None`` and why none does."""
     placement = plan.placement
-    if placement.level or placement.optimizer_on_host or placement.devices != model.world_size:
+    if placement.level or placement.optimizer_on_host:
         return None, "it divides or moves state, which no checkpoint policy does"
     policies = set(plan.policies)
     if len(policies) != 1:
@@ -77,7 +77,7 @@ def predictions(model: StepModel, trace: Trace, plans: Sequence[Plan]) -> list[V
     flops: dict[Policy, int | None] = {}
     found = []
     for plan in plans:
-        word, reason = setting(model, plan)
+        word, reason = setting(plan)
         if plan.policies == todays(model) and (word is not None or not plan.policies):
             continue  # the program as it is: its peak is the compiler's own
         if word is not None and plan.policies[0] not in flops:

@@ -197,10 +197,11 @@ class Checkpoints:
             return f"the program does not name{wanted} (jax.ad_checkpoint.checkpoint_name)"
         if self.unseen and not self.told:
             return self.unseen[0]
-        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.told][:MOST_TOLD]
         if self.asked.spots:
             spots = ", ".join(map(str, self.asked.spots))
+            there = [one.words() for one in self.told][:MOST_TOLD]
             return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
+        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.told][:MOST_TOLD]
         if there:
             return f"nothing of it is a layer: {'; '.join(there)}; POLICY@FILE:LINE names one all the same"
         return (
