@@ -47,9 +47,26 @@ class CollectiveRange:
     """False: what joins the devices is not known; the time is that of the steps alone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What is exchanged, whatever program asks for it."""
+
+    kind: str
+    """``all-reduce`` and so on, as XLA names them."""
+    bytes: int
+    """``S``."""
+    group: tuple[int, ...]
+    """Devices that take part, by their number in the target."""
+
+
 def collective_range(one: Collective, target: Target, factors: Factors) -> CollectiveRange:
-    """One run of a collective on the target."""
-    group = _group(one, target)
+    """One run of a collective of a compiled program on the target."""
+    return exchange_range(Exchange(kind=one.kind, bytes=one.bytes, group=_group(one, target)), target, factors)
+
+
+def exchange_range(one: Exchange, target: Target, factors: Factors) -> CollectiveRange:
+    """One exchange on the target."""
+    group = one.group
     if target.platform == "tpu":
         return _torus(one, target, factors, group)
     nodes = Counter(device // max(1, target.node_devices) for device in group)
@@ -100,13 +117,13 @@ def _group(one: Collective, target: Target) -> tuple[int, ...]:
     return max(groups, key=lambda ids: (len({number // devices for number in ids}), len(ids)))
 
 
-def _whole(one: Collective) -> int:
+def _whole(one: Exchange) -> int:
     """``S``: bytes of the whole array."""
     return one.bytes
 
 
 def _inside(
-    one: Collective, target: Target, factors: Factors, devices: int, inside: int, bandwidth: float
+    one: Exchange, target: Target, factors: Factors, devices: int, inside: int, bandwidth: float
 ) -> tuple[float, float]:
     """Seconds over the links of a node, low and high."""
     moved = _sent(one.kind, devices, inside) * _whole(one)
@@ -135,7 +152,7 @@ def _sent(kind: str, devices: int, inside: int) -> float:
     return share
 
 
-def _between(one: Collective, nodes: int, devices: int, *, optimal: bool) -> float:
+def _between(one: Exchange, nodes: int, devices: int, *, optimal: bool) -> float:
     """Bytes that leave a node. ``optimal``: the node gathers first; else one ring through all devices."""
     whole = _whole(one)
     share = (nodes - 1) / nodes if optimal else (devices - 1) / devices
@@ -159,7 +176,7 @@ def _steps(kind: str, devices: int) -> tuple[int, int]:
     return (tree, min(ring, 2 * tree)) if kind != "all-reduce" else (tree, min(2 * ring, 4 * tree))
 
 
-def _torus(one: Collective, target: Target, factors: Factors, group: tuple[int, ...]) -> CollectiveRange:
+def _torus(one: Exchange, target: Target, factors: Factors, group: tuple[int, ...]) -> CollectiveRange:
     found = torus_seconds(one.kind, _whole(one), group, target)
     low = max(found.low * NS, found.steps[0] * factors.hop[0])
     slow = factors.collective[1] + found.steps[1] * factors.hop[1]
@@ -172,7 +189,7 @@ def _torus(one: Collective, target: Target, factors: Factors, group: tuple[int, 
     )
 
 
-def _said(one: Collective, target: Target, devices: int, nodes: int) -> str:
+def _said(one: Exchange, target: Target, devices: int, nodes: int) -> str:
     link = target.device.link or "PCIe"
     if nodes > 1:
         return f"{devices} devices in {nodes} nodes"

@@ -2,18 +2,20 @@
 
 A kernel takes ``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks
 for the low end, at the assumed shares of them for the high end (`estimate/assumptions.py`, with sources). A step takes
-its kernels one after another, or the host's launches where those take longer.
+its kernels one after another, or the host's launches where those take longer, and what it waits for other processes
+(`plan_collectives.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.estimate.assumptions import Factors, factors_for
 from perfscope.analyzers.estimate.spans import NO_TIME, Range, ns_range
 from perfscope.analyzers.facts.fusion_groups import region_bytes
 from perfscope.analyzers.facts.graph_flow import Flow, flow_of, short_name
+from perfscope.analyzers.facts.plan_collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
 from perfscope.analyzers.hardware.device import Device
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.op_graph import GraphOp, OpGraph
@@ -21,6 +23,9 @@ from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel
 from perfscope.analyzers.trace import Trace
 
 NS = 10**9
+
+EXCHANGES = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.")
+"""Ops that exchange with other processes, or wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class Work:
     device: Range = NO_TIME
     """One after another."""
     step: Range = NO_TIME
-    """The same, or the host's launches where they take longer."""
+    """The same, or the host's launches where they take longer; of a whole step also what it waits for collectives."""
     unknown: int = 0
     """Kernels whose arithmetic is not known; they count by their bytes."""
 
@@ -63,6 +68,10 @@ class PlanWork:
     """Both together."""
     eager: Work | None
     """The same step without torch.compile."""
+    compiled_exchanges: StepExchanges | None = None
+    """Collectives of the compiled step; ``None``: the plan is of one process, or such a step was not seen whole."""
+    eager_exchanges: StepExchanges | None = None
+    """Collectives of the eager step."""
 
 
 def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
@@ -106,13 +115,44 @@ def _plan_work(held: HeldPlan, target: Target) -> PlanWork:
     outside = None if held.outside is None else graph_work(held.outside, target, held.plan.float32_products)
     eager = None if held.eager is None else graph_work(held.eager, target, held.plan.float32_products)
     compiled = None if outside is None else _stepped(together([(inside, 1), (outside, 1)]), factors)
-    return PlanWork(held=held, graphs=graphs, inside=inside, outside=outside, compiled=compiled, eager=eager)
+    at_once = None if eager is None else _eager_exchanges(held, eager, target)
+    in_plan = None if compiled is None else _planned_exchanges(held, compiled, graphs, target)
+    return PlanWork(
+        held=held,
+        graphs=graphs,
+        inside=inside,
+        outside=outside,
+        compiled=compiled if compiled is None or in_plan is None else replace(compiled, step=in_plan.step),
+        eager=eager if eager is None or at_once is None else replace(eager, step=at_once.step),
+        compiled_exchanges=in_plan,
+        eager_exchanges=at_once,
+    )
+
+
+def _eager_exchanges(held: HeldPlan, alone: Work, target: Target) -> StepExchanges | None:
+    processes = held.plan.processes
+    if processes is None or processes.eager is None or held.eager is None:
+        return None
+    kernels = op_ranges(held.eager, target, held.plan.float32_products)
+    asked = eager_asked(processes.eager)
+    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
+
+
+def _planned_exchanges(
+    held: HeldPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
+) -> StepExchanges | None:
+    processes = held.plan.processes
+    if processes is None or processes.outside is None or held.outside is None:
+        return None
+    outside = op_ranges(held.outside, target, held.plan.float32_products)
+    kernels, asked = planned_asked(processes, outside, [one.kernels for one in graphs])
+    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
 
 
 def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphWork:
     ranges = tuple(_planned(kernel, device, factors) for kernel in graph.kernels)
     once = Work(
-        launches=len(ranges),
+        launches=sum(kernel.kind != "collective" for kernel in graph.kernels),
         bytes=sum(kernel.bytes for kernel in graph.kernels),
         flops=sum(kernel.flops or 0 for kernel in graph.kernels),
         device=_sum(ranges),
@@ -122,6 +162,8 @@ def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphW
 
 
 def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
+    if kernel.kind == "collective":  # its time is that of the links
+        return NO_TIME
     once = kernel_range(
         device,
         factors,
@@ -137,32 +179,44 @@ def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
 
 
 def launches(op: GraphOp) -> bool:
-    """Whether an op of a step is a kernel: no view, and no counter of steps (torch.optim keeps them on the host)."""
-    return not op.view and not (op.phase == "optimizer" and short_name(op) == "_local_scalar_dense")
+    """Whether an op of a step is a kernel of the device's own.
+
+    No view, no counter of steps (torch.optim keeps them on the host), and no exchange with other processes.
+    """
+    if op.view or op.name.startswith(EXCHANGES):
+        return False
+    return not (op.phase == "optimizer" and short_name(op) == "_local_scalar_dense")
 
 
 def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
     """The ops of a graph as they would launch, each a kernel. Views and allocations are none."""
+    flow = flow_of(graph)
+    launched = [index for index, op in enumerate(graph.ops) if launches(op)]
+    whole = Work(
+        launches=len(launched),
+        bytes=sum(op_bytes(graph, flow, index) for index in launched),
+        flops=sum(graph.ops[index].flops or 0 for index in launched),
+        device=_sum(op_ranges(graph, target, float32_products)),
+    )
+    return _stepped(whole, factors_for(target))
+
+
+def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Range, ...]:
+    """The time of each op of a graph; none for those that launch nothing of their own."""
     factors, flow = factors_for(target), flow_of(graph)
-    count = moved = flops = unknown = 0
-    ranges = []
-    for index, op in enumerate(graph.ops):
-        if not launches(op):
-            continue
-        size = op_bytes(graph, flow, index)
-        count, moved, flops = count + 1, moved + size, flops + (op.flops or 0)
-        ranges.append(
-            kernel_range(
-                target.device,
-                factors,
-                moved=size,
-                flops=op.flops,
-                dtype=product_dtype(graph, op, float32_products),
-                strided=op.reduction or not op.pointwise,
-            )
+    return tuple(
+        kernel_range(
+            target.device,
+            factors,
+            moved=op_bytes(graph, flow, index),
+            flops=op.flops,
+            dtype=product_dtype(graph, op, float32_products),
+            strided=op.reduction or not op.pointwise,
         )
-    whole = Work(launches=count, bytes=moved, flops=flops, device=_sum(ranges), unknown=unknown)
-    return _stepped(whole, factors)
+        if launches(op)
+        else NO_TIME
+        for index, op in enumerate(graph.ops)
+    )
 
 
 def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:

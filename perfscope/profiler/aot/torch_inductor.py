@@ -220,11 +220,13 @@ class _Results:
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._places = {node: place for place, node in enumerate(inputs)}
         given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
-        self._known: list[_Result | None] | None = []
+        self._known: list[_Result | _Given | None] | None = []
         for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if node is None:
                 self._known.append(None)
+            elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
+                self._known.append(_Given(self._places[node]))
             elif isinstance(value, torch.Tensor) and not _symbolic(value):
                 storage = _storage(value)
                 part_of = None if storage is None else given.get(storage)
@@ -238,6 +240,16 @@ class _Results:
             return self._module.forward(*arguments)  # not as a module of the program, whose calls are compiled
         made: dict[int, Any] = {}
         return tuple(None if known is None else known.made(made, arguments) for known in self._known)
+
+
+class _Given:
+    """An input that is no tensor, given back."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        return arguments[self._place]
 
 
 class _Result:

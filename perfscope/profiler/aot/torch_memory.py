@@ -18,11 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.profiler.aot.torch_cuda_answers import MOVES
-from perfscope.profiler.aot.torch_memory_events import Block, Event, GraphCall, Place
+from perfscope.profiler.aot.torch_memory_events import NOWHERE, Block, Event, GraphCall, Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
-from perfscope.profiler.captures.op_graph_mode import tensors_in
+from perfscope.profiler.captures.op_graph_mode import tensors_in, unwraps
 
 
 class _Watch(ref[Any]):
@@ -42,11 +42,14 @@ class MemoryLedger:
         self._held: list[Block] = []
         self._parameters: dict[int, ref[Any]] = {}
         """By ``id``: tensors compare by value."""
+        self._asleep = 0
         self._lines: dict[int, Place] = {}
         self._upcoming: dict[int, int] = {}
         """By thread: autograd numbers nodes in each anew, and runs those of a device in one of its own."""
         self._phase: StepPhase = "other"
         self.ops = self.first = 0
+        self.context: tuple[StepPhase, Place] = ("other", NOWHERE)
+        """Phase and the user's line of the last op."""
         self.names_device = False
         """Whether the program ever said ``cuda``: then what it made elsewhere is the host's."""
         self.backward_began: list[int] = []
@@ -58,6 +61,7 @@ class MemoryLedger:
     def install(self) -> None:
         """Look at every op from now on."""
         self.mode = _MemoryMode(self)
+        self._follow_sizes()
         insert_lowest(self.mode)
         MOVES.append(self.moved)
 
@@ -75,6 +79,41 @@ class MemoryLedger:
         held, self._held = self._held, []
         return held, events
 
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """What is dispatched inside has no memory of a device."""
+        self._asleep += 1
+        try:
+            yield
+        finally:
+            self._asleep -= 1
+
+    def _follow_sizes(self) -> None:
+        """Storages that are emptied and filled again in place (``fully_shard`` does so with what it gathers)."""
+        kind: Any = torch.UntypedStorage
+        original, ledger = kind.resize_, self
+
+        def resize(storage: Any, size: Any) -> Any:
+            result = original(storage, size)
+            ledger.resized(storage)
+            return result
+
+        kind.resize_ = resize
+
+    def resized(self, storage: Any) -> None:
+        """A storage has another size than before: what it was is freed, what it is now begins here."""
+        watch = self._watches.get(id(storage))
+        size = int(storage.nbytes())
+        if watch is None or watch() is not storage or watch.block.bytes == size:
+            return
+        old = watch.block
+        old.died = self.ops
+        phase, place = self.context
+        new = Block(size, old.op, phase, place, self.ops, device=old.device, touched=self.ops, category=old.category)
+        watch.block = new
+        if self._events is not None:
+            self._events += [("died", old), ("born", new)]
+
     def block_of(self, tensor: Any) -> Block | None:
         """The block that a tensor lies in, if it was seen."""
         thing = _storage(tensor)
@@ -88,8 +127,15 @@ class MemoryLedger:
         if block is not None and not block.device:
             block.device, block.bytes = True, min(block.bytes, int(tensor.numel() * tensor.element_size()))
 
+    def name(self, tensor: Any, category: str) -> None:
+        """A tensor of the device that is for something the program itself does not say (``gradient``)."""
+        self.moved(tensor)
+        self._call(tensor, category)
+
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
+        if self._asleep:
+            return
         sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
         said = any(map(_is_device, (*args, *kwargs.values())))
         self.names_device = self.names_device or said
@@ -101,6 +147,7 @@ class MemoryLedger:
                 self._parameters[id(tensor)] = ref(tensor)
         on_device = said or any(block.device for block in known)
         phase, place, node = self._context(sources)
+        self.context = (phase, place)
         for tensor in results:
             block = self.block_of(tensor)
             if block is None:
@@ -150,6 +197,8 @@ class MemoryLedger:
             number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs),
             phase="forward" if self._phase == "other" else self._phase,
         )  # fmt: skip
+        short = gone & {id(one) for what, one in since if what == "born"}  # what stood for values inside of the graph
+        since = [event for event in since if id(event[1]) not in short]
         # Here results are made before inputs are given up; the graph's own events say how it is.
         self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
 
@@ -229,7 +278,7 @@ class MemoryLedger:
                 self._call(tensor, "optimizer_state")
 
     def _call(self, tensor: Any, category: str) -> None:
-        block = None if tensor is None else self.block_of(tensor)
+        block = None if tensor is None else self.block_of(_inner(tensor))
         if block is not None and block.category is None:
             block.category = category
 
@@ -248,6 +297,8 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[misc]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(unwraps, types)):
+            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
         result = func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             self._ledger.seen(func, args, kwargs or {}, result)
@@ -260,6 +311,14 @@ def _in_module(site: Any) -> bool:
 
 def _is_device(thing: Any) -> bool:
     return isinstance(thing, torch.device) and thing.type == "cuda"
+
+
+def _inner(tensor: Any) -> Any:
+    """What a tensor that is spread over processes is here."""
+    if not unwraps(type(tensor)):
+        return tensor
+    names, _ = tensor.__tensor_flatten__()
+    return _inner(getattr(tensor, names[0])) if names else tensor
 
 
 def _storage(tensor: Any) -> Any:

@@ -22,6 +22,11 @@ class OpRecorder:
         self._capture = OpGraphCapture(limit=OP_LIMIT)
         self._modules = modules
 
+    @property
+    def count(self) -> int:
+        """Ops recorded so far."""
+        return self._capture.count
+
     def start(self, step: int) -> None:
         """Begin to record."""
         self._capture.start(step, modules=None if self._modules else NoModules(), frames=self._frames)

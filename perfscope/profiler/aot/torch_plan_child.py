@@ -59,6 +59,8 @@ class _Planning:
         from perfscope.profiler.aot.torch_memory_steps import PlannedMemory
         from perfscope.profiler.aot.torch_plan_kernels import KernelReader
         from perfscope.profiler.aot.torch_plan_steps import PlanSteps
+        from perfscope.profiler.aot.torch_processes import Processes
+        from perfscope.profiler.aot.torch_quiet import Quiet
 
         self._torch, self._request, self._said, self._more = torch, request, said, notes
         self.pretence = None
@@ -80,7 +82,7 @@ class _Planning:
         capability = capability_of(facts.get("architecture"))
         self.answers = CudaAnswers(
             name=f"{target.vendor} {target.device}",
-            count=1,
+            count=self._devices(facts) if target.count > 1 else 1,
             memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
             cores=int(facts.get("cores") or 0),
             capability=capability,
@@ -90,6 +92,10 @@ class _Planning:
         self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.graphs: list[Any] = []
         self.memory = PlannedMemory(self.world.frames, self.reader.place_of)
+        self.processes = Processes(
+            count=target.count, local=self.answers.count, pretended=pretended, ledger=self.memory.ledger,
+            ops=lambda: self.steps.ops,
+        )  # fmt: skip
         self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
@@ -98,7 +104,7 @@ class _Planning:
             called=self._called,
             failed=self.failures.append,
             around=self.answers.hidden,
-            paused=lambda: self.steps.paused(),
+            paused=lambda: self.quiet.around(2),
             held=self.memory.graph,
             properties=self.answers.properties(),
             pretended=pretended,
@@ -110,7 +116,9 @@ class _Planning:
             compiles=lambda: bool(self.graphs or self.failures),
             backend=self.planner.backend,
             memory=self.memory,
+            processes=self.processes,
         )
+        self.quiet = Quiet((self.steps.paused, self.processes.asleep, self.memory.ledger.asleep))
 
     def run(self) -> None:
         """Run the program and write the plan, also of a program that failed."""
@@ -118,7 +126,6 @@ class _Planning:
         from perfscope.profiler.aot.torch_lists import lists_as_on_a_gpu
         from perfscope.profiler.aot.torch_plan_file import write_plan
         from perfscope.profiler.aot.torch_plan_steps import EnoughSeenError
-        from perfscope.profiler.aot.torch_processes import only_one_process
 
         if self.pretence is not None:
             self.pretence.install()
@@ -128,10 +135,12 @@ class _Planning:
         self.world.install()
         self.answers.install()
         lists_as_on_a_gpu()
-        only_one_process()
+        self.processes.install()
         self.steps.install()
+        self.quiet.listen()
         failure = None
         with self.world.mode:
+            self.processes.install_book()
             self.memory.install()
             try:
                 run_program(self._request)
@@ -173,14 +182,26 @@ class _Planning:
             self._said("failure", failure={"text": plan.failure, "lines": []})
 
     def _planned(self, scheduled: Scheduled) -> int:
+        from perfscope.profiler.aot.torch_plan_kernels import launches
+
         self.graphs.append(self.reader.graph(scheduled))
         self.memory.planned(scheduled)
+        self.processes.planned(len(self.graphs) - 1, scheduled, self.reader.place_of, launches)
         return len(self.graphs) - 1
 
     def _called(self, number: int) -> None:
+        if self.quiet.compiling:
+            return
         self.every_call[number] += 1
+        self.processes.called(number)
         if self.steps.counting:
             self.calls[number] += 1
+
+    def _devices(self, device: dict[str, Any]) -> int:
+        """Devices of one machine of the target."""
+        node = device.get("node")
+        most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
+        return min(self._request.target.count, most or self._request.target.count)
 
     def _in_words(self, error: BaseException) -> str:
         """The program's own exception in a line, with its innermost line of the user's."""
@@ -227,6 +248,7 @@ class _Planning:
             eager_file=steps.eager_file,
             outside_file=steps.outside_file,
             memory=self.memory.found(),
+            processes=self.processes.found(),
         )
 
     def _not_covered(self, graphs: Any) -> list[str]:
@@ -239,10 +261,11 @@ class _Planning:
                 "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
             )
         found += self.steps.problems
+        found += self.processes.not_covered()
         return list(dict.fromkeys(found))
 
     def _notes(self) -> list[str]:
-        notes = ["planned, not measured: no kernel was compiled or run", *self._more]
+        notes = ["planned, not measured: no kernel was compiled or run", *self._more, *self.processes.notes()]
         notes += [
             f"scaled_dot_product_attention is written out in {count:,} calls: {path}"
             for path, count in sorted(self.attention.paths.items())

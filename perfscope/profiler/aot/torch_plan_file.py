@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfscope.profiler.aot.torch_memory_file import PlanMemory
+from perfscope.profiler.aot.torch_processes_file import PlannedProcesses
 from perfscope.profiler.errors import DataError
 
 SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
@@ -39,8 +40,9 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 ALL_STEPS = "after four steps: one as it is, one eagerly, one planned, one more"
 """``TorchPlan.stopped`` of a program that ran as far as it had to."""
 
-KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "extern"]
-"""``product``: a matrix product, which a library computes; ``extern``: any other op that inductor calls as it is."""
+KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "collective", "extern"]
+"""``product``: a matrix product, which a library computes; ``collective``: an exchange with other processes;
+``extern``: any other op that inductor calls as it is."""
 Direction = Literal["forward", "backward", "inference"]
 
 
@@ -218,13 +220,17 @@ class TorchPlan:
     """Beside this file: the ops of the planned step outside of its graphs (loss, optimizer ...)."""
     memory: PlanMemory | None = None
     """The most that a step holds at once; ``None``: a plan of an earlier perfscope."""
+    processes: PlannedProcesses | None = None
+    """What it exchanges with the other processes of its job; ``None``: it has none."""
     fingerprint: Text = ""
     """Of graphs, breaks and recompilations: equal for equal plans. Versions and the target's name are not in it."""
 
 
 def fingerprint_of(plan: TorchPlan) -> str:
     """Sha-256 (hex, 16 digits) of what was planned: two builds of the same source have the same."""
-    parts = (plan.graphs, plan.breaks, plan.recompiles)
+    parts: tuple[object, ...] = (plan.graphs, plan.breaks, plan.recompiles)
+    if plan.processes is not None:
+        parts += (plan.processes,)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from perfscope.profiler.aot.torch_collectives_graph import is_collective, is_wait
 from perfscope.profiler.aot.torch_inductor import Scheduled
 from perfscope.profiler.aot.torch_plan_file import (
     MAX_REFUSALS,
@@ -67,7 +68,7 @@ class KernelReader:
         """
         site = self._frames.site(sys._getframe())
         self._called_at = None if site.file is None else PlanPlace(file=site.file, line=site.line or 0)
-        chosen = [kernel for kernel in scheduled.scheduler.nodes if _launches(kernel)]
+        chosen = [kernel for kernel in scheduled.scheduler.nodes if launches(kernel)]
         kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
         refusals, left = _refusals(scheduled, chosen)
         return PlannedGraph(
@@ -89,6 +90,8 @@ class KernelReader:
         members = tuple(part.get_name() for part in parts)
         origins = _origins(parts)
         named = scheduled.sources.get(members[0])
+        if is_collective(kernel):
+            return self._collective(kernel, members, origins)
         read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
         if named is not None:
             reduction = any(part.is_reduction() for part in parts)
@@ -134,6 +137,19 @@ class KernelReader:
             not_covered=UNSURE.get(short),
         )
 
+    def _collective(self, kernel: Any, members: tuple[str, ...], origins: Sequence[Any]) -> PlannedKernel:
+        """Its bytes and its group are with the collectives of the plan: it is no traffic of its own in memory."""
+        node = kernel.get_nodes()[0].node
+        return PlannedKernel(
+            name=str(getattr(node, "python_kernel_name", None) or node.op_overload),
+            kind="collective",
+            members=members,
+            ops=_ops(origins),
+            places=self.places(origins),
+            read_bytes=0,
+            written_bytes=0,
+        )
+
     def _registers_of(self, source: str) -> Registers | None:
         if self._capability is None:
             return None
@@ -162,11 +178,11 @@ class KernelReader:
         return None
 
 
-def _launches(kernel: Any) -> bool:
-    """Whether it is a launch: neither an allocation nor a part of another call's results."""
+def launches(kernel: Any) -> bool:
+    """Whether a scheduled node is a launch: neither an allocation nor a wait nor a part of another call's results."""
     from torch._inductor import ir, scheduler
 
-    if isinstance(kernel, scheduler.NopKernelSchedulerNode):
+    if isinstance(kernel, scheduler.NopKernelSchedulerNode) or is_wait(kernel):
         return False
     return not isinstance(getattr(kernel, "node", None), (ir.MultiOutput, ir.DynamicScalar, ir.AssertScalar))
 
@@ -323,5 +339,7 @@ def _symbols(graph: Any) -> bool:
 
 def _inputs(graph: Any) -> Iterable[Any]:
     for one in graph.graph_inputs.values():
+        if type(one).__name__ == "TorchBindObject":  # a process group: no tensor
+            continue
         sizes = one.get_size() if hasattr(one, "get_size") else (one,)
         yield from sizes

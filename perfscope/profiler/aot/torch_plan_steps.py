@@ -18,6 +18,7 @@ from perfscope.profiler import annotate
 from perfscope.profiler.aot.torch_memory_steps import PlannedMemory
 from perfscope.profiler.aot.torch_outside import OpRecorder
 from perfscope.profiler.aot.torch_plan_file import ALL_STEPS
+from perfscope.profiler.aot.torch_processes import Processes
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.hooks import Hooks
 from perfscope.profiler.options import CaptureOptions
@@ -43,9 +44,10 @@ class PlanSteps:
         compiles: Callable[[], bool],
         backend: Callable[..., Any],
         memory: PlannedMemory,
+        processes: Processes,
     ) -> None:
         self._folder, self._name, self._frames, self._memory = folder, name, frames, memory
-        self._compiles, self._backend = compiles, backend
+        self._compiles, self._backend, self._processes = compiles, backend, processes
         self._hooks = Hooks()
         self._finder = StepFinder(CaptureOptions(warmup=1, quiet=True), self, self._hooks.forget)
         self._recorder: OpRecorder | None = None
@@ -93,6 +95,7 @@ class PlanSteps:
         self._number = number
         what = number - self._first
         self._memory.begin()
+        self._processes.begin()
         if what == EAGER:
             self.decide()
             torch.compiler.set_stance("force_eager")
@@ -109,6 +112,7 @@ class PlanSteps:
         self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
         what = self._number - self._first
         self._memory.end(self._hooks.optimizers, eager=what == EAGER)
+        self._processes.end(eager=what == EAGER, planned=what == PLANNED)
         if what == EAGER:
             self.eager_file = self._close()
         elif what == PLANNED:
@@ -118,6 +122,11 @@ class PlanSteps:
             self.stopped = ALL_STEPS
             self._hooks.forget_sources()
             raise EnoughSeenError
+
+    @property
+    def ops(self) -> int:
+        """Ops of this step that are in its op graph so far."""
+        return 0 if self._recorder is None else self._recorder.count
 
     def decide(self) -> None:
         """Who compiles: known when a whole step was run as the program has it."""
@@ -144,6 +153,8 @@ class PlanSteps:
         original, steps = self._call, self
 
         def compiled_call(module: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                return original(module, *arguments, **named)  # the module that it wraps is the outermost
             torch.nn.Module.__call__ = original
             try:
                 if getattr(module, "_compiled_call_impl", None) is None:

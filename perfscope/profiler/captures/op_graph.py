@@ -52,6 +52,11 @@ class OpGraphCapture:
         """What records now; its ``active`` may be taken back for a while."""
         return self._mode
 
+    @property
+    def count(self) -> int:
+        """Ops recorded so far."""
+        return 0 if self._table is None else len(self._table)
+
     def start(self, step: int, modules: ModuleStack | None = None, frames: Frames | None = None) -> None:
         """Begins to record; ``step`` is the number the file will carry. Needs torch.
 

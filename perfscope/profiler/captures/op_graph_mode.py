@@ -49,7 +49,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(map(_unwraps, types)):
+        if any(map(unwraps, types)):
             return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
         result = func(*args, **kwargs)
         if self.active and not _is_bookkeeping(func):
@@ -183,7 +183,8 @@ def tensors_in(tree: Any) -> Iterator[Any]:
         yield from tensors_in(tuple(tree.values()))
 
 
-def _unwraps(kind: type) -> bool:
+def unwraps(kind: type) -> bool:
+    """Whether tensors of a class only hold others, which it takes out at each op."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 

@@ -1,0 +1,323 @@
+"""Sees the exchanges that a planned step asks for: what they move, among whom, from which line, and who waits for them.
+
+A collective is an op like any other to torch's dispatcher, also over tensors without data and over a process group
+that exchanges nothing. Bytes are those of the tensors it is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfscope.profiler.aot.torch_memory_events import Place
+from perfscope.profiler.aot.torch_memory_file import StepPhase
+from perfscope.profiler.aot.torch_processes_file import (
+    MAX_COLLECTIVES,
+    AskedBy,
+    CollectiveKind,
+    Moment,
+    PlannedCollective,
+)
+from perfscope.profiler.aot.torch_streams import Clock
+from perfscope.profiler.captures.op_graph import insert_lowest
+from perfscope.profiler.captures.op_graph_mode import tensors_in, unwraps
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+WAIT = "_c10d_functional.wait_tensor"
+
+KINDS: dict[str, tuple[CollectiveKind, str]] = {
+    "_allgather_base_": ("all-gather", "result"),
+    "_reduce_scatter_base_": ("reduce-scatter", "given"),
+    "all_gather_into_tensor": ("all-gather", "result"),
+    "all_gather_into_tensor_coalesced": ("all-gather", "result"),
+    "all_gather_into_tensor_out": ("all-gather", "result"),
+    "all_reduce": ("all-reduce", "given"),
+    "all_reduce_": ("all-reduce", "given"),
+    "all_reduce_coalesced": ("all-reduce", "given"),
+    "all_reduce_coalesced_": ("all-reduce", "given"),
+    "all_to_all_single": ("all-to-all", "given"),
+    "allgather_": ("all-gather", "result"),
+    "allgather_coalesced_": ("all-gather", "result"),
+    "allgather_into_tensor_coalesced_": ("all-gather", "result"),
+    "allreduce_": ("all-reduce", "given"),
+    "allreduce_coalesced_": ("all-reduce", "given"),
+    "alltoall_": ("all-to-all", "given"),
+    "alltoall_base_": ("all-to-all", "given"),
+    "barrier": ("barrier", "nothing"),
+    "broadcast": ("broadcast", "given"),
+    "broadcast_": ("broadcast", "given"),
+    "gather_": ("gather", "result"),
+    "irecv": ("recv", "given"),
+    "isend": ("send", "given"),
+    "monitored_barrier_": ("barrier", "nothing"),
+    "recv_": ("recv", "given"),
+    "recv_any_source_": ("recv", "given"),
+    "reduce_": ("reduce", "given"),
+    "reduce_scatter_": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_coalesced": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_out": ("reduce-scatter", "given"),
+    "scatter_": ("scatter", "given"),
+    "send": ("send", "given"),
+    "shard_dim_alltoall": ("all-to-all", "given"),
+}
+"""Op -> (kind, whose bytes are those of the whole array)."""
+
+_RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
+_GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
+
+_BY: tuple[tuple[str, AskedBy], ...] = (
+    ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
+    ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
+    ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
+    ("perfscope/profiler/aot/torch_fake_ddp.py", "DistributedDataParallel"),
+    ("torch/distributed/tensor/", "DTensor"),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """What the arguments of a collective say."""
+
+    kind: CollectiveKind
+    bytes: int
+    dtype: str | None
+    ranks: tuple[int, ...]
+    pairs: tuple[int, int] | None
+
+
+class Groups:
+    """Ranks of process groups, each list of them once."""
+
+    def __init__(self) -> None:
+        self.lists: dict[tuple[int, ...], int] = {}
+
+    def number(self, ranks: Sequence[int]) -> int:
+        """The index of a group."""
+        return self.lists.setdefault(tuple(ranks), len(self.lists))
+
+
+class CollectiveBook:
+    """The collectives of one step after the other. ``now()``: where the step is; ``context()``: phase and line."""
+
+    def __init__(
+        self,
+        now: Callable[[], Moment],
+        context: Callable[[], tuple[StepPhase, Place]],
+        groups: Groups,
+        problem: Callable[[str], None],
+    ) -> None:
+        """``problem(text)``: is told in words what of the program could not be followed."""
+        self._context, self._groups, self._problem = context, groups, problem
+        self.clock = Clock(now, self._waited)
+        self._rows: list[PlannedCollective] | None = None
+        self._works: dict[int, int] = {}
+        self._results: dict[int, int] = {}
+        self._asleep = 0
+        self.left = 0
+        self.every = 0
+        """Seen in the whole program, also outside of steps."""
+
+    def install(self) -> None:
+        """Look at every op from now on; enter the fake world first."""
+        from torch._C._distributed_c10d import FakeWork, Work
+
+        book = self
+        kinds: tuple[Any, ...] = (FakeWork, Work)
+        for kind in kinds:
+            original = kind.wait
+
+            def wait(work: Any, *arguments: Any, _original: Any = original, **named: Any) -> Any:
+                book.work_done(getattr(work, "seq_id", None))
+                return _original(work, *arguments, **named)
+
+            kind.wait = torch.compiler.disable(wait)
+        insert_lowest(_CollectiveMode(self))
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._rows, self._works, self._results = [], {}, {}
+        self.clock.begin()
+
+    def asked(self) -> int:
+        """How many the step has asked for so far."""
+        return len(self._rows or ())
+
+    def take(self) -> tuple[PlannedCollective, ...]:
+        """The collectives of the step, which is over."""
+        rows, self._rows = self._rows or [], None
+        return tuple(rows)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """What is dispatched inside is no op of the program's own."""
+        self._asleep += 1
+        try:
+            yield
+        finally:
+            self._asleep -= 1
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+        if self._asleep:
+            return
+        name = func._schema.name.replace("::", ".")
+        if name == WAIT:
+            self._tensor_done(args[0])
+            return
+        short = name.partition(".")[2]
+        if short not in KINDS:
+            if short not in ("_allgather_base", "batch_p2p_ops"):
+                self._problem(f"{name}: what this op exchanges is not known; it counts as no collective")
+            else:
+                self._problem(f"{name}: exchanges in a batch are not counted")
+            return
+        self.every += 1
+        rows = self._rows
+        if rows is None:
+            return
+        if len(rows) >= MAX_COLLECTIVES:
+            self.left += 1
+            return
+        exchange = exchange_of(func, args, kwargs, result)
+        phase, place = self._context()
+        after, behind = self.clock.seen()
+        number = len(rows)
+        rows.append(
+            PlannedCollective(
+                kind=exchange.kind,
+                op=name,
+                bytes=exchange.bytes,
+                dtype=exchange.dtype,
+                group=self._groups.number(exchange.ranks),
+                by=asked_by(),
+                phase=phase,
+                file=place[0],
+                line=place[1],
+                function=place[2],
+                at=self.clock.now(),
+                after=after,
+                behind=tuple(sorted(behind)),
+                pairs=exchange.pairs,
+            )
+        )
+        for one in result if isinstance(result, (list, tuple)) else (result,):
+            work = _work(one)
+            if work is not None:
+                self._works[work] = number
+        if "functional" in name or name.startswith("_dtensor"):
+            for tensor in tensors_in(result):
+                self._results[id(tensor.untyped_storage())] = number
+
+    def work_done(self, number: int | None) -> None:
+        """``Work.wait`` of a collective: the stream that is the current one waits for it."""
+        at = self._works.pop(number, None) if number is not None else None
+        if at is not None:
+            self.clock.current.waits_for((self.clock.seen()[0], frozenset((at,))))
+
+    def _tensor_done(self, tensor: Any) -> None:
+        found = self._results.pop(id(tensor.untyped_storage()), None)
+        if found is not None:
+            self.clock.current.waits_for((self.clock.seen()[0], frozenset((found,))))
+
+    def _waited(self, number: int) -> None:
+        rows = self._rows
+        if rows is not None and number < len(rows) and rows[number].until is None:
+            rows[number] = replace(rows[number], until=self.clock.now())
+
+
+class _CollectiveMode(TorchDispatchMode):  # type: ignore[misc]
+    """Tells the book of each exchange."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, book: CollectiveBook) -> None:
+        super().__init__()
+        self._book = book
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(unwraps, types)):
+            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "namespace", "") in NAMESPACES:
+            with torch._C.DisableTorchFunction():
+                self._book.seen(func, args, kwargs or {}, result)
+        return result
+
+
+def exchange_of(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
+    """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
+    packet = func._schema.name.partition("::")[2]
+    kind, whose = KINDS[packet]
+    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    tensors: list[Any] = []
+    if whose == "result":
+        tensors = list(tensors_in([named[name] for name in _RESULTS if name in named][:1]))
+        tensors = tensors or list(tensors_in(result))
+    elif whose == "given":
+        tensors = list(tensors_in([named[name] for name in _GIVEN if name in named][:1]))
+    ranks = _ranks(named)
+    return Exchange(
+        kind=kind,
+        bytes=sum(int(one.numel()) * int(one.element_size()) for one in tensors),
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
+        ranks=ranks,
+        pairs=_pair(kind, named, ranks),
+    )
+
+
+def _ranks(named: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group that an op is given, by object or by name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = named.get("process_group")
+    if group is not None and not isinstance(group, c10d.ProcessGroup):
+        group = c10d.ProcessGroup.unbox(group)
+    if group is None:
+        group = c10d._resolve_process_group(named["group_name"])
+    return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
+
+
+def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    if kind not in ("send", "recv"):
+        return None
+    mine = ranks[0] if ranks else 0
+    other = int(named.get("dst", named.get("src", 0)) or 0)
+    other = ranks[other] if 0 <= other < len(ranks) else mine
+    return (mine, other) if kind == "send" else (other, mine)
+
+
+def asked_by() -> AskedBy:
+    """Whose code asks: the innermost frame that is of one of torch's ways to parallelize."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename.replace("\\", "/")
+        for part, name in _BY:
+            if part in path:
+                return name
+        frame = frame.f_back
+    return "the program"
+
+
+def _work(one: Any) -> int | None:
+    """The number of the work that an op gives back, where it is one."""
+    if isinstance(one, torch.Tensor) or not hasattr(one, "_type"):
+        return None
+    from torch._C._distributed_c10d import FakeWork
+
+    kind: Any = FakeWork
+    try:
+        return int(kind.unbox(one).seq_id)
+    except (RuntimeError, TypeError, AttributeError):
+        return None

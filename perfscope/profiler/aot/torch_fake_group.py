@@ -1,0 +1,220 @@
+"""``torch.distributed`` as a launcher of several processes leaves it to the first of them, where no other process is.
+
+The process group is torch's own "fake" one: it has the size that was asked for and exchanges nothing, so results have
+the right shapes. What the program asks of others in Python objects is answered with what it gives itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfscope.profiler.aot.torch_cuda_answers import on_host
+
+PORT = "29500"
+"""torchrun's own; nobody listens there."""
+
+ALONE = (
+    "torch.nn.DataParallel drives several devices from one process, which is not covered: use DistributedDataParallel"
+)
+RPC = "torch.distributed.rpc is not covered by a plan: it needs other processes that answer"
+PIPELINE = (
+    "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
+)
+NO_GROUP = "torch.distributed is not built into this torch: programs of several processes cannot be planned"
+
+
+class FakeGroup:
+    """The other processes, which are not there. ``count`` devices, ``local`` of them on a machine."""
+
+    def __init__(self, *, count: int, local: int, pretended: bool) -> None:
+        self._count, self._local, self._pretended = count, local, pretended
+        self.world_size = 0
+        """As the program set it up; 0 until it does."""
+        self.backend: str | None = None
+        self.notes: dict[str, None] = {}
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun would set for rank 0."""
+        if self._count == 1:
+            return {}
+        return {
+            "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0", "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._local), "ROLE_WORLD_SIZE": str(self._count), "ROLE_NAME": "default",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "planned",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+
+    def install(self) -> None:
+        """Change torch in this process, for good."""
+        os.environ.update(self.environment())
+        data_parallel: Any = torch.nn.DataParallel
+        if self._count > 1:
+            data_parallel.__init__ = _refused(ALONE)
+        distributed = importlib.import_module("torch.distributed")
+        if not distributed.is_available():
+            return
+        for needed in ("torch.distributed._meta_registrations", "torch.testing._internal.distributed.fake_pg"):
+            importlib.import_module(needed)
+        from torch.distributed import device_mesh, distributed_c10d
+
+        modules: tuple[Any, ...] = (distributed, distributed_c10d, device_mesh)
+        for name, make in (
+            ("init_process_group", self._init_process_group),
+            ("new_group", _any_backend),
+            ("split_group", _any_backend),
+        ):
+            made = make(getattr(distributed_c10d, name))
+            for module in modules:
+                if hasattr(module, name):
+                    setattr(module, name, made)
+        outside: Any = distributed  # torch's own code asks distributed_c10d, and gets the truth
+        outside.get_backend = lambda *_, **__: self.backend or "nccl"
+        for name, answer in {
+            "is_nccl_available": lambda: True,
+            "is_torchelastic_launched": lambda: self._count > 1,
+            "monitored_barrier": lambda *_, **__: None,
+            "all_gather_object": self._all_gather_object,
+            "broadcast_object_list": self._objects("broadcast_object_list", lambda *_: None),
+            "gather_object": self._gather_object,
+            "scatter_object_list": self._scatter_object_list,
+        }.items():
+            for module in modules[:2]:
+                setattr(module, name, answer)
+        _real_meshes(device_mesh, (lambda kind: kind) if self._pretended else on_host)
+        spawning: Any = torch.multiprocessing
+        spawning.spawn = self._spawn
+        if "torch.distributed.rpc" in sys.modules:
+            remote: Any = sys.modules["torch.distributed.rpc"]
+            remote.init_rpc = _refused(RPC)
+
+    def _init_process_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(
+            backend: Any = None,
+            init_method: Any = None,
+            timeout: Any = None,
+            world_size: int = -1,
+            rank: int = -1,
+            *_: Any,
+            **__: Any,
+        ) -> None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            size = int(world_size) if world_size is not None and int(world_size) > 0 else self._count
+            if size != self._count:
+                self.notes[f"the program sets up {size} processes, the target has {self._count} devices"] = None
+            if int(rank or 0) > 0:
+                self.notes[f"the program calls itself rank {rank}; it is planned as rank 0"] = None
+            self.world_size = size
+            self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
+            _no_pipelines()
+            rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+            forget, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None  # they know torch.cuda as it was
+            try:
+                original(backend="fake", store=FakeStore(), rank=0, world_size=size)
+            finally:
+                rules.clear_lru_cache = forget
+
+        return begin
+
+    def _objects(self, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def answered(*arguments: Any, **named: Any) -> None:
+            self.notes[f"{name}: answered with the process's own objects, and not counted"] = None
+            answer(*arguments, **named)
+
+        return answered
+
+    def _all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        self._objects("all_gather_object", lambda: None)()
+        object_list[:] = [obj] * len(object_list)
+
+    def _gather_object(self, obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+        self._objects("gather_object", lambda: None)()
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def _scatter_object_list(self, output: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
+        self._objects("scatter_object_list", lambda: None)()
+        output[0] = given[0] if given else None
+
+    def _spawn(
+        self, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = ""
+    ) -> None:
+        """The first of the processes that a program would start is this one."""
+        self.notes[f"torch.multiprocessing.spawn of {nprocs} processes: the first of them is planned"] = None
+        fn(0, *args)
+
+
+def _any_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A further group, of the same kind as the first."""
+
+    @functools.wraps(original)
+    def made(*arguments: Any, **named: Any) -> Any:
+        for name in ("backend", "pg_options", "device_id", "timeout"):
+            named.pop(name, None)
+        return original(*arguments[: 1 if original.__name__ == "new_group" else 2], **named)
+
+    return made
+
+
+def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
+    """Meshes are made of real numbers, whatever the program's tensors are, and of ``device(what was asked for)``."""
+    kind: Any = module.DeviceMesh
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def made(self: Any, device_type: str, mesh: Any = None, *arguments: Any, **named: Any) -> None:
+        with _disable_current_modes():
+            if isinstance(mesh, FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
+                mesh = torch.arange(mesh.numel(), dtype=torch.int).view(tuple(mesh.shape))
+            begin(self, device(device_type), mesh, *arguments, **named)
+
+    kind.__init__ = made
+    for name in ("__getitem__", "_flatten", "_unflatten", "_get_all_submeshes"):
+        setattr(kind, name, _really(getattr(kind, name)))
+    kind.from_group = staticmethod(_really(kind.from_group))
+    kind._concatenate = staticmethod(_really(kind._concatenate))
+    kind.mesh = property(_really(kind.mesh.fget))
+    whole = _really(module.init_device_mesh)
+
+    @functools.wraps(whole)
+    def made_whole(device_type: str, *arguments: Any, **named: Any) -> Any:
+        named.pop("backend_override", None)
+        return whole(device(device_type), *arguments, **named)
+
+    both: Any = importlib.import_module("torch.distributed")
+    module.init_device_mesh = both.init_device_mesh = made_whole
+
+
+def _really(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def done(*arguments: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return original(*arguments, **named)
+
+    return done
+
+
+def _no_pipelines() -> None:
+    """Where the program has imported torch's pipelines."""
+    stage: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    if stage is not None:
+        for name in ("PipelineStage", "_PipelineStage"):
+            if hasattr(stage, name):
+                getattr(stage, name).__init__ = _refused(PIPELINE)
+
+
+def _refused(why: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(why)
+
+    return refuse
