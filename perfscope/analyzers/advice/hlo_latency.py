@@ -16,8 +16,8 @@ these rules, the first that tells two apart:
 9. what came last.
 
 One collective is under way at a time. What moves no data (views, constants) is placed as soon as it is ready. All is
-learnt from XLA's source and held against what it logs of each choice; memory, which XLA looks at where more than half
-of its limit is in use, is not in it. How long things take is in ``hlo_latency_times.py``.
+learnt from XLA's source and held against what it logs of each choice. Not in it: memory, which XLA looks at where more
+than half of its limit is in use, and copies to and from the host. How long things take is in ``hlo_latency_times.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ Times = Mapping[tuple[str, str], float]
 """Microseconds of each instruction by computation and name; of the end of a collective, those of the collective."""
 
 _FREE = frozenset({"bitcast", "broadcast", "constant", "get-tuple-element", "iota", "parameter"})
-_BEGINS, _ENDS = "-start", "-done"
+_COLLECTIVES = (
+    "all-gather", "all-reduce", "all-to-all", "async", "collective-broadcast", "collective-permute",
+    "ragged-all-to-all", "reduce-scatter",
+)  # fmt: skip
+_BEGINS = frozenset(f"{name}-start" for name in _COLLECTIVES)
+_ENDS = frozenset(f"{name}-done" for name in _COLLECTIVES)
 _STEP = 1.0
 """Microseconds from any instruction to its reader, for XLA."""
 _PLACED = 1.0
@@ -42,12 +47,12 @@ _PLACED = 1.0
 
 def begins(node: Node) -> bool:
     """Whether it begins a collective that ends apart."""
-    return node.opcode.endswith(_BEGINS)
+    return node.opcode in _BEGINS
 
 
 def ends(node: Node) -> bool:
     """Whether it ends one."""
-    return node.opcode.endswith(_ENDS)
+    return node.opcode in _ENDS
 
 
 def hides(graph: Graph) -> frozenset[str]:
@@ -153,30 +158,32 @@ class _Bottom:
         return placed[::-1]
 
     def _take(self) -> _Item:
-        """The best of what is ready."""
-        chosen = -1
-        best: tuple[float, ...] = ()
+        """The best of what is ready: the first five rules, then those in ``_better``."""
+        now, chosen, best = self._now, -1, self._ready[0]
+        stall, last = 0.0, (False, False)
+        blocked = self._under_way and self._waiting_to_end > 0
         for at, one in enumerate(self._ready):
             if one.ends and self._under_way:
                 continue
-            rank = self._rank(one)
-            if chosen < 0 or rank > best or (rank == best and self._better(one, self._ready[chosen])):
-                chosen, best = at, rank
-        one = self._ready[chosen]
+            mine = one.ready - now if one.ready > now else 0.0
+            tail = (not (one.begins and not one.depth and not blocked), one.begins and blocked)
+            if chosen >= 0:
+                if one.ends != best.ends:
+                    wins = one.ends
+                elif mine != stall:
+                    wins = mine < stall
+                elif tail != last:
+                    wins = tail > last
+                elif one.depth != best.depth:
+                    wins = one.depth > best.depth
+                else:
+                    wins = self._better(one, best)
+                if not wins:
+                    continue
+            chosen, best, stall, last = at, one, mine, tail
         self._ready[chosen] = self._ready[-1]
         self._ready.pop()
-        return one
-
-    def _rank(self, one: _Item) -> tuple[float, ...]:
-        """The first five rules; more is better."""
-        blocked = one.begins and self._under_way and self._waiting_to_end > 0
-        return (
-            one.ends,
-            -max(one.ready - self._now, 0.0),
-            not (one.begins and one.depth == 0 and not blocked),
-            blocked,
-            one.depth,
-        )
+        return best
 
     def _better(self, one: _Item, other: _Item) -> bool:
         """The rules behind those."""

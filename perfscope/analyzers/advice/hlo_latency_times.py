@@ -40,19 +40,9 @@ class Clock:
         self._peaks = device.peak_flops
         self._rows = {row.instruction.name: row for row in cost.rows}
         """Names are unique in a module."""
-        self._around = {
-            inside.name: one
-            for computation in module.computations.values()
-            for one in computation.instructions
-            if one.opcode == "fusion"
-            for inside in module.computations[one.called[0]].instructions
-        }
-        """Of an instruction in a kernel, the kernel."""
 
     def times(self, graph: Graph) -> Mapping[tuple[str, str], float]:
-        """Microseconds of each instruction of a graph by computation and name; of the end of a collective, those of
-        the collective.
-        """
+        """Microseconds by computation and name; of the end of a collective, those of the collective."""
         return {
             (body.name, node.name): self._time(node, [body.nodes[name] for name in node.operands])
             for body in graph.bodies.values()
@@ -68,12 +58,7 @@ class Clock:
         if row is not None and not node.like:
             return self._kernel(row)
         moved = self._moved(node, operands)
-        if row is None:
-            return moved
-        if row.once.products:
-            return moved + self._products(row)
-        around = self._around.get(row.instruction.name)
-        return _SMALL if around is not None and self._is_opaque(around) else moved
+        return moved if row is None else moved + self._products(row)
 
     def _kernel(self, row: InstructionCost) -> float:
         one, cost = row.instruction, row.once

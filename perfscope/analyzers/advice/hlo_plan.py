@@ -122,6 +122,8 @@ class Plan(ABC):
                 return weights
         if layer.of_loop(number):
             return self._of_loop(number)
+        if self.flow.opcode(number).endswith("-done"):
+            return self._collective(number)
         name = f"again{self.mark}.{number}"
         self.made[number] = name  # for what leads back to it
         operands: list[str] = []
@@ -134,7 +136,20 @@ class Plan(ABC):
                 operands += [self.value(one)] if layer.is_product(number) else self.bases(one)
         unique = tuple(dict.fromkeys(operands))
         reuses = self._written_onto(number, unique)
-        return self.back.add(Node(name=name, opcode=KERNEL, operands=unique, sizes=(size,), reuses=reuses))
+        like = self.flow.values[number].instruction.name
+        return self.back.add(Node(name=name, opcode=KERNEL, operands=unique, sizes=(size,), reuses=reuses, like=like))
+
+    def _collective(self, number: int) -> str:
+        """A collective begins and ends again, as it does in the forward."""
+        end = self.flow.values[number]
+        begin = self.flow.values[end.operands[0]]
+        nodes = self.graph.bodies[end.computation.name].nodes
+        operands = [self.weights(one) or self.initial(one, self.layer.bytes(one)) for one in begin.operands]
+        names = [f"{kind}{self.mark}.{number}" for kind in ("begun", "again")]
+        for name, one, read in zip(names, (begin, end), (operands, names[:1]), strict=True):
+            node = nodes[one.instruction.name]
+            self.back.add(replace(node, name=name, operands=tuple(read), after=(), like=one.instruction.name))
+        return names[1]
 
     def bases(self, number: int) -> list[str]:
         """The buffers that a value is computed from element by element."""

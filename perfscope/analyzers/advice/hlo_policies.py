@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from perfscope.analyzers.advice.hlo_reads import PRODUCTS
 from perfscope.analyzers.facts.hlo_flow import Flow
@@ -46,9 +46,20 @@ def unbatched_products(flow: Flow) -> Keeps:
             if opcode == "custom-call" and "gemm" not in (value.instruction.custom_call_target or ""):
                 return False
             return value.instruction.attributes.get("lhs_batch_dims", "{}") == "{}"
+        if opcode == "all-reduce-done":  # the user's product, of which each device has a part of the sum
+            return any(keeps(source) for source in _summed(flow, number))
         return opcode == "reduce" and _adds_up_product(flow, number)
 
     return keeps
+
+
+def _summed(flow: Flow, number: int) -> Iterator[int]:
+    """What a sum over devices adds up, behind views."""
+    for begin in flow.values[number].operands:
+        for source in flow.back(flow.values[begin].operands):
+            while flow.opcode(source) in ("bitcast", "reshape"):
+                source = next(flow.back(flow.values[source].operands[:1]))
+            yield source
 
 
 def _adds_up_product(flow: Flow, number: int) -> bool:

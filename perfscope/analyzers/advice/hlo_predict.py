@@ -2,13 +2,15 @@
 
 The program with the policy is worked out as a graph of kernels (``hlo_plan_loop.py``, ``hlo_plan_single.py``; of a
 program with checkpoints what it would be without, ``hlo_keep_loop.py``, ``hlo_keep_single.py``), ordered
-as XLA's memory schedulers order it (``hlo_orders.py``), and its peak is that of XLA's heap simulation in the order that
-XLA would choose (``hlo_heap.py``). How near this comes to programs compiled with the policy is in docs/memory.md.
+as XLA's memory schedulers order it (``hlo_orders.py``) and, where collectives end apart, its latency-hiding scheduler
+(``hlo_latency.py``), and its peak is that of XLA's heap simulation in the order that XLA would choose
+(``hlo_heap.py``). How near this comes to programs compiled with the policy is in docs/memory.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -18,11 +20,14 @@ from perfscope.analyzers.advice.hlo_graph_values import Values
 from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_order
 from perfscope.analyzers.advice.hlo_keep_loop import kept_loop
 from perfscope.analyzers.advice.hlo_keep_single import kept_single
+from perfscope.analyzers.advice.hlo_latency import hidden, hides
+from perfscope.analyzers.advice.hlo_latency_times import Clock
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_plan_loop import loop_plan
 from perfscope.analyzers.advice.hlo_plan_single import single_plan
 from perfscope.analyzers.advice.hlo_policies import Keeps
 from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.hlo.cost import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.schedule import Schedule
 
@@ -95,6 +100,8 @@ class Predictor:
         without_copies(graph)
         copies = with_copies(graph)
         order, _ = planned_order(Values(graph))
+        if self._module.platform == "gpu" and hides(graph):
+            order = hidden(graph, order, self._clock.times(graph))
         without_needless(graph, copies, order)
         predicted = needed_peak(Values(graph), order)
         if self._shares_results():
@@ -110,6 +117,10 @@ class Predictor:
             graph = loop_plan(self._module, self._flow, self._schedule, layers, keeps, graph)
         assert graph is not None
         return graph
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return Clock(self._module, module_cost(self._module))
 
     def _order_today(self) -> dict[str, list[str]]:
         return {
