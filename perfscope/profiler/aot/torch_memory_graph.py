@@ -6,6 +6,7 @@ that takes over another one's memory is no new one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ def buffers_of(graph: Any, *, label: str, places: Callable[[Iterable[Any]], Plac
         else:
             born(new)
 
+    parts = _parts(graph, lines)
     for line in graph.wrapper_code.lines:
         if isinstance(line, lines.AllocateLine):
             born(line.node.get_name())
@@ -84,12 +86,23 @@ def buffers_of(graph: Any, *, label: str, places: Callable[[Iterable[Any]], Plac
         elif isinstance(line, lines.FreeLine):
             gone(line.node.get_name())
         elif isinstance(line, lines.ExternKernelAllocLine):
-            born(line.node.get_name())
+            # the results of one call are there when it returns; their names follow behind what is freed after it
+            for name in (line.node.get_name(), *parts[line.node.get_name()]):
+                born(name)
         elif isinstance(line, lines.MultiOutputLine):
             born(line.result_name)
         elif type(line).__name__ in _UNREAD:
             found.unread = True
     found.results = tuple(alive.get(name) for name in graph.get_output_names())
+    return found
+
+
+def _parts(graph: Any, lines: Any) -> dict[str, list[str]]:
+    """Of a call that gives several results: the names that its results get."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in graph.wrapper_code.lines:
+        if isinstance(line, lines.MultiOutputLine):
+            found[line.arg_name].append(line.result_name)
     return found
 
 

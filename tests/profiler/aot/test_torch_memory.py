@@ -54,6 +54,31 @@ for _ in range(8):
     optimizer.zero_grad()
 """
 
+FUSED_ATTENTION = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(1024, 1024, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        split = (one(x).view(1, 1024, 8, 128).transpose(1, 2) for one in (self.query, self.key, self.value))
+        return scaled_dot_product_attention(*split).pow(2).sum()
+
+
+model = torch.compile(Model().to("cuda"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(1024, 1024, device="cuda")
+for _ in range(8):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 DECORATED = INSIDE.replace("    def forward", "    @of_a_library\n    def forward").replace(
     "class Model",
     """
@@ -110,6 +135,15 @@ def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) 
     _, _, decorated = memory_of(tmp_path, DECORATED)
     assert matrices(decorated) == held
     assert decorated.phase == compiled.phase == "backward"
+
+
+def test_the_results_of_one_call_are_all_there_when_it_returns(tmp_path: Path) -> None:
+    _, _, compiled = memory_of(tmp_path, FUSED_ATTENTION)
+    # the backward of attention: three weights, the input, queries, keys, values, what attention gave, the gradient of
+    # that; and the gradients of queries, keys and values, before any of what it read is freed
+    assert compiled.op is not None
+    assert compiled.op.startswith("aten._scaled_dot_product_flash_attention")
+    assert 0 <= compiled.peak_bytes - 12 * 4 * MIB < SMALL
 
 
 def test_a_compiled_program_that_names_no_device_has_all_of_it_there(tmp_path: Path) -> None:
