@@ -82,4 +82,4 @@ def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointAs
         if found is None:
             raise AskedWronglyError(f"{option} {text[:60]}: {place[:40]!r} is no line; write {said}@train.py:35")
         spots.append(Spot(file=found[1], line=int(found[2])))
-    return CheckpointAsked(word=word, names=names, spots=tuple(spots))  # type: ignore[arg-type]
+    return CheckpointAsked(word=word, names=names, spots=tuple(spots))

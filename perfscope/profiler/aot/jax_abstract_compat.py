@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,21 @@ NEEDED = (
 
 def check() -> None:
     """Raise ``DataError`` with one line where this jax is not one that we know."""
-    missing = [f"{module}.{name}" for module, name in NEEDED if _find(module, name) is None]
-    if not missing:
+    gone = missing(NEEDED)
+    if not gone:
         return
     import jax
 
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
     raise DataError(
         f"this jax ({jax.__version__}) is not one that `perfscope compile` can run a program on: it has no "
-        f"{missing[0]}{more}; jax {KNOWN} has"
+        f"{gone[0]}{more}; jax {KNOWN} has"
     )
+
+
+def missing(needed: Sequence[tuple[str, str]]) -> list[str]:
+    """Those of (module, name) that this jax does not have."""
+    return [f"{module}.{name}" for module, name in needed if _find(module, name) is None]
 
 
 def _find(module: str, name: str) -> Any:

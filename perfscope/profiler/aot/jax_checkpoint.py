@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,27 @@ from perfscope.profiler.aot.jax_checkpoint_sites import Kind, Site, inner_of, si
 from perfscope.profiler.aot.jax_seen_lines import Line, line_of_user
 from perfscope.profiler.errors import DataError
 
+_AD = "jax._src.interpreters.ad"
+NEEDED = (
+    ("jax._src.ad_checkpoint", "remat_p"),
+    ("jax._src.api_util", "debug_info"),
+    ("jax._src.core", "DropVar"),
+    ("jax._src.core", "Jaxpr"),
+    ("jax._src.core", "Literal"),
+    ("jax._src.core", "Var"),
+    ("jax._src.core", "eqn_effects"),
+    ("jax._src.core", "eval_jaxpr"),
+    ("jax._src.core", "join_effects"),
+    ("jax._src.core", "new_jaxpr_eqn"),
+    ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr"),
+    ("jax._src.interpreters.partial_eval", "trace_to_jaxpr"),
+    ("jax._src.lax.control_flow.loops", "scan_p"),
+    ("jax._src.source_info_util", "is_user_filename"),
+    ("jax._src.source_info_util", "raw_frame_to_frame"),
+    ("jax._src.source_info_util", "user_frames"),
+    ("jax._src.tree_util", "FlatTree"),
+)
+"""What is used of jax besides `jax_abstract_compat.NEEDED`, each where jax 0.10.2 has it."""
 How = Literal["wrapped", "replaced", "removed", "left"]
 MOST_TOLD = 4
 """Places that an error names."""
@@ -223,9 +245,24 @@ def checkpointed(asked: CheckpointAsked | None) -> Iterator[Checkpoints | None]:
     if asked is None:
         yield None
         return
+    _check()
     book = Checkpoints(asked=asked)
-    with compat.replaced(importlib.import_module("jax._src.interpreters.ad"), "linearize", book.linearize):
+    with compat.replaced(importlib.import_module(_AD), "linearize", book.linearize):
         yield book
+
+
+def _check() -> None:
+    """``DataError`` with one line where this jax is not one that we know."""
+    import jax
+
+    linearize = getattr(importlib.import_module(_AD), "linearize", None)
+    taken = tuple(inspect.signature(linearize).parameters)[:2] if linearize is not None else ()
+    missing = compat.missing(NEEDED) or ([] if taken == ("traceable", "primals_ft") else [f"{_AD}.linearize"])
+    if missing:
+        raise DataError(
+            f"this jax ({jax.__version__}) is not one that --checkpoint can be used with: it has no {missing[0]} as "
+            "jax 0.10.2 has it"
+        )
 
 
 def _is_at(site: Site, spot: Any) -> bool:

@@ -93,7 +93,7 @@ def _with_inputs(eqn: Any, within: Substitution) -> Any:
 def _last_read(jaxpr: Any) -> dict[Any, int]:
     """The last equation that reads each variable; behind all of them for results."""
     literal = compat.get("jax._src.core", "Literal")
-    found = {}
+    found: dict[Any, int] = {}
     for number, eqn in enumerate(jaxpr.eqns):
         found |= {atom: number for atom in eqn.invars if not isinstance(atom, literal)}
     return found | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not isinstance(atom, literal)}
