@@ -121,18 +121,49 @@ class _Heap:
             groups[owner.get(block, block)].append(value)
         given = {value for name in arguments.values() for part in values.parts[entry, name] for value in part}
         returned = {value for part in results for value in part}
+        free: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for block, members in groups.items():
             size = max(values.sizes[value] for value in members)
             outside = any(value in given or value in returned for value in members)
             constant = all(self._opcode(value) == "constant" for value in members)
             if constant or (outside and not self._counts_values):
                 self._whole += 0 if self._counts_values else size
+                if not constant and not self._counts_values:
+                    free[size] += self._unused(members, given, returned)
                 continue
             self._sizes[block] = size
             self._blocks.update(dict.fromkeys(members, block))
             if len(members) == 1:
                 self._alone.add(members[0])
             self._apart(members, given - donated)
+        self._lend(free)
+
+    def _unused(self, members: list[int], given: set[int], returned: set[int]) -> list[tuple[int, int]]:
+        """When nothing is in the memory of a donated argument: between its last reader and its result."""
+        before = [self._ends[value] for value in members if value not in returned]
+        after = [self._starts[value] for value in members if value in returned and value not in given]
+        return [(max(before), min(after))] if before and after and max(before) < min(after) else []
+
+    def _lend(self, free: dict[int, list[tuple[int, int]]]) -> None:
+        """What has just the size of such an argument is put there."""
+        blocks: dict[int, list[int]] = defaultdict(list)
+        for value, block in self._blocks.items():
+            if self._sizes[block] in free:
+                blocks[block].append(value)
+        spans = {
+            block: (min(self._starts[one] for one in members), max(self._ends[one] for one in members))
+            for block, members in blocks.items()
+        }
+        for block in sorted(spans, key=lambda block: spans[block]):
+            start, end = spans[block]
+            gaps = free[self._sizes[block]]
+            for at, (first, last) in enumerate(gaps):
+                if first < start and end < last:
+                    gaps[at : at + 1] = [(first, start), (end, last)]
+                    for value in blocks[block]:
+                        del self._blocks[value]
+                        self._alone.discard(value)
+                    break
 
     def _apart(self, members: list[int], lasting: set[int]) -> None:
         """One value of a block follows the other."""
