@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.finding import Cell
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header, shown_rows
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header, evidence_headers, shown_rows
 from perfscope.dashboards.reports.summary import summarize
 from tests.build import TraceBuilder
 
@@ -24,6 +24,11 @@ def test_a_moment_is_counted_from_the_beginning_of_its_trace() -> None:
         [("source", "rank 3"), ("since_start_ns", 500), ("idle_ns", 10)],
     ]
     assert (evidence_header("since_start_ns"), evidence_cell("since_start_ns", 1_500)) == ("since start", "1.50 us")
+
+
+def test_columns_that_would_be_called_the_same_say_what_they_count() -> None:
+    keys = ("at", "saved_ns", "launches", "saved_bytes", "moved_bytes")
+    assert list(evidence_headers(keys).values()) == ["at", "saved time", "launches", "saved bytes", "moved"]
 
 
 def test_without_a_known_beginning_no_moment_is_shown() -> None:

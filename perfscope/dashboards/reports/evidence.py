@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from perfscope.analyzers.finding import Cell
 
@@ -63,6 +64,18 @@ def evidence_cell(key: str, value: Cell) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:,}" if abs(value) >= 10_000 else str(value)
+
+
+def evidence_headers(keys: Iterable[str]) -> dict[str, str]:
+    """Of the columns of one table, by key. Where two would be called the same, each says what it counts."""
+    found = {key: evidence_header(key) for key in keys}
+    often = Counter(found.values())
+    return {key: head if often[head] == 1 else _with_unit(key) for key, head in found.items()}
+
+
+def _with_unit(key: str) -> str:
+    stem, _, unit = key.rpartition("_")
+    return (f"{stem}_time" if unit == "ns" else key).replace("_", " ")
 
 
 def evidence_header(key: str) -> str:

@@ -35,6 +35,7 @@ NAMES = frozenset(
         "ATen ops",
         "module",
         "mostly at",
+        "of",
     }
 )
 """Columns whose words are names of the program, here and in the tables of programs and of torch.compile."""
@@ -55,6 +56,10 @@ WORDS = NAMES | {
     "at the peak",
     "computes",
     "asks for it",
+    "in",
+    "way",
+    "block size",
+    "graph",
 }
 """Columns of text; the others are numbers."""
 

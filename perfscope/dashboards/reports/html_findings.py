@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.reports.advice import Block, blocks
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _evidence(row: FindingRow) -> str:
     """A table; each cell knows its column's name, because on a phone rows are stacked and the head is gone."""
     if not row.evidence:
         return ""
-    names = {key: escape(evidence_header(key)) for key in row.evidence[0]}
+    names = {key: escape(head) for key, head in evidence_headers(row.evidence[0]).items()}
     heads = [f'<th class="{_side(value)}">{names[key]}</th>' for key, value in row.evidence[0].items()]
     body = []
     for cells in row.evidence:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 FIRST_PROGRAMS = 5
 """Programs that stand open; the others are folded."""
 
+MOST_NARROW = 6
+"""Columns that stand side by side on a tablet."""
+
 FIRST_ROWS = 8
 """Source lines that stand open."""
 
@@ -70,8 +73,14 @@ def _hot_table(hot: HotTable, first: int, last: int) -> str:
 
 
 def cells_table(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """A table of (column, cell) rows with the same columns, which stacks on a phone."""
-    return table([_head(name) for name, _ in rows[0]], map(_row, rows), kind="stacks")
+    """A table of (column, cell) rows with the same columns, which stacks on a phone; a wide one on a tablet, too.
+
+    Columns that no row fills are left out.
+    """
+    kept = {name for cells in rows for name, text in cells if text}
+    filled = [[cell for cell in cells if cell[0] in kept] for cells in rows]
+    kind = "stacks wide" if len(kept) > MOST_NARROW else "stacks"
+    return table([_head(name) for name, _ in filled[0]], map(_row, filled), kind=kind)
 
 
 def _head(name: str) -> str:

@@ -13,6 +13,19 @@ DARK = """
 --link:#86b4f5;--code:#232b36;--high:#ff9c92;--high-ground:#46201d;--medium:#f2c46e;--medium-ground:#42320f;
 --low:#b4bfcc;--low-ground:#2a323d;--clean:#7bd49c;--gain:#9fe0b8"""
 
+
+def _stacked(kind: str) -> str:
+    """Tables of a kind row by row, each cell with the name of its column."""
+    return f"""
+.{kind} thead{{display:none}}.{kind} tr{{display:block;border-bottom:1px solid var(--line);padding:6px 0}}
+.{kind} tr:last-child{{border-bottom:0}}
+.{kind} td,.{kind} td.t,.{kind} td.at{{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;
+min-width:0;white-space:normal;text-align:right}}
+.{kind} td::before{{content:attr(data-name);color:var(--soft);flex:none;text-align:left}}
+.{kind} td:empty{{display:none}}
+"""
+
+
 RULES = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
@@ -63,6 +76,7 @@ details details{border:0;margin-top:4px;padding-top:0}
 .n{text-align:right;white-space:nowrap}
 td.t{overflow-wrap:anywhere;min-width:9em}
 td.at{min-width:17em}
+.wide th,.wide td{padding-right:10px}.wide td.t{min-width:6.5em}.wide td.at{min-width:9em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
 .device:last-child{margin-bottom:0}
 .device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;
@@ -94,17 +108,13 @@ main{padding:16px 12px 32px}.card{padding:14px}
 .row{grid-template-columns:minmax(0,1fr)}
 .saves b{display:inline;margin-right:8px}
 th,td{padding-right:10px}td.t{min-width:7em}
-.stacks thead{display:none}.stacks tr{display:block;border-bottom:1px solid var(--line);padding:6px 0}
-.stacks tr:last-child{border-bottom:0}
-.stacks td,.stacks td.t,.stacks td.at{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;
-min-width:0;white-space:normal;text-align:right}
-.stacks td::before{content:attr(data-name);color:var(--soft);flex:none;text-align:left}
-.stacks td:empty{display:none}
+STACKS
 .stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
+@media (max-width:900px){WIDE}
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}
-"""
+""".replace("STACKS", _stacked("stacks")).replace("WIDE", _stacked("wide"))
 
 STYLE = f":root{{color-scheme:light dark;{LIGHT}}}\n@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{RULES}"
 

@@ -8,7 +8,7 @@ from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.estimate_markdown import estimate_details
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.reports.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
 from perfscope.dashboards.reports.memory_markdown import memory_details
 from perfscope.dashboards.reports.plan_markdown import plan_details
@@ -107,7 +107,7 @@ def _finding(row: FindingRow) -> str:
     if known:
         parts.append(", ".join(known) + "\n")
     if row.evidence:
-        heads = [escape(evidence_header(key)) for key in row.evidence[0]]
+        heads = list(map(escape, evidence_headers(row.evidence[0]).values()))
         align = "".join("l" if isinstance(value, str) else "r" for value in row.evidence[0].values())
         rows = [
             [code(text) if isinstance(value, str) else text for key, value in cells.items()

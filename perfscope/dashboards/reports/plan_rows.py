@@ -146,11 +146,10 @@ def _kernel(row: KernelRow) -> Cells:
     )
     registers = row.registers
     if registers is None:
-        return (*cells, ("registers", ""))
-    if registers.registers is None:
-        return (*cells, ("registers", "not compiled"))
+        return (*cells, ("registers", ""), ("block size", ""))
     spilled = f", {format_bytes(registers.spilled_bytes)} spilled" if registers.spilled_bytes else ""
-    return (*cells, ("registers", f"{registers.registers}{spilled} ({shown(registers.blocks)})"))
+    said = "not compiled" if registers.registers is None else f"{registers.registers}{spilled}"
+    return (*cells, ("registers", said), ("block size", shown(registers.blocks)))
 
 
 def _apart(row: ApartRow) -> str:

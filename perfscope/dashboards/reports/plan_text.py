@@ -17,7 +17,19 @@ FEW_GRAPHS = 4
 FEW_KERNELS = 6
 FEW_LINES = 3
 
-_GIVE_WAY = ("blocks", "asks for it", "sizes", "nodes", "way", "FLOPs", "of", "computes", "at", "registers")
+_GIVE_WAY = (
+    "blocks",
+    "block size",
+    "asks for it",
+    "sizes",
+    "nodes",
+    "way",
+    "FLOPs",
+    "of",
+    "computes",
+    "at",
+    "registers",
+)
 """Columns that go, in this order, where the terminal is too narrow."""
 
 

@@ -12,7 +12,7 @@ from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_text import collectives_section
 from perfscope.dashboards.reports.compile_text import compile_section
 from perfscope.dashboards.reports.estimate_text import estimate_section
-from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header
+from perfscope.dashboards.reports.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.reports.memory_text import memory_section
 from perfscope.dashboards.reports.plan_text import plan_part
 from perfscope.dashboards.reports.program_text import programs_section
@@ -146,9 +146,9 @@ def _detail(row: FindingRow) -> Iterator[RenderableType]:
         yield line_of("    ", ", ".join(known))
     if row.evidence:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for key, value in row.evidence[0].items():
+        for head, value in zip(evidence_headers(row.evidence[0]).values(), row.evidence[0].values(), strict=True):
             is_text = isinstance(value, str)
-            table.add_column(evidence_header(key), overflow="fold", justify="left" if is_text else "right")
+            table.add_column(head, overflow="fold", justify="left" if is_text else "right")
         for cells in row.evidence:
             table.add_row(*(Text(evidence_cell(key, value)) for key, value in cells.items()))
         yield Padding(table, (0, 0, 0, 4))
