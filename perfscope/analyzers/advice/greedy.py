@@ -43,7 +43,7 @@ class GreedyStep:
     saved_bytes: int
     """Off the peak by this step; 0 where the peak is elsewhere as well."""
     added_ns: int
-    """Run again by this step."""
+    """Longer by this step; 0 where it is quicker."""
 
 
 def groups_of(model: StepModel) -> tuple[Group, ...]:
@@ -115,7 +115,7 @@ def _next(
         policies=after,
         simulation=simulation,
         saved_bytes=max(0, now.peak_bytes - simulation.peak_bytes),
-        added_ns=max(0, simulation.recompute_ns - now.recompute_ns),
+        added_ns=max(0, simulation.work_ns - now.work_ns),
     )
 
 

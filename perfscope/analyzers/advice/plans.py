@@ -149,7 +149,7 @@ def _plan(
     links: Links,
 ) -> Plan:
     moved = transfer(model, placement, simulation, links)
-    added = simulation.recompute_ns - base.recompute_ns
+    added = simulation.work_ns - base.work_ns
     # How long an optimizer on the host updates there is not known: its worst case neither.
     worst = None if placement.optimizer_on_host else moved.worst_ns
     return Plan(

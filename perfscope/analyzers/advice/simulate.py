@@ -72,6 +72,13 @@ class Simulation:
     """Values that are made again."""
     offloaded_bytes: int
     """Sent to the host, and as much back."""
+    stored_ns: int = 0
+    """Time that keeping takes more than today, of a compiled program; negative: less."""
+
+    @property
+    def work_ns(self) -> int:
+        """What the policies cost together: of two plans, the difference is what one takes longer."""
+        return self.recompute_ns + self.stored_ns
 
 
 class Simulator:
@@ -128,6 +135,7 @@ class Simulator:
             recompute_ns=sum(one.recompute_ns for one in effects),
             recomputed=sum(one.recomputed for one in effects),
             offloaded_bytes=sum(one.offloaded_bytes for one in effects),
+            stored_ns=sum(one.stored_ns for one in effects),
         )
 
     def curve(self, policies: Sequence[Policy], placement: Placement = HERE) -> Int64:
@@ -209,6 +217,7 @@ class Simulator:
         spans = Spans()
         if change is not None:
             spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
+            spans.stored_ns = change.stored_ns
             for start, stop, size in change.spans:
                 spans.add(self._start(start), self._stop(stop), size)
         return spans.effect()

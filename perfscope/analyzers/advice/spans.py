@@ -19,6 +19,7 @@ class Effect:
     recompute_ns: int = 0
     recomputed: int = 0
     offloaded_bytes: int = 0
+    stored_ns: int = 0
 
 
 class Spans:
@@ -31,6 +32,7 @@ class Spans:
         self.recompute_ns = 0
         self.recomputed = 0
         self.offloaded = 0
+        self.stored_ns = 0
 
     def add(self, start: int, stop: int, size: int) -> None:
         """``size`` bytes are held from ``start`` up to ``stop``; nothing where that is empty."""
@@ -46,4 +48,5 @@ class Spans:
             self.recompute_ns,
             self.recomputed,
             self.offloaded,
+            self.stored_ns,
         )

@@ -58,6 +58,8 @@ class Change:
     """Time of what runs again."""
     recomputed: int
     """Values that are made again."""
+    stored_ns: int = 0
+    """Time that keeping takes more than it does today (negative: less): a loop's stacks are filled, written, read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from perfscope.analyzers.advice.hlo_layer import Layer
 from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
 from perfscope.analyzers.advice.hlo_predict import Predictor
+from perfscope.analyzers.advice.hlo_stacks import Stacks
 from perfscope.analyzers.advice.hlo_step import (
     held_bytes,
     parameter_width,
@@ -30,7 +31,7 @@ from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
 from perfscope.analyzers.facts.hlo_memory import arena_of
 from perfscope.analyzers.facts.hlo_product import fusions_of
 from perfscope.analyzers.facts.hlo_program import program_label
-from perfscope.analyzers.facts.hlo_saving import once_ns
+from perfscope.analyzers.facts.hlo_saving import bytes_ns, once_ns
 from perfscope.analyzers.facts.program_device import device_memory_bytes, program_device
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
@@ -161,7 +162,8 @@ class _Program:
         peaks = self._shifts[policy]
         if peaks is None:
             return
-        again = again_of(Layer(self._flow, layers), layers.kept, keeps)
+        layer = Layer(self._flow, layers)
+        again = again_of(layer, layers.kept, keeps)
         at = next(at for at, each in enumerate(self.layers) if each is layers)
         if layers.scope:
             shift = peaks[at] - (peaks[at - 1] if at else self._timeline.peak()[1])
@@ -174,7 +176,16 @@ class _Program:
                 spans=((0, self._timeline.last + 1, shift),),
                 recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
                 recomputed=len(again.launched),
+                stored_ns=0 if layers.scope else round(self._stacks(layer).changed_ns(again, keeps, layers.kept)),
             ),
+        )
+
+    def _stacks(self, layer: Layer) -> Stacks:
+        return Stacks(
+            layer,
+            self._cost,
+            lambda row: self._sum_ns([row]),
+            lambda size: bytes_ns(self._trace, size) or 0.0,
         )
 
     def _peaks(self, keeps: Keeps | None) -> list[int] | None:
@@ -194,10 +205,23 @@ class _Program:
         peaks = self._shifts["keep"]
         if peaks is None:
             size = self._read_again(layers)
-            return Change(spans=((layers.forward[0], layers.backward[1], size),), recompute_ns=0, recomputed=0)
+            return Change(
+                spans=((layers.forward[0], layers.backward[1], size),),
+                recompute_ns=0,
+                recomputed=0,
+                stored_ns=self._more_ns(layers),
+            )
         weights = [max(1, self._read_again(each)) for each in self.layers]
         share = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
-        return Change(spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0)
+        return Change(
+            spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0, stored_ns=self._more_ns(layers)
+        )
+
+    def _more_ns(self, layers: Layers) -> int:
+        """Time that the stacks of what the backward reads again would take."""
+        if layers.scope:
+            return 0
+        return round(self._stacks(Layer(self._flow, layers)).more_ns(self._read_again(layers), layers.kept))
 
     def _share(self, shift: int, layers: Layers, weights: Sequence[int]) -> int:
         """That of these layers; what is rounded off goes to the last, so that all together make the whole."""
