@@ -212,6 +212,12 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Input("dark", "checked"),
     )
 
+    app.clientside_callback(  # on a phone the menu is a row wider than the screen: the page that is open is in sight
+        "function(){setTimeout(function(){var menu=document.getElementById('menu'),here=menu&&menu.querySelector('.ps-here');"
+        "if(here){menu.scrollLeft=here.offsetLeft-menu.offsetLeft-(menu.clientWidth-here.offsetWidth)/2}},0)}",
+        Input("menu", "children"),
+    )
+
     @app.callback(
         Output("drawn", "data", allow_duplicate=True),
         Input({"act": dash.ALL, "key": dash.ALL}, "n_clicks"),

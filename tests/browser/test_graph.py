@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import Server, Tab, serving_program
+from tests.browser.conftest import Server, Tab, serving, serving_program
+from tests.conftest import REPOSITORY
 from tests.hlo_build import GPU
 
 READY = '.ps-graph[data-ready="1"]'
@@ -96,4 +98,25 @@ def test_it_stays_within_the_page_when_narrow_and_dark(tab: Tab, server: Server)
     ink = "getComputedStyle(document.querySelector('.ps-node-name')).fill"
     tab.until(f"{ink} === getComputedStyle(document.querySelector('h1')).color")
     assert tab.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert tab.wrong == []
+
+
+def test_labels_lie_on_nothing(tab: Tab, tmp_path: Path) -> None:
+    """A plan whose values skip layers: no label stands on a node, on the words of a box or on another label."""
+    plan = REPOSITORY / "fixtures" / "plans-h100" / "attention-naive"
+    with serving(tmp_path, plan) as server:
+        _open(tab, server)
+        for number in (1, 2, 3, 4):
+            tab.open(f"{server.base}graph?picture={number}", READY)
+            labels, others = tab.page.evaluate(
+                """() => { const boxes = (what) => [...document.querySelectorAll(what)].map((one) => {
+                const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; });
+                return [boxes('.ps-edge-said'), boxes('.ps-node rect, .ps-box-name, .ps-box-said')]; }"""
+            )
+            assert labels, number
+            for at, one in enumerate(labels):
+                for other in (*labels[at + 1 :], *others):
+                    apart = one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
+                    overlap = min(one[3], other[3]) - max(one[1], other[1])
+                    assert apart or overlap < 3, (number, one, other)  # a line of text is higher than its letters
     assert tab.wrong == []

@@ -209,3 +209,22 @@ def test_dark_and_narrow(tab: Tab, served: tuple[Server, dict[str, str]]) -> Non
         tab.page.wait_for_timeout(100)
         assert tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, page
     _quiet(tab)
+
+
+def test_words_of_the_peak_stay_in_the_picture(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
+    """On a phone they are longer than what is left of it behind the peak."""
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.page.add_init_script(
+        """const real = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
+          if (String(text).startsWith('peak ')) {
+            const long = this.measureText(text).width;
+            window.peak = { left: x, right: x + long, room: this.canvas.clientWidth, align: this.textAlign };
+          }
+          return real.call(this, text, x, y, ...more);
+        };"""
+    )
+    _open(tab, served, "memory", "program", CURVE)
+    found = tab.page.evaluate("window.peak")
+    assert found["align"] == "left"
+    assert 0 <= found["left"] < found["right"] <= found["room"]

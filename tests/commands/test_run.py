@@ -111,6 +111,7 @@ def test_the_whole_verb_reports_and_leaves_stdout_to_the_program(tmp_path: Path)
     assert report["schema"] == "perfscope.report/1"
     assert {one["rule"] for one in report["outcomes"]} >= {"unfused_ops", "launch_bound"}
     assert "report.html" in done.stderr
+    assert "look    perfscope serve latest" in done.stderr
     quiet = subprocess.run(
         [sys.executable, "-m", "perfscope", "run", "-q", program],
         cwd=tmp_path,

@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfscope.analyzers.advice.simulate import keep_all, simulate
 from perfscope.analyzers.advice.step_model import StepModel
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
 from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.graph_time import GraphTime, graph_time
 from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.rules import load_rule
 from tests.analyzers.advice.recorded import recorded
@@ -92,6 +95,28 @@ def test_on_a_real_step_the_blocks_are_named_and_the_curve_ends_at_full_checkpoi
         for policies in (("full",) * 3, ("full", "full", "keep"), ("full", "full", "selective"))
     )
     assert finding.evidence[-1]["peak_bytes"] == lowest
+
+
+def test_its_moments_are_the_forward_passes_of_what_would_run_again(tmp_path: Path) -> None:
+    """Each op of a real graph is given ten microseconds of the host, in two steps."""
+    found = recorded(tmp_path)
+    model, ops = found.model(), found.graph.ops
+    built = TraceBuilder(recorded=EVERYTHING)
+    for at in range(2 * len(ops)):
+        built.slice(f"aten::{at}", 10 * at, 10 * at + 10)
+    trace = built.build()
+    trace.op_graph = found.graph
+    steps = np.arange(2 * len(ops), dtype=np.int64).reshape(2, -1)
+    trace.seed(graph_time, GraphTime(spans=tuple(steps), matched_share=1.0, on_device=False))
+    peak = simulate(model, keep_all(model)).peak_bytes
+    trace.seed(torch_step_model, replace(model, capacity_bytes=round(peak * 1.08), on_host=False))
+    (finding,) = judge(load_rule("missing_remat"), trace).findings
+    first = str(finding.evidence[0]["module"])
+    mine = [op.index for op in ops if op.phase == "forward" and f"{op.module}.".startswith(f"{first}.")]
+    wanted = {(10_000 * (step + mine[0]), 10_000 * (step + mine[-1] + 1)) for step in (0, len(ops))}
+    assert wanted <= {(span.start_ns, span.end_ns) for span in finding.spans}
+    backward = min(op.index for op in ops if op.phase == "backward")
+    assert all(span.end_ns <= 10_000 * backward or span.start_ns >= 10_000 * len(ops) for span in finding.spans)
 
 
 def test_abstains_without_an_op_graph() -> None:

@@ -14,7 +14,7 @@ from perfscope.analyzers.finding import Outcome
 from perfscope.analyzers.load import load
 from perfscope.analyzers.trace import RECORDED, Trace
 from tests.analyzers.compiled import MODEL, SECOND, START, compiled, log_trace
-from tests.build import TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder
 
 OPS = ("aten.mm.default", "aten.relu.default")
 SIZE = "tensor 'x' size mismatch at index 0. expected 32, actual 33"
@@ -55,6 +55,20 @@ def test_a_rank_that_compiles_once_more_is_named_with_its_guard() -> None:
     assert finding.where.label() == "/home/user/train.py:12"
     assert "mark_dynamic" in finding.advice
     assert [row["rank"] for row in finding.evidence] == [2, 0, 1, 3]
+
+
+def test_its_moments_are_those_of_the_compilation_that_differs() -> None:
+    """The second one of rank 1 alone: the others have no such one."""
+    traces = []
+    for rank, held in enumerate((log(), log(again=True), log())):
+        built = TraceBuilder(rank=rank, recorded=EVERYTHING)
+        built.step(1, START / 1_000, (START + 20 * SECOND) / 1_000)
+        trace = built.build()
+        trace.compile_log = replace(held, rank=rank)
+        traces.append(trace)
+    (finding,) = outcome_of(traces).findings
+    (span,) = finding.spans
+    assert (span.source, span.start_ns, span.end_ns) == (1, START + 5 * SECOND, START + 7 * SECOND)
 
 
 def test_another_graph_is_found_though_as_many_were_compiled() -> None:

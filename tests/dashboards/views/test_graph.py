@@ -177,6 +177,19 @@ def test_without_a_graph_it_says_what_to_record(tmp_path: Path) -> None:
     assert "perfscope run" in view["lacks"][0]
 
 
+def test_a_log_without_kernels_says_why_there_is_no_graph(tmp_path: Path) -> None:
+    """Of torch.compile with another backend than inductor the run has neither kernels nor an op graph."""
+    log = CompileLog(path="log", graphs=(Graph(compile_id="0/0", direction="forward", nodes=()),))
+    source = Source(path="built.json", format="run", rank=0, events_read=0, events_unplaced=0)
+    trace = Trace(source=source, strings=[], rows={}, recorded=frozenset(), compile_log=log)
+    trace.why_no_step = "its graphs are compiled"
+    view = view_of("graph", [trace], tmp_path)
+    assert view["subjects"] == []
+    (said,) = view["lacks"]
+    assert said.startswith("torch.compile's log names no kernels")
+    assert "its graphs are compiled" in said
+
+
 @pytest.mark.corpus
 def test_real_programs_keep_every_bound(corpus: Path, tmp_path: Path) -> None:
     from perfscope.analyzers.load import load

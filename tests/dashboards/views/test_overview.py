@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,25 @@ def test_what_was_not_recorded_says_how_to_have_it(tmp_path: Path) -> None:
     assert missing["memory over time"] == "torch.profiler.profile(profile_memory=True)"
     assert missing["input shapes of ops"] == "torch.profiler.profile(record_shapes=True)"
     assert "lines of the program" not in missing
+
+
+def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
+    """The same command again would not have it either."""
+    trace = TraceBuilder(recorded=EVERYTHING - {"op_graph"}).build()
+    trace.why_no_step = "the run has no op graph of a step: <b>its graphs are compiled"
+    view = view_of("overview", [trace], tmp_path)
+    (row,) = (row for row in view["missing"] if row["what"].startswith("the op graph"))
+    assert row["command"] == ""
+    assert "its graphs are compiled" in row["what"]
+
+
+def test_missing_ranks_of_jax_are_no_torchrun(tmp_path: Path) -> None:
+    for recorded, launcher in ((EVERYTHING, "torchrun"), (EVERYTHING | {"compile_events"}, "srun")):
+        trace = TraceBuilder(recorded=recorded, rank=0).build()
+        trace.source = replace(trace.source, world_size=4)
+        view = view_of("overview", [trace], tmp_path / launcher)
+        (row,) = (row for row in view["missing"] if row["what"] == "3 of 4 ranks")
+        assert launcher in row["command"]
 
 
 def test_what_the_detail_pass_recorded_is_there(tmp_path: Path) -> None:

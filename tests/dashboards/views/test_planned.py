@@ -13,6 +13,7 @@ from perfscope.analyzers.hardware.target_text import parse_target
 from perfscope.analyzers.load import load
 from perfscope.analyzers.trace import Trace
 from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
 from tests.dashboards.views.made import view_of
 from tests.hlo_build import GPU
 
@@ -78,3 +79,20 @@ def test_of_what_ran_nothing_of_it_is_said(tmp_path: Path) -> None:
     assert view_of("overview", [made.build()], tmp_path / "a")["planned"] == ""
     held: dict[str, Any] = view_of("timeline", [made.build()], tmp_path / "b")
     assert held["modelled"] == ""
+
+
+def test_the_page_of_memory_has_the_planned_peaks(tmp_path: Path) -> None:
+    """What nothing recorded was planned: the same bytes as on the first page, and who holds them."""
+    traces = load(REPOSITORY / "fixtures" / "plans-h100" / "attention-naive")
+    view = view_of("memory", traces, tmp_path / "memory")
+    assert view["memories"] == []
+    words = _words(view["planned"])
+    tiles = _words(view_of("overview", traces, tmp_path / "overview")["parts"]["tiles"])
+    peaks = re.findall(r"Peak \w+, planned\s+([\d.]+ \w+)", tiles)
+    assert len(peaks) == 2
+    assert all(peak in words for peak in peaks)
+    assert "activation" in words
+
+
+def test_what_ran_has_no_planned_peak(tmp_path: Path) -> None:
+    assert view_of("memory", [TraceBuilder().build()], tmp_path)["planned"] == ""

@@ -134,6 +134,12 @@ def test_one_process_without_a_device_is_nothing(tmp_path: Path) -> None:
     assert (view["jobs"], view["busy"], view["tables"], view["html"]) == ([], None, {}, "")
 
 
+def test_it_knows_a_program_of_jax(tmp_path: Path) -> None:
+    torch, jax = TraceBuilder(recorded=frozenset()), TraceBuilder(recorded=frozenset({"compile_events"}))
+    assert view_of("ranks", [torch.build()], tmp_path / "torch")["jax"] is False
+    assert view_of("ranks", [jax.build()], tmp_path / "jax")["jax"] is True
+
+
 @pytest.mark.corpus
 def test_a_real_job_sums_to_what_its_ranks_waited(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "job"
