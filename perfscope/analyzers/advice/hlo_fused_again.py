@@ -14,7 +14,6 @@ from perfscope.analyzers.advice.hlo_fused import Op, written
 from perfscope.analyzers.advice.hlo_fused_merged import merged, normalized
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_policies import Keeps
-from perfscope.analyzers.advice.hlo_reads import PRODUCTS
 from perfscope.analyzers.advice.hlo_same import Sames
 from perfscope.analyzers.advice.hlo_sharing import ELEMENTWISE
 from perfscope.analyzers.facts.hlo_flow import Flow
@@ -61,11 +60,7 @@ def written_again(
     readers = written(found.ops)
     gone = merged(found.ops, readers) | normalized(found.ops)
     least = SMALL * max((op.bytes for op in found.ops), default=0)
-    kinds = {
-        found.kinds[at]
-        for at in readers
-        if found.is_free(at) and at not in gone and found.ops[at].bytes >= least
-    }
+    kinds = {found.kinds[at] for at in readers if found.is_free(at) and at not in gone and found.ops[at].bytes >= least}
     first: dict[int, int] = {}
     numbers: dict[int, int] = {}
     for number, value in enumerate(flow.values):
@@ -156,7 +151,9 @@ class _Together:
             if one.opcode == "dynamic-update-slice" and not operands:
                 share = 0.0
             operands.setdefault(view, share)
-        written_part = self._flow.values[number].operands[1] if one.opcode == "dynamic-update-slice" and not held else number
+        written_part = (
+            self._flow.values[number].operands[1] if one.opcode == "dynamic-update-slice" and not held else number
+        )
         shape = self._flow.values[written_part].instruction.shape
         cycles, widths = self._work(number, len(operands))
         self._places[kind] = len(self.ops)

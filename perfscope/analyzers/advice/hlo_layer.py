@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from perfscope.analyzers.advice.hlo_layers import Layers
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing
@@ -37,6 +37,8 @@ class Layer:
         self._same: dict[tuple[object, ...], int] = {}
         self._bases: dict[int, frozenset[int]] = {}
         self._written: Mapping[int, int] = {}
+        self.held: Collection[int] = ()
+        """Arrays of one number that are in memory for other readers: whoever could make them reads them there."""
         self.laid_out = frozenset(self._laid_out()) if not layers.scope else frozenset()
         """Values in another order of axes, with a kernel of their own: XLA fuses none into a product."""
 
@@ -67,6 +69,9 @@ class Layer:
                 continue
             seen.add(one)
             value = self.flow.values[one]
+            if one in self.held:
+                yield one
+                continue
             elsewhere = value.computation.name not in self.layers.within
             if elsewhere or (value.instruction.opcode in _FREE and not value.names):
                 continue
@@ -219,8 +224,8 @@ class Layer:
 
     def has_buffer(self, number: int) -> bool:
         """Whether it has a buffer wherever it is computed."""
-        buffered = self.flow.opcode(number) in _BUFFERED or number in self.laid_out or number in self._written
-        return buffered or self.carried(number)
+        buffered = self.flow.opcode(number) in _BUFFERED or number in self.laid_out
+        return buffered or number in self._written or number in self.held or self.carried(number)
 
     def is_product(self, number: int) -> bool:
         """Whether it is a matrix product or a loop's result: its inputs are buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from perfscope.analyzers.advice.hlo_barrier import GRADIENT, INPUT, SMALL, WEIGHTS
@@ -45,6 +46,9 @@ class _SinglePlan(Plan):
         self._scope = cache(scope_of)
         self._forward = self._up_to(max(one.forward[1] for one in layers))
         self._inside: dict[tuple[str, ...], list[int]] = self._backward_values()
+        self._filled = dict(self._filled_arrays())
+        self._own: list[str] = []
+        """Arrays of one number that loops which run again begin with."""
         self._members: frozenset[str] = frozenset()
         self._backward: frozenset[str] = frozenset()
         """Of the layer at hand."""
@@ -54,7 +58,50 @@ class _SinglePlan(Plan):
         for at, layers in enumerate(self._layers):
             self._one(at, layers)
         without_unread(self.graph)
+        self._filled_at_once()
         return self.graph
+
+    def initial(self, number: int, size: int) -> str:
+        """As ``Plan``; a loop works in place on what it begins with, so an array of one number is its own."""
+        if not self.layer.is_filled(number):
+            return super().initial(number, size)
+        name = f"filled{self.mark}.{len(self._own)}"
+        self._own.append(self.entry.add(Node(name=name, opcode=KERNEL, sizes=(size,))))
+        return name
+
+    def _filled_at_once(self) -> None:
+        """XLA makes all that loops begin with and that takes nothing to make in one kernel, those of one size."""
+        groups: dict[tuple[int, ...], list[Node]] = {}
+        for name in self._own:
+            if name in self.entry.nodes:
+                groups.setdefault(self.entry.nodes[name].sizes, []).append(self.entry.nodes[name])
+        for (size,), members in groups.items():
+            if len(members) > 1:
+                kernel = replace(members[0], name=f"{members[0].name}.all", sizes=(size,) * len(members), is_tuple=True)
+                self.entry.add(kernel)
+                for at, one in enumerate(members):
+                    self.entry.change(one.name, opcode="get-tuple-element", operands=(kernel.name,), index=at)
+
+    def _filled_arrays(self) -> Iterator[tuple[int, str]]:
+        """Arrays of one number that kernels of the forward write, and what holds each."""
+        layer = Layer(self.flow, self._layers[0])
+        for name in self._forward:
+            one = self._code.by_name[name]
+            maker = self._code.by_name[one.operands[0]] if one.opcode == "get-tuple-element" else one
+            if maker.opcode != "fusion" or one.shape.parts or one.shape.bytes <= SMALL:
+                continue
+            inside = self.module.computations[maker.called[0]]
+            part = inside.root
+            if part.opcode == "tuple":
+                part = inside.by_name[part.operands[int(one.attributes["index"])]]
+            number = self.flow.numbers[inside.name, part.name]
+            if part.opcode == "broadcast" and layer.is_filled(number):
+                yield number, name
+
+    def _value(self, number: int) -> str:
+        """As ``Plan``; an array of one number that is in memory is read from there."""
+        held = self._filled.get(number)
+        return super()._value(number) if held is None else held
 
     def _up_to(self, end: int) -> frozenset[str]:
         """What the forward needs, also where it has the path of the backward, with which XLA shares it."""
@@ -89,6 +136,7 @@ class _SinglePlan(Plan):
     def _one(self, at: int, layers: Layers) -> None:
         self.mark = f".{at}"
         self.begin(Layer(self.flow, layers))
+        self.layer.held = self._filled
         path = layers.scope
         self._members = frozenset(name for name, scope in self._scopes.items() if scope.path[: len(path)] == path)
         self._backward = frozenset(
@@ -140,7 +188,11 @@ class _SinglePlan(Plan):
                 self.entry.change(node.name, operands=operands)
 
     def _sum_of_gradients(self, path: tuple[str, ...], below: frozenset[str]) -> None:
-        """The gradient that comes in is one array in front of the barrier, also where its readers compute it today."""
+        """The gradient that comes in is one array in front of the barrier, also where its readers compute it today.
+
+        Gradients of stacked weights are summed up layer by layer, and none of that goes through the barrier.
+        """
+        weights = {one.shape.dims for one in self._code.instructions if one.opcode == "parameter"}
         found: dict[int, int] = {}
         for number in self._inside[path]:
             for source in self.flow.back(self.flow.values[number].operands):
@@ -148,7 +200,8 @@ class _SinglePlan(Plan):
                 if not one.op_name or one.opcode in _FROM_NOTHING or one.shape.parts or one.shape.bytes <= SMALL:
                     continue
                 scope = self._scope(one.op_name)
-                if scope.phase != "forward" and scope.path[: len(path)] != path:
+                elsewhere = scope.phase != "forward" and scope.path[: len(path)] != path
+                if elsewhere and one.shape.dims not in weights:
                     found[source] = one.shape.bytes
         most = max(found.values(), default=0)
         seen: set[tuple[str, ...]] = set()
@@ -221,8 +274,7 @@ class _SinglePlan(Plan):
             if node is None or self._scopes[name].phase != "forward" or code.opcode != "fusion":
                 continue
             names = tuple(
-                part if self._argument(one) == argument and self._part_read(code, one) else one
-                for one in node.operands
+                part if self._argument(one) == argument and self._part_read(code, one) else one for one in node.operands
             )
             if names != node.operands:
                 self.entry.change(name, operands=names)
