@@ -69,7 +69,7 @@ class Told:
         if self.kind == "scan":
             return f"the scan{place} ({self.count:,} turns)"
         if self.kind == "calls":
-            return f"the function{_of(self.written)} that is called {self.count:,} times{place}"
+            return f"the function{_of(self.written)} that is called {self.count:,} times alike{place}"
         return f"the checkpoint{place}"
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
-from perfscope.profiler.aot.jax_checkpoint_edit import is_call
+from perfscope.profiler.aot.jax_checkpoint_edit import is_call, may_be_checkpointed
 
 if TYPE_CHECKING:
     from perfscope.profiler.aot.jax_checkpoint_sites import Site
@@ -22,6 +23,14 @@ MOST_DEPTH = 80
 
 Call = tuple[Any, ...]
 """A frame that calls another: code and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitted:
+    """Stands for the code of a function that is jitted, whose frames are inside of its own jaxpr."""
+
+    co_filename: str
+    co_firstlineno: int
 
 
 def repeated_calls(jaxpr: Any) -> list[Site]:
@@ -76,17 +85,26 @@ def _pieces(jaxpr: Any, paths: Sequence[Sequence[Call]], members: list[int], dep
     chosen = max(kinds.values(), key=lambda same: len(same) * (same[0][1] - same[0][0]))
     if len(chosen) < 2 or not any(_multiplies(eqn) for eqn in jaxpr.eqns[chosen[0][0] : chosen[0][1]]):
         return ()
+    if not may_be_checkpointed(*(eqn.effects for eqn in jaxpr.eqns[chosen[0][0] : chosen[0][1]])):
+        return ()
     covered = sum(high - low for low, high in chosen)
     return tuple(chosen) if 2 * covered > len(members) else ()
 
 
 def _periods(run: Sequence[int], signs: Sequence[Any]) -> list[tuple[int, int]]:
-    """A run of adjacent equations cut into equal parts, as many as can be; whole where there are none."""
-    size = len(run)
+    """A run of adjacent equations cut into equal parts, as many as can be, from its end on; whole where there are none.
+
+    What is in front of them (a first layer that takes something else) is less than half.
+    """
+    size, end = len(run), run[-1] + 1
     for period in range(1, size // 2 + 1):
-        if size % period == 0 and signs[period:] == signs[:-period]:
-            return [(run[0] + at, run[0] + at + period) for at in range(0, size, period)]
-    return [(run[0], run[-1] + 1)]
+        count = 1
+        while (count + 1) * period <= size and signs[size - (count + 1) * period :][:period] == signs[-period:]:
+            count += 1
+        if count > 1 and 2 * count * period > size:
+            parts = [(end - at * period, end - (at - 1) * period) for at in range(count, 0, -1)]
+            return [(run[0], parts[0][0]), *parts] if parts[0][0] > run[0] else parts
+    return [(run[0], end)]
 
 
 def _site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[Sequence[Call]], depth: int) -> Site:
@@ -109,18 +127,24 @@ def _site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[Seque
 
 
 def _path(eqn: Any) -> tuple[Call, ...]:
-    """Frames outside of jax, the outermost first: (code, line)."""
+    """Frames outside of jax, the outermost first: (code, line). What is jitted is a call of its function."""
+    from perfscope.profiler.aot.jax_checkpoint_sites import inner_of
+
+    is_user = compat.get("jax._src.source_info_util", "is_user_filename")
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ()
+    info = inner_of(eqn).debug_info if is_call(eqn) else None
+    own = info is not None and info.func_filename and is_user(info.func_filename)
+    jitted = ((Jitted(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),) if own else ()
     codes, lasti = traceback.raw_frames()
-    is_user = compat.get("jax._src.source_info_util", "is_user_filename")
     place = compat.get("jax._src.source_info_util", "raw_frame_to_frame")
-    return tuple(
+    frames = tuple(
         (code, place(code, at).start_line)
         for code, at in zip(reversed(codes), reversed(lasti), strict=True)
         if is_user(code.co_filename)
     )
+    return frames + jitted
 
 
 def _sign(eqn: Any, path: Sequence[Call]) -> tuple[Any, ...]:

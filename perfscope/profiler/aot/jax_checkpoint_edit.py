@@ -39,6 +39,12 @@ def is_call(eqn: Any) -> bool:
     return eqn.primitive is compat.get("jax._src.pjit", "jit_p")
 
 
+def may_be_checkpointed(*effects: Any) -> bool:
+    """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
+    allowed = compat.get("jax._src.effects", "remat_allowed_effects")
+    return not any(allowed.filter_not_in(one) for one in effects)
+
+
 def with_policy(eqn: Any, policy: Policy) -> Any:
     """A checkpoint with another policy; what else it was written with stays."""
     return eqn.replace(params={**eqn.params, "policy": policy})

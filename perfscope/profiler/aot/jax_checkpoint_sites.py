@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
-from perfscope.profiler.aot.jax_checkpoint_edit import is_call, is_checkpoint, is_loop
+from perfscope.profiler.aot.jax_checkpoint_edit import is_call, is_checkpoint, is_loop, may_be_checkpointed
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
 
 Kind = Literal["scan", "checkpoint", "calls"]
@@ -83,6 +83,8 @@ def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[in
             why = "a loop within what is checkpointed already"
         elif not _hands_on(eqn):
             why = "its turns hand no array to each other"
+        elif not may_be_checkpointed(eqn.params["jaxpr"].effects):
+            why = "it calls into Python, which jax.checkpoint refuses"
         return Site(
             kind="scan", eqn=eqn, count=eqn.params["length"], at=place_of(eqn), written=_written(eqn.params["jaxpr"]),
             depth=len(one.loops), layer=not why, why=why,

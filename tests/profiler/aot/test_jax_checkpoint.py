@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from perfscope.profiler.aot import jax_checkpoint
 from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
 from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
 from perfscope.profiler.aot.jax_plugin_compat import text_of
@@ -28,6 +29,10 @@ POLICIES: dict[str, Any] = {
     "names": jax.checkpoint_policies.save_only_these_names("hidden"),
 }
 LAYERS = 4
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Of the machine code, which nobody runs here."""
+PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
+"""What the program says, and what is asked for."""
 
 
 def block(weights: Any, x: jax.Array) -> jax.Array:
@@ -59,6 +64,17 @@ def jitted(policy: str) -> Callable[..., Any]:
     return jax.jit(looped(policy))
 
 
+def jitted_layers(policy: str) -> Callable[..., Any]:
+    called = under(policy, jax.jit(lambda weights, x: block(weights, x)))
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x = called(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return (x**2).mean()
+
+    return loss
+
+
 def blocked(policy: str) -> Callable[..., Any]:
     """A layer with a loop and a checkpoint of its own in it, as attention in blocks has them."""
 
@@ -78,7 +94,7 @@ def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoin
     with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
         traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, jnp.ones((8, 16)))
         importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
-        return text_of(traced.lower().compile()), book
+        return text_of(traced.lower().compile(compiler_options=QUICK)), book
 
 
 @functools.cache
@@ -86,14 +102,18 @@ def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
     return compiled(model(policy), None)[0]
 
 
-@pytest.mark.parametrize("model", [scanned, looped, jitted, blocked])
-@pytest.mark.parametrize("source", ["none", "full", "dots"])
-def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]], source: str) -> None:
-    for policy in ("none", "full", "dots"):
+@pytest.mark.parametrize("model", [scanned, looped, jitted, jitted_layers, blocked])
+def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]]) -> None:
+    for source, policy in PAIRS:
         text, book = compiled(model(source), policy)
-        assert text == own(model, policy), policy
+        assert text == own(model, policy), (source, policy)
         assert book is not None
-        assert bool(book.changed) == (policy != "none" or source != "none")
+        assert book.changed
+
+
+def test_the_same_policy_changes_nothing() -> None:
+    for policy in ("none", "full", "dots"):
+        assert compiled(scanned(policy), policy)[0] == own(scanned, policy)
 
 
 def test_policies_differ() -> None:
@@ -159,6 +179,59 @@ def test_a_loop_that_sums_up_is_no_layer() -> None:
     assert book is not None
     with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*hand no array to each other"):
         book.notes()
+
+
+def test_a_first_layer_that_is_another_one_is_not_among_those_alike() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        parts = [jax.tree.map(lambda leaf: leaf[at], weights) for at in range(LAYERS)]  # noqa: B023
+        x = x.astype(jnp.bfloat16)
+        for part in parts:
+            x = block(part, x)
+        return x.mean()
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    assert [(one.kind, one.count) for one in book.changed] == [("calls", LAYERS - 1)]
+
+
+def test_what_calls_into_python_is_left() -> None:
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        jax.experimental.io_callback(lambda: None, None)
+        return block(weights, x), None
+
+    _, book = compiled(lambda weights, x: jax.lax.scan(body, x, weights)[0].mean(), "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"it calls into Python, which jax\.checkpoint refuses"):
+        book.notes()
+
+
+def test_a_jax_that_is_not_known_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_checkpoint, "NEEDED", (*jax_checkpoint.NEEDED, ("jax._src.core", "gone")))
+    with (
+        pytest.raises(DataError, match=r"^this jax .* has no jax\._src\.core\.gone as jax [^\n]*$"),
+        checkpointed(parse_checkpoint("full")),
+    ):
+        pass
+
+
+def test_inside_a_shard_map_and_under_vmap() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    one = {"up": jnp.ones((2, 4, 8)), "down": jnp.ones((2, 8, 4))}
+
+    def slopes(weights: Any, x: jax.Array) -> Any:
+        return jax.grad(scanned("none"))(weights, x)
+
+    x = jnp.ones((3, 4))
+    plain = slopes(one, x)
+    with checkpointed(parse_checkpoint("full")) as book:
+        mapped = jax.jit(jax.shard_map(slopes, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec()))(one, x)
+        batched = jax.jit(jax.vmap(slopes, in_axes=(None, 0)))(one, x[None])
+    assert book is not None
+    assert {one.how for one in book.changed} == {"wrapped"}
+    for left, right, third in zip(*map(jax.tree.leaves, (plain, mapped, batched)), strict=True):
+        assert jnp.allclose(left, right, rtol=1e-5)
+        assert jnp.allclose(left, third[0], rtol=1e-5)
 
 
 def test_nothing_is_differentiated() -> None:
