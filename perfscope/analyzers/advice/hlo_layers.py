@@ -116,6 +116,14 @@ def _hands_on(body: Computation, stacks: Collection[int]) -> bool:
     return False
 
 
+def backward_body(module: HloModule, schedule: Schedule, layers: Layers) -> str:
+    """The computation that runs the backward of layers: the body of their loop, else the entry."""
+    for one in module.entry_computation().instructions:
+        if one.opcode == "while" and schedule.positions[one.name] + 1 == layers.backward[1]:
+            return one.called[-1]
+    return module.entry
+
+
 def reached(module: HloModule, name: str, loops_only: bool = False) -> frozenset[str]:
     """A computation and all it calls; with ``loops_only`` those that run in loops in it, without itself."""
     found: set[str] = set()

@@ -13,7 +13,7 @@ from perfscope.analyzers.advice.hlo_again import again_of
 from perfscope.analyzers.advice.hlo_bounds import notes_on, overlaps
 from perfscope.analyzers.advice.hlo_kept import read_again, runs_again
 from perfscope.analyzers.advice.hlo_layer import Layer
-from perfscope.analyzers.advice.hlo_layers import Kept, Layers, layer_loops, reached
+from perfscope.analyzers.advice.hlo_layers import Kept, Layers, backward_body, layer_loops, reached
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
 from perfscope.analyzers.advice.hlo_predict import Predictor
 from perfscope.analyzers.advice.hlo_stacks import Stacks
@@ -231,7 +231,7 @@ class _Program:
 
     def _read_again(self, layers: Layers) -> int:
         """Bytes that the backward reads of what it computes again."""
-        values = read_again(self._module, self._flow, self._backward_body(layers), layers.scope)
+        values = read_again(self._module, self._flow, backward_body(self._module, self._schedule, layers), layers.scope)
         size = layers.count * sum(size for _, size in values)
         if layers.scope:
             # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
@@ -268,15 +268,9 @@ class _Program:
             (number, *_) = self._flow.back(self._flow.values[number].operands[:1])
         return self._flow.opcode(number) in ("slice", "dynamic-slice")
 
-    def _backward_body(self, layers: Layers) -> str:
-        for one in self._module.entry_computation().instructions:
-            if one.opcode == "while" and self._schedule.positions[one.name] + 1 == layers.backward[1]:
-                return one.called[-1]
-        return self._module.entry
-
     def _again(self, layers: Layers) -> list[InstructionCost]:
         """Kernels of the layers' backward that run the layers' forward again."""
-        inside = reached(self._module, self._backward_body(layers))
+        inside = reached(self._module, backward_body(self._module, self._schedule, layers))
         return [
             row
             for row in self._cost.launched

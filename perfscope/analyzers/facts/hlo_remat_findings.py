@@ -11,7 +11,8 @@ from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed, cloned_instructions, recomputed_products
 from perfscope.analyzers.facts.hlo_remat_memory import Bought, bought_by_checkpoint, bought_by_clones
 from perfscope.analyzers.facts.hlo_remat_time import cloned_parts, ns_a_mib, part_ns, recomputed_parts
-from perfscope.analyzers.facts.hlo_saving import Price, price
+from perfscope.analyzers.facts.hlo_saving import Part, Price, price
+from perfscope.analyzers.facts.hlo_storing import storing_part
 from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.trace import Trace
@@ -75,12 +76,15 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         if share < REGION_SHARE:
             continue
         kept = sum(one.kept_bytes for one in found)
-        spent = price(trace, recomputed_parts(trace, found))
+        parts, storing = recomputed_parts(trace, found), storing_part(trace, found)
+        spent = price(trace, parts if storing is None else [*parts, storing])
+        if storing is not None and spent is not None and not spent.run_ns:
+            continue  # keeping the results would take as long
         yield Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
             f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
-            f"{format_bytes(kept)}{_lost(spent, kept)}",
+            f"{format_bytes(kept)}{_lost(spent, kept, storing)}",
             severity=_severity(share) if spent is None else spent.severity,
             basis="structural" if spent is None else spent.basis,
             cost_ns=None if spent is None else spent.cost_ns,
@@ -93,11 +97,13 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         )
 
 
-def _lost(spent: Price | None, kept: int) -> str:
+def _lost(spent: Price | None, kept: int, storing: Part | None = None) -> str:
     """What is known of time, as the end of the title."""
     if spent is None:
         return ""
     rate = ns_a_mib(spent.run_ns, kept)
+    if storing is not None and storing.modelled_ns is not None:
+        return f" and {format_ns(-storing.modelled_ns)} a run for their way through memory, and saves {spent.text}"
     return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
 
 
