@@ -15,6 +15,11 @@ Part = frozenset[int]
 """Values that one part of a result may be."""
 POINTER = 8
 """Bytes of an element of a tuple's table on a GPU."""
+_BEGINS = frozenset({"all-gather-start", "collective-permute-start"})
+"""Beginnings of collectives: what they read, and then what they make."""
+_ENDS = frozenset({"all-gather-done", "all-reduce-done", "collective-permute-done"})
+"""Their ends give what was made as they began. (Of several arrays the parts are not told apart: they count twice for
+the moment of the end.)"""
 
 
 class Values:
@@ -82,6 +87,10 @@ class Values:
         if node.opcode == "call" and node.body:
             return self._call(node, operands)
         known: Sequence[Part | None] = [None] * len(node.sizes)
+        if node.opcode in _ENDS and not node.is_tuple:
+            return operands[0][-1:] if node.opcode == "all-reduce-done" else operands[0][1:2]
+        if node.opcode in _BEGINS and node.is_tuple and len(known) > 1:
+            known = [frozenset().union(*(part for parts in operands for part in parts)), *known[1:]]
         if node.opcode == "parameter" and arguments is not None and len(arguments) == len(node.sizes):
             known = arguments
         found = [
