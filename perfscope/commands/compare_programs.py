@@ -16,10 +16,14 @@ from perfscope.commands.run import TARGET
 from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.analyzers.trace import Trace
     from perfscope.profiler.ab_pairs import Arm
 
 FLAG = "--programs"
+PRETEND = "--pretend-device"
 RESULT_FILE = "result.json"
 
 
@@ -48,7 +52,7 @@ form_of_compare = click.command(
 @click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
 @click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
 @click.option("--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step. Repeatable.")
-@click.option("--pretend-device", is_flag=True, help="PyTorch on NVIDIA: as of `perfscope compile`.")
+@click.option(PRETEND, is_flag=True, help="PyTorch on NVIDIA: as of `perfscope compile`.")
 @click.option(
     "--limit",
     type=click.FloatRange(min=1),
@@ -129,6 +133,13 @@ def programs(
     )
     directory = new_folder(output, "programs")
     folders = compile_both(wanted, repository, commits, directory, tell=tell)
+    notes = _planned_otherwise(folders)
+    if len(notes) == 1:  # two ways of planning cannot be held against each other
+        tell(f"{notes[0]}, so both are")
+        usual = replace(wanted, options=tuple(word for word in wanted.options if word != PRETEND))
+        second = directory / "over-cpu-tensors"
+        second.mkdir()
+        folders = compile_both(usual, repository, commits, second, tell=tell)
     method = {
         "kind": f"compiled once each for {machine.shown}; nothing ran on one",
         "base_ref": base,
@@ -138,7 +149,8 @@ def programs(
         "command": [*words],
     }
     return end(
-        folders, method, directory, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet, verbose=verbose
+        folders, method, directory, notes=notes, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet,
+        verbose=verbose,
     )  # fmt: skip
 
 
@@ -147,25 +159,30 @@ def end(
     method: dict[str, Any],
     directory: Path,
     *,
+    notes: Sequence[str] = (),
     fail_on: tuple[str, ...],
     strict: bool,
     outputs: Outputs,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
+    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code.
+
+    ``notes``: what is to be said of how it was compiled.
+    """
     from perfscope.analyzers.compare.comparison import compare
     from perfscope.analyzers.load import load
     from perfscope.commands.compare import own_gates
     from perfscope.dashboards.reports import compare_document, compare_json, write
     from perfscope.dashboards.shown import shown, shown_value
 
-    found = compare(load(folders["base"]), load(folders["head"]))
-    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *_not_compiled(folders)))))
+    sides = load(folders["base"]), load(folders["head"])
+    found = compare(*sides)
+    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes, *_not_compiled(folders)))))
     gates = own_gates(found, fail_on)
     failed = found.gates(gates)
     held = compare_json.document(found, failed=failed, gates=gates)
-    held["method"] |= shown_value(method)
+    held["method"] |= shown_value(method | _planned(sides))
     write(directory / RESULT_FILE, compare_json.as_text(held))
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(compare_document.of(held), failed, verbose=verbose)
@@ -174,6 +191,30 @@ def end(
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and _open(found) else DONE
+
+
+def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
+    """What is said of the method where nothing was compiled, but planned in one way."""
+    from perfscope.analyzers.torch_plan import way_in_words
+
+    traces = [trace for side in sides for trace in side]
+    ways = {held.plan.way for trace in traces for held in trace.torch_plans}
+    machines = {trace.target.shown for trace in traces if trace.target is not None}
+    if len(ways) != 1 or len(machines) != 1 or any(trace.hlo for trace in traces):
+        return {}
+    return {"kind": f"planned once each for {machines.pop()}, {way_in_words(ways.pop())}; nothing was compiled or run"}
+
+
+def _planned_otherwise(folders: dict[Arm, Path]) -> list[str]:
+    """Sides that could not be planned over a pretended device, and why."""
+    from perfscope.profiler.aot import compiled_file
+
+    return [
+        f"{arm}: {note}"
+        for arm, folder in folders.items()
+        for note in compiled_file.load(folder).notes
+        if note.startswith(f"{PRETEND}: ")
+    ]
 
 
 def _open(found: Comparison) -> bool:
@@ -214,5 +255,5 @@ def _options(
         f"{limit:g}",
     ]
     line += [] if memory is None else ["--memory", memory]
-    line += ["--pretend-device"] if pretend_device else []
+    line += [PRETEND] if pretend_device else []
     return (*line, *(word for name in functions for word in ("--function", name)))

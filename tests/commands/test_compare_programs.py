@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.profiler.aot.torch_pretend_fit import unfit
 from tests.aot import require
 from tests.profiler.ab_programs import commit, git, repository
 
@@ -134,3 +135,97 @@ def test_asked_wrongly_is_one_line(checkout: Path, words: tuple[str, ...], said:
     (line,) = done.stderr.splitlines()
     assert said in line
     assert not (checkout / "perfscope-runs").exists()
+
+
+PLANNED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        h = self.up(x)
+        h = F.gelu(h) * torch.sigmoid(h)
+        h = h * 2.0 + 1.0
+        return self.down(h).square().mean()
+"""
+KERNEL = """
+
+@torch.library.custom_op("mine::clamped", mutates_args=())
+def clamped(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-4, 4)
+
+
+clamped.register_fake(torch.empty_like)
+clamped.register_autograd(lambda context, gradient: gradient)
+
+
+class Model"""
+APART = PLANNED.replace("\n\nclass Model", KERNEL).replace("h = h * 2.0", "h = clamped(h) * 2.0")
+MIXES = APART.replace("return self", "h = h + torch.ones(1024)\n        return self")
+"""Also adds a tensor of the CPU to one of the device: no program for the target."""
+
+TRAIN_TORCH = """
+import torch
+import work
+
+model = torch.compile(work.Model().to("cuda", torch.bfloat16))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(8):
+    model(torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+class TestOverAPretendedDevice:
+    @pytest.fixture
+    def checkout(self, tmp_path: Path) -> Path:
+        require("torch")
+        version = str(pytest.importorskip("torch").__version__)
+        why = unfit(version, for_gpu="+cpu" not in version)
+        if why is not None:
+            pytest.skip(why)
+        folder = tmp_path / "checkout"
+        folder.mkdir()
+        git(folder, "init", "-q")
+        (folder / ".gitignore").write_text("perfscope-runs/\n")
+        commit(folder, work=PLANNED, train=TRAIN_TORCH)
+        return folder
+
+    def test_a_kernel_that_breaks_a_fusion_is_named_at_its_line(self, checkout: Path) -> None:
+        commit(checkout, work=APART)
+        line = APART.splitlines().index("        h = clamped(h) * 2.0 + 1.0") + 1
+        done = compare(
+            checkout, "--pretend-device", "--base", "HEAD~1", "--json", "c.json", "--markdown", "c.md", "-q", "--",
+            "train.py",
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        held = described(checkout / "c.json")
+        (program,) = held["programs"]
+        (lost,) = (row for row in program["rows"] if row["change"] == "moved out of a fusion")
+        assert lost["place"] == f"work.py:{line}"
+        assert f"lost-fusions: 2 launches were part of a fusion, +32.0 MiB a run: work.py:{line}" in held["failed"]
+        kind = "planned once each for H100 SXM, over a pretended cuda:0; nothing was compiled or run"
+        assert held["method"]["kind"] == kind
+        assert kind in (checkout / "c.md").read_text()
+        assert held["notes"] == []
+        assert git(checkout, "worktree", "list").count("\n") == 1
+
+    def test_where_one_side_cannot_be_planned_so_both_are_planned_the_usual_way(self, checkout: Path) -> None:
+        commit(checkout, work=MIXES)
+        done = compare(checkout, "--pretend-device", "--base", "HEAD~1", "--json", "c.json", "--", "train.py")
+        assert done.returncode == 1, done.stderr
+        held = described(checkout / "c.json")
+        assert held["method"]["kind"].startswith("planned once each for H100 SXM, over CPU tensors; ")
+        (note,) = (one for one in held["notes"] if "--pretend-device" in one)
+        assert note.startswith("head: --pretend-device: the program under it raised ")
+        assert not any("different ways" in one for one in held["notes"])
+        assert any(line.startswith("lost-fusions: ") for line in held["failed"])

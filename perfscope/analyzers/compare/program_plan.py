@@ -162,7 +162,9 @@ def _rows(one: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines:
         if before != after:
             amounts[name] = (before, after)
     shown = theirs or mine
-    places = [_place(place, None if theirs else lines) for unit in shown for place in unit.kernel.places]
+    places = [
+        _place(place, None if theirs else lines) for unit in _telling(mine, shown) for place in unit.kernel.places
+    ]
     change, said = _change(mine, theirs, amounts)
     more = amounts.get(PLAN_BYTES, (0, 0))
     yield ProgramRow(
@@ -176,6 +178,12 @@ def _rows(one: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines:
         head_names=tuple(unit.kernel.name for unit in theirs),
         said=tuple(said),
     )
+
+
+def _telling(base: Sequence[PlanUnit], shown: Sequence[PlanUnit]) -> list[PlanUnit]:
+    """Kernels by how much of what they compute is new, most first: theirs is the line that was changed."""
+    known = {op for unit in base for op in unit.kernel.ops}
+    return sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
 
 
 def _change(
