@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from perfscope.analyzers.advice.hlo_barrier import GRADIENT, INPUT, SMALL, WEIGHTS
+from perfscope.analyzers.advice.hlo_dear import further_result
 from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_graph_edit import without_unread
 from perfscope.analyzers.advice.hlo_layer import Layer
@@ -18,7 +19,7 @@ from perfscope.analyzers.advice.hlo_policies import Keeps, with_merged_parts
 from perfscope.analyzers.advice.hlo_reads import takes_buffers
 from perfscope.analyzers.advice.hlo_unrolled import entry_scopes, readers_of
 from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
 
@@ -150,7 +151,43 @@ class _SinglePlan(Plan):
         for kept in layers.kept:
             self.rewire(kept)
         self._inputs()
+        self._join_reductions()
         self.barrier.close()
+
+    def _join_reductions(self) -> None:
+        """A sum that runs again is a further result of a kernel of the backward that sums up what it reads as well."""
+        users = self.entry.users()
+        for number, name in self.made.items():
+            node = self.entry.nodes[name]
+            if node.opcode != KERNEL or self.flow.opcode(number) != "reduce":
+                continue
+            size = self._summed(self.flow.values[number].computation, self.flow.values[number].instruction)
+            for host in {user for operand in node.operands for user in users[operand]} & self._backward:
+                code = self._code.by_name[host]
+                if code.opcode != "fusion" or not set(node.operands) <= set(self.kernel_of(host).operands):
+                    continue
+                inside = self.module.computations[code.called[0]]
+                sums = [one for one in inside.instructions if one.opcode == "reduce"]
+                if size in {self._summed(inside, one) for one in sums} and not self._needs(users, name, host):
+                    further_result(self.entry, self.kernel_of(host).name, name, node.bytes)
+                    break
+
+    @staticmethod
+    def _summed(inside: Computation, one: Instruction) -> int:
+        """Elements that a reduction takes."""
+        return inside.by_name[one.operands[0]].shape.elements
+
+    def _needs(self, users: dict[str, list[str]], name: str, other: str) -> bool:
+        """Whether one instruction comes before another one."""
+        waiting, seen = [name], {name}
+        while waiting:
+            for user in users.get(waiting.pop(), ()):
+                if user == other:
+                    return True
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return False
 
     def _kernels(self) -> Iterator[Node]:
         """Those of the layer's backward, in their order today."""
@@ -268,10 +305,13 @@ class _SinglePlan(Plan):
         return self.weights_of[argument]
 
     def _forward_reads(self, part: str, argument: str) -> None:
-        """The barrier needs a layer's part of stacked weights in memory: there the layer's forward reads it as well."""
+        """The barrier needs a layer's part of stacked weights in memory: there products of its forward read it as well.
+
+        Other kernels take their own part: it stands behind a view, which XLA fuses into whoever takes it.
+        """
         for name in self._members:
             code, node = self._code.by_name[name], self.entry.nodes.get(name)
-            if node is None or self._scopes[name].phase != "forward" or code.opcode != "fusion":
+            if node is None or self._scopes[name].phase != "forward" or not takes_buffers(self.module, code):
                 continue
             names = tuple(
                 part if self._argument(one) == argument and self._part_read(code, one) else one for one in node.operands
