@@ -13,6 +13,7 @@ from perfscope.analyzers.estimate.spans import Range
 from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.facts.plan_fusion import pairs_apart
 from perfscope.analyzers.facts.plan_time import GraphWork, PlanWork, Work, plan_works
+from perfscope.analyzers.plan_exchanges import ExchangeSummary, exchange_summary
 from perfscope.analyzers.torch_plan import PlanPlace, PlanTotals, Registers, totals
 from perfscope.analyzers.torch_plan_memory import PlanMemory, as_written, fits
 from perfscope.analyzers.trace import Trace
@@ -116,6 +117,8 @@ class PlanSummary:
     """Of one device of the target."""
     fits: bool | None
     """Whether the step as the program runs it does; ``None``: not known."""
+    exchanges: ExchangeSummary | None
+    """Of a job of several processes; ``None``: of one."""
     graphs: tuple[GraphRow, ...]
     kernels: tuple[KernelRow, ...]
     apart: tuple[ApartRow, ...]
@@ -205,6 +208,7 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
         memory=plan.memory,
         memory_bytes=capacity,
         fits=None if step is None else fits(step, capacity),
+        exchanges=exchange_summary(work),
         graphs=tuple(map(_graph, work.graphs[:MOST_GRAPHS])),
         kernels=tuple(kernels[:MOST_KERNELS]),
         apart=tuple(apart[:MOST_PAIRS]),

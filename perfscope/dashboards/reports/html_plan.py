@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from perfscope.dashboards.reports.plan_rows import Cells, PlanView
 
+FIRST_COLLECTIVES = 8
 FIRST_GRAPHS = 6
 FIRST_KERNELS = 8
 FIRST_LINES = 6
@@ -29,6 +30,9 @@ def _body(view: PlanView) -> Iterator[str]:
     if view.steps:
         yield cells_table(view.steps)
     yield from (cells_table(rows) for rows in (view.peaks, view.holders) if rows)
+    yield from _table(view.exchanges, FIRST_COLLECTIVES, "lines of collectives")
+    if view.exchanged:
+        yield _list(view.exchanged)
     yield from _table(view.graphs, FIRST_GRAPHS, "graphs")
     yield from _table(view.kernels, FIRST_KERNELS, "kernels, which move less")
     for sentences in (view.breaks, view.apart):

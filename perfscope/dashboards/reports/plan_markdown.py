@@ -27,12 +27,12 @@ def plan_details(view: PlanView) -> str:
 def _body(view: PlanView) -> Iterator[str]:
     if view.headline:
         yield f"{escape(view.headline)}\n"
-    for rows in (view.steps, view.peaks, view.holders, view.graphs, view.kernels):
+    for rows in (view.steps, view.peaks, view.holders, view.exchanges, view.graphs, view.kernels):
         if rows:
             yield cells_table(rows[:MOST_ROWS])
             if len(rows) > MOST_ROWS:
                 yield f"- and {len(rows) - MOST_ROWS:,} more\n"
-    for sentences in (view.breaks, view.apart, view.notes):
+    for sentences in (view.exchanged, view.breaks, view.apart, view.notes):
         yield from (f"- {escape(text)}" for text in sentences[:MOST_ROWS])
         if len(sentences) > MOST_ROWS:
             yield f"- and {len(sentences) - MOST_ROWS:,} more"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.torch_plan import way_in_words
 from perfscope.analyzers.units import format_bytes, format_count, format_ns
+from perfscope.dashboards.reports.plan_collective_rows import exchange_cells, exchange_sentences
 from perfscope.dashboards.reports.plan_memory_rows import (
     file_of,
     holder_rows,
@@ -44,6 +45,10 @@ class PlanView:
     """The peak of memory of each of them."""
     holders: tuple[Cells, ...]
     """Who holds the peak of the step as the program runs it, by category."""
+    exchanges: tuple[Cells, ...]
+    """Collectives of that step, where there are several processes."""
+    exchanged: tuple[str, ...]
+    """What is said of them, a sentence each."""
     graphs: tuple[Cells, ...]
     kernels: tuple[Cells, ...]
     apart: tuple[str, ...]
@@ -61,7 +66,8 @@ def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
     if section.problems and not views:
         views.append(
             PlanView(
-                title="planned by torch.compile", headline="", steps=(), peaks=(), holders=(), graphs=(), kernels=(),
+                title="planned by torch.compile", headline="", steps=(), peaks=(), holders=(), exchanges=(),
+                exchanged=(), graphs=(), kernels=(),
                 apart=(), breaks=(), notes=tuple(map(shown, section.problems)), left=(),
             )
         )  # fmt: skip
@@ -79,6 +85,8 @@ def _view(plan: PlanSummary) -> PlanView:
         steps=tuple(_steps(plan)),
         peaks=tuple(peak_rows(plan)),
         holders=tuple(holder_rows(plan)),
+        exchanges=tuple(exchange_cells(plan)),
+        exchanged=tuple(exchange_sentences(plan)),
         graphs=tuple(map(_graph, plan.graphs)),
         kernels=tuple(map(_kernel, plan.kernels)),
         apart=tuple(_counted(map(_apart, plan.apart))),
@@ -109,7 +117,7 @@ def _steps(plan: PlanSummary) -> Iterator[Cells]:
                 ("bytes", format_bytes(work.bytes)),
                 ("FLOPs", format_count(work.flops) if work.flops else "-"),
                 ("kernels take", range_text(work.device)),
-                ("with launches", range_text(work.step)),
+                ("with launches" if plan.exchanges is None else "with launches and waits", range_text(work.step)),
             )
 
 

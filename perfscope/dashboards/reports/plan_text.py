@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from perfscope.dashboards.reports.plan_rows import Cells, PlanView
 
 FEW_GRAPHS = 4
+FEW_COLLECTIVES = 6
 FEW_KERNELS = 6
 FEW_LINES = 3
 
 _GIVE_WAY = (
+    "phase",
+    "beside it",
     "blocks",
     "block size",
     "asks for it",
@@ -45,6 +48,10 @@ def plan_part(view: PlanView, width: int, *, verbose: bool) -> Iterator[Renderab
         if rows:
             yield _table(rows, width)
             yield ""
+    yield from _list(view.exchanges, FEW_COLLECTIVES, width, "lines of collectives", verbose=verbose)
+    if view.exchanged:
+        yield from map(hanging, view.exchanged)
+        yield ""
     yield from _list(view.graphs, FEW_GRAPHS, width, "graphs", verbose=verbose)
     yield from _list(view.kernels, FEW_KERNELS, width, "kernels, which move less", verbose=verbose)
     for sentences in (view.breaks, view.apart, view.notes):

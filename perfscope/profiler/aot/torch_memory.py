@@ -50,6 +50,8 @@ class MemoryLedger:
         self.ops = self.first = 0
         self.context: tuple[StepPhase, Place] = ("other", NOWHERE)
         """Phase and the user's line of the last op."""
+        self.for_device: Callable[[], bool] = lambda: False
+        """Whether what is made now is made for the device, whatever device it is asked for on."""
         self.names_device = False
         """Whether the program ever said ``cuda``: then what it made elsewhere is the host's."""
         self.backward_began: list[int] = []
@@ -142,10 +144,8 @@ class MemoryLedger:
         known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
         for block in known:
             block.touched = self.ops
-        for tensor in sources:
-            if isinstance(tensor, torch.nn.Parameter):
-                self._parameters[id(tensor)] = ref(tensor)
-        on_device = said or any(block.device for block in known)
+        self.meet(sources)
+        on_device = said or any(block.device for block in known) or (not known and bool(results) and self.for_device())
         phase, place, node = self._context(sources)
         self.context = (phase, place)
         for tensor in results:
@@ -159,6 +159,12 @@ class MemoryLedger:
                 if phase == "backward" and str(func) == "aten.add.Tensor" and known:
                     self._join(block, known[0])
         self.ops += 1
+
+    def meet(self, tensors: Any) -> None:
+        """Parameters are among some tensors; those that are spread over processes are never seen as they are."""
+        for tensor in tensors_in(tensors):
+            if isinstance(tensor, torch.nn.Parameter):
+                self._parameters[id(tensor)] = ref(tensor)
 
     @contextmanager
     def graph(
@@ -271,6 +277,7 @@ class MemoryLedger:
         self._grads()
         for optimizer in list(optimizers):
             for group in optimizer.param_groups:
+                self.meet(group["params"])
                 for parameter in group["params"]:
                     self._call(parameter, "parameter")
                     self._call(parameter.grad, "gradient")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from perfscope.profiler.aot.torch_collectives import CollectiveBook, Groups
+from perfscope.profiler.aot.torch_collectives import CollectiveBook, Groups, asked_by
 from perfscope.profiler.aot.torch_collectives_graph import graph_collectives
 from perfscope.profiler.aot.torch_fake_ddp import plan_ddp
 from perfscope.profiler.aot.torch_fake_group import FakeGroup
@@ -61,6 +61,7 @@ class Processes:
         import torch.distributed as distributed
 
         self.group.install()
+        self._ledger.for_device = lambda: asked_by() != "the program"  # its mesh is of the device
         if distributed.is_available():
             plan_ddp(self._told, self._problem, lambda tensor: self._ledger.name(tensor, "gradient"))
 

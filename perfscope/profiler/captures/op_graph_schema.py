@@ -78,6 +78,10 @@ def facts_of(func: Any) -> OpFacts:
     name = str(func)
     packet = name.rpartition(".")[0]
     written = tuple(arg.name for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
+    if name.startswith("c10d.") and not name.startswith("c10d.send"):  # their schemas do not say what they write
+        written = tuple(
+            arg.name for arg in schema.arguments if "Tensor" in str(arg.type) and not arg.name.startswith("input")
+        )
     reshapes = torch.Tag.inplace_view in func.tags  # t_(), squeeze_(): "writes" the shape, not the storage
     written = () if reshapes else written
     aliases = any(arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments)
