@@ -79,7 +79,7 @@ SIMPLY = (
 )
 OVERLAPPED = (
     "collectives of the program run beside its kernels: XLA orders it once more for that, by how long it thinks each "
-    "takes, and that order is not predicted; of 5 predictions of such a program the worst was 7% too low "
+    "takes, here as on an H100; 21 of 25 predictions of such programs were within 5%, the worst 9% too low "
     "(docs/memory.md)"
 )
 EXACT = (
