@@ -21,7 +21,7 @@ from perfscope.analyzers.hlo.module import Computation, Instruction
 
 _POINTWISE = (ELEMENTWISE - {"bitcast"}) | {"convert"}
 _MOVES = frozenset({"slice", "pad", "concatenate", "broadcast", "iota", "transpose"})
-"""Opcodes that XLA computes within their readers as well. Parts of weights go through the barrier, and are in memory."""
+"""Opcodes that XLA computes within their readers as well. Parts of weights are in memory, for the barrier."""
 _PARTS = frozenset({"slice", "dynamic-slice", "broadcast", "gather"})
 """Opcodes that read as many elements as they make, however large the operand is."""
 _READERS = _POINTWISE | _MOVES | {"dynamic-slice", "reduce", "dynamic-update-slice", "gather", "reduce-window"}

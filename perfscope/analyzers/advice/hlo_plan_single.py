@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 from perfscope.analyzers.advice.hlo_barrier import GRADIENT, INPUT, SMALL, WEIGHTS
-from perfscope.analyzers.advice.hlo_dear import further_result
+from perfscope.analyzers.advice.hlo_filled import Filled
 from perfscope.analyzers.advice.hlo_graph import Graph, Node
 from perfscope.analyzers.advice.hlo_graph_edit import without_unread
 from perfscope.analyzers.advice.hlo_layer import Layer
@@ -15,11 +14,12 @@ from perfscope.analyzers.advice.hlo_layers import Kept, Layers
 from perfscope.analyzers.advice.hlo_origin import is_argument, origin
 from perfscope.analyzers.advice.hlo_outputs import Outputs
 from perfscope.analyzers.advice.hlo_plan import KERNEL, Plan
+from perfscope.analyzers.advice.hlo_plan_sums import join_sums
 from perfscope.analyzers.advice.hlo_policies import Keeps, with_merged_parts
 from perfscope.analyzers.advice.hlo_reads import takes_buffers
 from perfscope.analyzers.advice.hlo_unrolled import entry_scopes, readers_of
 from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
 
@@ -47,9 +47,8 @@ class _SinglePlan(Plan):
         self._scope = cache(scope_of)
         self._forward = self._up_to(max(one.forward[1] for one in layers))
         self._inside: dict[tuple[str, ...], list[int]] = self._backward_values()
-        self._filled = dict(self._filled_arrays())
-        self._own: list[str] = []
-        """Arrays of one number that loops which run again begin with."""
+        forward = self._forward | {name for name, scope in self._scopes.items() if scope.phase == "forward"}
+        self._filled = Filled(module, self.entry, Layer(flow, layers[0]), forward, KERNEL)
         self._members: frozenset[str] = frozenset()
         self._backward: frozenset[str] = frozenset()
         """Of the layer at hand."""
@@ -59,49 +58,18 @@ class _SinglePlan(Plan):
         for at, layers in enumerate(self._layers):
             self._one(at, layers)
         without_unread(self.graph)
-        self._filled_at_once()
+        self._filled.finish()
         return self.graph
 
     def initial(self, number: int, size: int) -> str:
         """As ``Plan``; a loop works in place on what it begins with, so an array of one number is its own."""
         if not self.layer.is_filled(number):
             return super().initial(number, size)
-        name = f"filled{self.mark}.{len(self._own)}"
-        self._own.append(self.entry.add(Node(name=name, opcode=KERNEL, sizes=(size,))))
-        return name
-
-    def _filled_at_once(self) -> None:
-        """XLA makes all that loops begin with and that takes nothing to make in one kernel, those of one size."""
-        groups: dict[tuple[int, ...], list[Node]] = {}
-        for name in self._own:
-            if name in self.entry.nodes:
-                groups.setdefault(self.entry.nodes[name].sizes, []).append(self.entry.nodes[name])
-        for (size,), members in groups.items():
-            if len(members) > 1:
-                kernel = replace(members[0], name=f"{members[0].name}.all", sizes=(size,) * len(members), is_tuple=True)
-                self.entry.add(kernel)
-                for at, one in enumerate(members):
-                    self.entry.change(one.name, opcode="get-tuple-element", operands=(kernel.name,), index=at)
-
-    def _filled_arrays(self) -> Iterator[tuple[int, str]]:
-        """Arrays of one number that kernels of the forward write, and what holds each."""
-        layer = Layer(self.flow, self._layers[0])
-        for name in self._forward:
-            one = self._code.by_name[name]
-            maker = self._code.by_name[one.operands[0]] if one.opcode == "get-tuple-element" else one
-            if maker.opcode != "fusion" or one.shape.parts or one.shape.bytes <= SMALL:
-                continue
-            inside = self.module.computations[maker.called[0]]
-            part = inside.root
-            if part.opcode == "tuple":
-                part = inside.by_name[part.operands[int(one.attributes["index"])]]
-            number = self.flow.numbers[inside.name, part.name]
-            if part.opcode == "broadcast" and layer.is_filled(number):
-                yield number, name
+        return self._filled.own(size, self.mark)
 
     def _value(self, number: int) -> str:
         """As ``Plan``; an array of one number that is in memory is read from there."""
-        held = self._filled.get(number)
+        held = self._filled.held.get(number)
         return super()._value(number) if held is None else held
 
     def _up_to(self, end: int) -> frozenset[str]:
@@ -137,7 +105,7 @@ class _SinglePlan(Plan):
     def _one(self, at: int, layers: Layers) -> None:
         self.mark = f".{at}"
         self.begin(Layer(self.flow, layers))
-        self.layer.held = self._filled
+        self.layer.held = self._filled.held
         path = layers.scope
         self._members = frozenset(name for name, scope in self._scopes.items() if scope.path[: len(path)] == path)
         self._backward = frozenset(
@@ -151,43 +119,8 @@ class _SinglePlan(Plan):
         for kept in layers.kept:
             self.rewire(kept)
         self._inputs()
-        self._join_reductions()
+        join_sums(self.flow, self._code, self.entry, self.made, self._backward, KERNEL)
         self.barrier.close()
-
-    def _join_reductions(self) -> None:
-        """A sum that runs again is a further result of a kernel of the backward that sums up what it reads as well."""
-        users = self.entry.users()
-        for number, name in self.made.items():
-            node = self.entry.nodes[name]
-            if node.opcode != KERNEL or self.flow.opcode(number) != "reduce":
-                continue
-            size = self._summed(self.flow.values[number].computation, self.flow.values[number].instruction)
-            for host in {user for operand in node.operands for user in users[operand]} & self._backward:
-                code = self._code.by_name[host]
-                if code.opcode != "fusion" or not set(node.operands) <= set(self.kernel_of(host).operands):
-                    continue
-                inside = self.module.computations[code.called[0]]
-                sums = [one for one in inside.instructions if one.opcode == "reduce"]
-                if size in {self._summed(inside, one) for one in sums} and not self._needs(users, name, host):
-                    further_result(self.entry, self.kernel_of(host).name, name, node.bytes)
-                    break
-
-    @staticmethod
-    def _summed(inside: Computation, one: Instruction) -> int:
-        """Elements that a reduction takes."""
-        return inside.by_name[one.operands[0]].shape.elements
-
-    def _needs(self, users: dict[str, list[str]], name: str, other: str) -> bool:
-        """Whether one instruction comes before another one."""
-        waiting, seen = [name], {name}
-        while waiting:
-            for user in users.get(waiting.pop(), ()):
-                if user == other:
-                    return True
-                if user not in seen:
-                    seen.add(user)
-                    waiting.append(user)
-        return False
 
     def _kernels(self) -> Iterator[Node]:
         """Those of the layer's backward, in their order today."""
@@ -269,6 +202,8 @@ class _SinglePlan(Plan):
                     if part:
                         operands[slot] = self._part_of(argument, part)
                 elif source not in self._members and self._is_forward(source) and size > SMALL:
+                    if operand in self._filled.held.values():
+                        continue
                     if operand not in through:
                         through[operand] = self.barrier.take(operand, size, (INPUT, 1))
                     operands[slot] = through[operand]
