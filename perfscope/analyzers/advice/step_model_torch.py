@@ -18,11 +18,11 @@ from perfscope.analyzers.advice.torch_held import held_of, timeline_of
 from perfscope.analyzers.advice.torch_joins import StepJoins
 from perfscope.analyzers.advice.torch_regions import Call, module_calls
 from perfscope.analyzers.advice.torch_workspace import workspaces
-from perfscope.analyzers.facts.memory_categories import ROUNDED_TO
 from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
 from perfscope.analyzers.op_graph_memory import storage_devices
 from perfscope.analyzers.trace import Trace
+from perfscope.profiler.allocator import ROUNDED_TO
 
 RANDOM_STATE_BYTES = 5_056
 """The state of torch's generator on the CPU (a Mersenne twister), which every checkpointed call of a CPU program

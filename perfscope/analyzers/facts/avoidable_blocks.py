@@ -19,9 +19,7 @@ from perfscope.analyzers.finding import Cell
 from perfscope.analyzers.memory.pairing import Int64
 from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
 from perfscope.analyzers.trace import MISSING, Trace
-
-ROUNDED_TO = 512
-"""Bytes within which two sizes are the same: device allocators round up to it."""
+from perfscope.profiler.allocator import ROUNDED_TO
 
 MAX_ROWS = 20
 
@@ -84,7 +82,7 @@ def replayed(timeline: MemoryTimeline, found: Avoidable) -> Replayed:
 
 
 def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
-    """Whether sizes are ``of`` bytes, or those of as many elements of half or twice as many bytes."""
+    """Whether sizes are, but for rounding, ``of`` bytes, or those of as many elements of half or twice the bytes."""
     alike = np.zeros(len(sizes), bool)
     for wanted in (of, of // 2, 2 * of):
         alike |= np.abs(sizes - wanted) < ROUNDED_TO

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.analyzers.facts.alignment import graph_op
-from perfscope.analyzers.facts.avoidable_blocks import ROUNDED_TO, Avoidable
+from perfscope.analyzers.facts.avoidable_blocks import Avoidable
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_phases import NEVER
 from perfscope.analyzers.facts.step_windows import step_windows
@@ -19,6 +19,7 @@ from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
 from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.trace import MISSING, SliceKind, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.profiler.allocator import ROUNDED_TO
 
 _NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.WORKSPACE,
            MemoryCategory.COMMUNICATION)  # fmt: skip

@@ -31,6 +31,7 @@ from perfscope.analyzers.memory.timeline import BLOCKS, KnownBy, MemoryPhase, Me
 from perfscope.analyzers.trace import MISSING, Rows, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryCategory
 from perfscope.analyzers.units import format_bytes
+from perfscope.profiler.allocator import ROUNDED_TO
 
 _KEPT = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE)
 """Categories that a stack names and only a block that stays can have: an initialisation has temporaries too."""
@@ -41,9 +42,6 @@ _OUTLIVES = {
     MemoryPhase.OPTIMIZER: (MemoryPhase.OPTIMIZER, MemoryCategory.OPTIMIZER_STATE),
 }
 """Phase a block was made in -> the next phase it must be alive for, and what it is then."""
-
-ROUNDED_TO = 512
-"""Bytes: PyTorch's allocators of device memory hand out multiples of it (``kMinBlockSize``)."""
 
 Codes = npt.NDArray[np.uint8]
 Columns = dict[str, npt.NDArray[Any]]

@@ -16,12 +16,11 @@ from perfscope.analyzers.memory.pairing import Int64, pair_events, strictly_incr
 from perfscope.analyzers.memory.timeline import Curve, MemoryTimeline
 from perfscope.analyzers.trace import MISSING, Trace
 from perfscope.analyzers.trace.memory_tables import MemoryAction
+from perfscope.profiler.allocator import ROUNDED_TO
 
 SMALL_BYTES = 1 << 20
 """Up to this size PyTorch serves a block from segments of 2 MiB that serve nothing else (``kSmallSize`` in
 ``c10/core/AllocatorConfig.h``)."""
-ROUNDED_TO = 512
-"""Bytes: what a block is rounded up to (``kMinBlockSize``)."""
 LEAST_PART = 0.5
 """Of what was asked for, that the free memory must have done: below it the new segment was needed for the most part."""
 LOOKED_INTO = 20

@@ -19,6 +19,7 @@ from perfscope.analyzers.sweep.reach import reaches
 from perfscope.analyzers.sweep.said import sentences
 from perfscope.dashboards.reports.compare_types import Count, Ns, Texts, Value
 from perfscope.dashboards.shown import shown
+from perfscope.profiler.documents import read_document
 from perfscope.profiler.errors import DataError
 
 SCHEMA = "perfscope.sweep/1"
@@ -186,21 +187,7 @@ def dump(sweep: Sweep) -> bytes:
 def load(path: Path) -> Sweep:
     """The document in a file or a sweep's folder. ``DataError`` in one line for whatever else."""
     file = path / FILE if path.is_dir() else path
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise DataError(f"{file}: larger than {MOST_BYTES >> 20} MiB, no sweep")
-        raw = msgspec.json.decode(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file}: no JSON: {str(error)[:200]}") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{file}: its schema is {str(found)[:60]!r}; this perfscope reads {SCHEMA!r}")
-    try:
-        sweep = msgspec.convert(raw, Sweep)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{file}: {str(error)[:300]}") from error
+    sweep = read_document(file, Sweep, SCHEMA, what="a sweep", most_bytes=MOST_BYTES)
     wrong = next((one for one in sweep.variants if set(one.settings) != {axis.name for axis in sweep.axes}), None)
     beyond = [number for one in sweep.variants for number in (*one.dominated_by, *one.same_as)]
     if wrong is not None or any(number >= len(sweep.variants) for number in beyond):

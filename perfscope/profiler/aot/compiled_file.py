@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perfscope.profiler.documents import read_document
 from perfscope.profiler.errors import DataError
 from perfscope.profiler.store import COMPILED_FILE
 
@@ -133,21 +134,7 @@ def dump(manifest: Compiled) -> bytes:
 def load(path: Path) -> Compiled:
     """The manifest in a folder or file; ``DataError`` if missing, corrupt, of another schema, or leading outside."""
     file = path / FILE if path.is_dir() else path
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise DataError(f"{file}: larger than {MOST_BYTES >> 20} MiB, not a manifest")
-        raw = msgspec.json.decode(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{file}: its schema is {found!r}; this perfscope reads {SCHEMA!r}")
-    try:
-        manifest = msgspec.convert(raw, Compiled)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{file}: {error}") from error
+    manifest = read_document(file, Compiled, SCHEMA, what="a manifest", most_bytes=MOST_BYTES)
     for program in manifest.programs:
         parts = PurePosixPath(program.file)
         if parts.is_absolute() or ".." in parts.parts or "\\" in program.file or "\0" in program.file:

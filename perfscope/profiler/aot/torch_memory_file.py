@@ -1,6 +1,7 @@
 """What a planned step holds in device memory at its peak, as it lies in the file of a plan. No torch here.
 
-Bytes are what the caching allocator of a device would hand out (multiples of ``ROUNDED_TO``), not what it reserves.
+Bytes are what the caching allocator of a device would hand out (multiples of ``allocator.ROUNDED_TO``), not what it
+reserves.
 """
 
 from __future__ import annotations
@@ -9,9 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
-
-ROUNDED_TO = 512
-"""Bytes: torch's allocators of device memory hand out multiples of it (``kMinBlockSize``)."""
 
 MAX_HOLDERS = 200
 """Rows of a step, the largest."""

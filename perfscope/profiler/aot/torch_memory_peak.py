@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from perfscope.profiler.allocator import ROUNDED_TO
 from perfscope.profiler.aot.torch_memory_events import Block, Event, GraphCall
 from perfscope.profiler.aot.torch_memory_file import (
     MAX_HOLDERS,
-    ROUNDED_TO,
     MemoryHolder,
     MemoryOwner,
     StepMemory,
