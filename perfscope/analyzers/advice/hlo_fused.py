@@ -46,7 +46,9 @@ class Op:
     pointwise: bool = True
     """Each element comes from the operands' elements at the same place."""
     reduces: bool = False
+    """It sums up, or takes the largest."""
     broadcasts: bool = False
+    """It repeats its operand."""
     view: bool = False
     """It only names the operand's elements in another shape: always within its readers."""
     produces: bool = True
@@ -78,6 +80,11 @@ def written(ops: Sequence[Op]) -> dict[int, frozenset[int]]:
     """Places of the instructions that end up with a result in memory, with those of its readers; no views."""
     fusion = _Fusion(ops)
     return {at: fusion.readers(at) for at in fusion.run()}
+
+
+def saving(ops: Sequence[Op], at: int) -> float:
+    """Seconds that computing one of them within its readers saves, before anything is fused; ``-inf``: it cannot be."""
+    return _Fusion(ops).gain(at)
 
 
 class _Fusion:
@@ -117,12 +124,12 @@ class _Fusion:
     def _weigh(self, at: int) -> None:
         """Puts an instruction into the queue with what its fusion gains, if it does."""
         self._latest.pop(at, None)
-        gain = self._gain(at)
+        gain = self.gain(at)
         if gain >= 0:
             self._latest[at] = -gain
             heapq.heappush(self._heap, (-gain, -at))
 
-    def _gain(self, at: int) -> float:
+    def gain(self, at: int) -> float:
         """Seconds that it saves to compute an instruction within its readers; negative also where it cannot be."""
         readers, op = self._readers[at], self._ops[at]
         if not readers or not op.produces or op.view or not all(self._ops[one].consumes for one in readers):
