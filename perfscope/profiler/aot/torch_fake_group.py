@@ -83,7 +83,7 @@ class FakeGroup:
             "is_torchelastic_launched": lambda: self._count > 1,
             "monitored_barrier": lambda *_, **__: None,
             "all_gather_object": self._all_gather_object,
-            "broadcast_object_list": self._objects("broadcast_object_list", lambda *_: None),
+            "broadcast_object_list": self._objects("broadcast_object_list", lambda *_, **__: None),
             "gather_object": self._gather_object,
             "scatter_object_list": self._scatter_object_list,
         }.items():

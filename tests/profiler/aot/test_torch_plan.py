@@ -15,7 +15,6 @@ from perfscope.analyzers.trace import Trace
 from perfscope.commands.compile import request_of
 from perfscope.profiler.aot import plugins
 from perfscope.profiler.aot.compile import compile_program
-from perfscope.profiler.errors import PerfscopeError
 from tests.profiler.aot import torch_programs
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -166,11 +165,6 @@ def test_a_graph_that_is_compiled_again_and_a_module_of_fx(tmp_path: Path) -> No
     assert plan.complete
     assert {"forward", "backward"} <= {graph.direction for graph in plan.graphs}
     assert any("autocast" in reason for one in plan.recompiles for reason in one.reasons)
-
-
-def test_one_of_several_processes_is_told_that_plans_are_of_one(tmp_path: Path) -> None:
-    with pytest.raises(PerfscopeError, match="a plan is of one process"):
-        planned(tmp_path, torch_programs.ONE_OF_SEVERAL)
 
 
 def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:

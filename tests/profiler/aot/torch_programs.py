@@ -185,13 +185,6 @@ for _ in range(8):
     accuracy = (model(x).argmax(1) == y).float().mean()
 '''
 
-ONE_OF_SEVERAL = """
-import torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
-"""
-
 CONSTANTS = """
 import torch
 from torch import nn

@@ -1,0 +1,184 @@
+"""Programs of several processes: what is planned of rank 0, beside the same programs running over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.facts.plan_time import plan_works
+from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.readers.torch_plan import read_folder
+from perfscope.analyzers.trace import Trace
+from perfscope.commands.compile import request_of
+from perfscope.profiler.aot import plugins
+from perfscope.profiler.aot.compile import compile_program
+from perfscope.profiler.aot.torch_processes_file import PlannedCollective, PlannedProcesses
+from perfscope.profiler.errors import PerfscopeError
+from tests.profiler.aot import distributed_programs
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+FLOAT32 = 4
+SCALARS = 64
+"""Bytes: numbers that the run makes tensors of by itself and the plan does not see."""
+
+
+def planned(folder: Path, text: str, target: str) -> Trace:
+    found = plugins.find("torch")
+    if isinstance(found, plugins.Absent):
+        pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
+    script = folder / "train.py"
+    script.write_text(text)
+    asked = parse_target(target, None)
+    request = request_of((str(script),), module=False, framework="torch", target=asked, seconds=500)
+    trace = read_folder(compile_program(request, root=folder / "runs"))
+    trace.target = asked
+    return trace
+
+
+def processes_of(trace: Trace) -> PlannedProcesses:
+    (held,) = trace.torch_plans
+    assert held.plan.failure is None
+    assert held.plan.not_covered == ()
+    assert held.plan.processes is not None
+    return held.plan.processes
+
+
+def really_run(folder: Path, text: str, world: int, *, alone: bool = False) -> list[dict[str, Any]]:
+    """What torch's profiler saw of rank 0, from its first to its last event."""
+    script, truth = folder / "real.py", folder / "truth.json"
+    script.write_text(text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(1 if alone else world):
+        job = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        own = {"TRUTH": str(truth)} if rank == 0 else {}
+        environment = {**os.environ, **job, **own, **({"ALONE": "1"} if alone else {})}
+        started.append(subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL))
+    assert [one.wait(300) for one in started] == [0] * len(started)
+    events = json.loads(truth.read_text())["traceEvents"]
+    (look,) = [one for one in events if one.get("name") == "look"]
+    return [one for one in events if look["ts"] <= one.get("ts", 0) <= look["ts"] + look["dur"]]
+
+
+def exchanged(events: list[dict[str, Any]], world: int) -> Counter[tuple[str, int]]:
+    """Collectives of gloo by name and bytes of the whole array."""
+    found: Counter[tuple[str, int]] = Counter()
+    for one in events:
+        if one.get("name", "").startswith("gloo:"):
+            size = FLOAT32
+            for extent in one["args"]["Input Dims"][0]:
+                size *= extent
+            name = one["name"].removeprefix("gloo:")
+            found[name, size * (world if name == "all_gather" else 1)] += 1
+    return found
+
+
+def as_gloo_does(rows: tuple[PlannedCollective, ...] | None) -> Counter[tuple[str, int]]:
+    """Gloo has no reduce-scatter: torch makes an all-reduce of it."""
+    names = {"all-reduce": "all_reduce", "reduce-scatter": "all_reduce", "all-gather": "all_gather"}
+    return Counter((names[one.kind], one.bytes) for one in rows or ())
+
+
+def measured_peak(events: list[dict[str, Any]]) -> int:
+    return max(int(one["args"]["Total Allocated"]) for one in events if one.get("name") == "[memory]")
+
+
+def planned_peak(trace: Trace) -> int:
+    """Of the eager step, before an allocator rounds."""
+    memory = trace.torch_plans[0].plan.memory
+    assert memory is not None
+    assert memory.eager is not None
+    return memory.eager.requested_bytes
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_data_parallel_is_planned_as_it_runs(tmp_path: Path, world: int) -> None:
+    trace = planned(tmp_path, distributed_programs.DDP, f"h100x{world}")
+    processes, events = processes_of(trace), really_run(tmp_path, distributed_programs.DDP, world)
+    assert as_gloo_does(processes.eager) == exchanged(events, world)
+    assert as_gloo_does(processes.outside) == exchanged(events, world)
+    assert len(processes.buckets) > 1  # and so they may hide behind the backward
+    assert {one.by for one in processes.eager or ()} == {"DistributedDataParallel"}
+    assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
+
+
+def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:
+    trace = planned(tmp_path, distributed_programs.FULLY_SHARD, "h100x2")
+    processes = processes_of(trace)
+    events = really_run(tmp_path, distributed_programs.FULLY_SHARD, 2)
+    assert as_gloo_does(processes.eager) == exchanged(events, 2)
+    assert as_gloo_does(processes.outside) == exchanged(events, 2)
+    # gloo takes scratch memory of its own, so the peak is that of a group that exchanges nothing
+    events = really_run(tmp_path, distributed_programs.FULLY_SHARD, 2, alone=True)
+    assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
+    (work,) = trace.fact(plan_works)
+    assert work.eager_exchanges is not None
+    gathers = [row for row in work.eager_exchanges.rows if row.collective.kind == "all-gather"]
+    assert gathers[0].blocks  # nothing was asked for before the first
+    assert not gathers[1].blocks  # the others run beside the layer before them
+
+
+def test_products_that_are_spread_are_planned_as_they_run(tmp_path: Path) -> None:
+    trace = planned(tmp_path, distributed_programs.TENSOR_PARALLEL, "h100x2")
+    processes, events = processes_of(trace), really_run(tmp_path, distributed_programs.TENSOR_PARALLEL, 2)
+    assert as_gloo_does(processes.eager) == exchanged(events, 2)
+    calls = Counter(run.graph for run in processes.runs)
+    inside = [one for found in processes.inside for one in found.collectives * calls[found.graph]]
+    assert processes.outside == ()
+    assert as_gloo_does(tuple(inside)) == exchanged(events, 2)
+    assert all(one.file == "train.py" and one.line for one in inside)
+    assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
+    (work,) = trace.fact(plan_works)
+    assert work.compiled_exchanges is not None
+    assert all(row.blocks for row in work.compiled_exchanges.rows)  # the next op needs each
+
+
+def test_every_kind_has_its_bytes_group_and_wait(tmp_path: Path) -> None:
+    processes = processes_of(planned(tmp_path, distributed_programs.EVERY_KIND, "h100x8"))
+    rows = processes.eager
+    assert rows is not None
+    whole = 32 * 256 * FLOAT32
+    found = {one.kind: (one.bytes, processes.groups[one.group], one.pairs) for one in rows}
+    everybody, pair = tuple(range(8)), (0, 1)
+    assert found == {
+        "all-reduce": (whole, everybody, None),
+        "all-gather": (2 * whole, pair, None),
+        "reduce-scatter": (whole, everybody, None),
+        "all-to-all": (whole, pair, None),
+        "broadcast": (whole, everybody, None),
+        "send": (whole, everybody, (0, 1)),
+        "recv": (whole, everybody, (1, 0)),
+        "barrier": (found["barrier"][0], everybody, None),
+    }
+    first, *others = rows
+    assert first.until is not None
+    assert first.until.ops > first.at.ops  # a product lies between the call and its wait
+    assert all(one.until is not None and one.until.ops <= one.at.ops + 1 for one in others)
+    assert any("broadcast_object_list" in note for note in processes.notes)
+
+
+def test_a_program_that_starts_its_processes_itself(tmp_path: Path) -> None:
+    processes = processes_of(planned(tmp_path, distributed_programs.SPAWNED, "h100x8"))
+    assert processes.world_size == 4
+    assert any("8 devices" in note for note in processes.notes)
+    assert [one.bytes for one in processes.eager or ()] == [65 * 64 * FLOAT32]  # once, not under no_sync()
+
+
+@pytest.mark.parametrize("what", sorted(distributed_programs.REFUSED))
+def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path, what: str) -> None:
+    with pytest.raises(PerfscopeError, match=rf"{what}.*not covered"):
+        planned(tmp_path, distributed_programs.REFUSED[what], "h100x2")
