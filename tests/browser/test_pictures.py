@@ -228,3 +228,25 @@ def test_words_of_the_peak_stay_in_the_picture(tab: Tab, served: tuple[Server, d
     found = tab.page.evaluate("window.peak")
     assert found["align"] == "left"
     assert 0 <= found["left"] < found["right"] <= found["room"]
+
+
+BROKEN = """() => [...document.querySelectorAll('.ag-header-cell-text')].flatMap((one) => {
+  const text = one.firstChild, found = [];
+  if (!text || text.nodeType !== 3) return found;
+  for (const word of text.data.matchAll(/\\S+/g)) {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    if (range.getClientRects().length > 1) found.push(word[0]);
+  }
+  return found;
+})"""
+
+
+@pytest.mark.parametrize("page", ["memory&by=modules", "ranks&table=members", "kernels"])
+def test_titles_of_columns_break_between_words(tab: Tab, served: tuple[Server, dict[str, str]], page: str) -> None:
+    name, _, more = page.partition("&")
+    _open(tab, served, name, "ranks", ".ag-header-cell-text", f"&{more}" if more else "")
+    tab.until("document.querySelectorAll('.ag-row').length > 0")
+    assert tab.page.evaluate(BROKEN) == []
+    _quiet(tab)

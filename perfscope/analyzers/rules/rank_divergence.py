@@ -87,7 +87,9 @@ def _spans(found: Divergence, traces_of: Mapping[int | None, Trace]) -> Iterator
     """When the first compilation that differs was worked on: on the ranks that part, then on the others."""
     for sides, one in ((found.others, found.here), (found.most, found.there)):
         at = next((place for place, each in enumerate(sides[0].compiles) if each is one), None)
-        for side in sides[:MOST_NAMED] if one is not None and at is not None else ():
+        if one is None or at is None:
+            continue
+        for side in sides[:MOST_NAMED]:
             mine = side.compiles[at : at + 1]
             if [each.what for each in mine] == [one.what]:
                 trace = traces_of[side.rank]

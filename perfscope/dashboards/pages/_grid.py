@@ -24,6 +24,8 @@ LINES = frozenset({"line", "place", "where"})
 
 FEW_ROWS = 18
 ROW_PX, HEAD_PX = 34, 50
+HEAD_ROOM_PX, LETTER_PX = 52, 8
+"""Of a column's title: what stands beside its words (padding, the filter's sign), and a letter at most on average."""
 
 
 def grid(
@@ -103,7 +105,8 @@ def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | N
     if column["width"] is None:
         made |= {"flex": 1, "minWidth": 300}
     else:
-        made |= {"width": column["width"]}
+        longest = max(map(len, column["title"].split()), default=0)
+        made |= {"width": max(column["width"], HEAD_ROOM_PX + LETTER_PX * longest)}
     if unit in _NUMBERS:
         made |= {
             "type": "rightAligned",

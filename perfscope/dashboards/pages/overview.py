@@ -89,7 +89,7 @@ def _missing(view: dict[str, Any]) -> list[Any]:
 
 def _place(row: dict[str, Any]) -> list[Any]:
     """Beside the finding, where there is room; on a narrow screen below it."""
-    return [html.Code(row["where"])] if row["where"] not in ("", "-") else []
+    return [html.Code(row["where"], title=row["where"])] if row["where"] not in ("", "-") else []
 
 
 def _first(asked: Asked, view: dict[str, Any]) -> Any:
@@ -125,7 +125,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     ]
     more = view["findings"] - len(rows)
     named = [
-        html.Th(name, className="ps-over-where" if name == heads[3] else "")
+        html.Th(name, className={heads[0]: "ps-n", heads[1]: "ps-n", heads[3]: "ps-over-where"}.get(name, ""))
         for name in heads
         if shares or name != heads[1]
     ]

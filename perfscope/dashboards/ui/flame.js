@@ -179,7 +179,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const rows = [...sums].filter(([, held]) => held.own > 0).sort((a, b) => b[1].own - a[1].own);
       const body = rows.slice(0, MOST_ROWS).map(([name, held]) => element("tr", {}, element("td", { class: "ps-n" }, ui.wire.format_ns(held.own)),
         element("td", { class: "ps-n" }, `${((100 * held.own) / this.tree.ns[0]).toFixed(1)}%`), element("td", { class: "ps-n" }, held.count.toLocaleString("en")), element("td", {}, element("code", {}, name))));
-      const head = element("tr", {}, ...["own time", "of all", "times", "name"].map((word) => element("th", { scope: "col" }, word)));
+      const head = element("tr", {}, ...["own time", "of all", "times", "name"].map((word, at) => element("th", { scope: "col", ...(at < 3 ? { class: "ps-n" } : {}) }, word)));
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
       this.panel.replaceChildren(element("h2", {}, `${ui.wire.format_ns(this.tree.ns[0])} by name`),
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);

@@ -177,7 +177,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         return element("tr", {}, element("td", { class: "ps-n" }, bytes(size)), element("td", {}, blocks > 1 ? `${what}, ${count(blocks)} blocks` : what), element("td", {}, element("code", {}, name || module || "")),
           element("td", {}, where ? element("code", {}, where) : ""), element("td", {}, op ? element("code", {}, op) : ""), element("td", {}, [phase, step === null ? "" : `step ${step}`].filter(Boolean).join(", ")), element("td", {}, lasts));
       };
-      const head = element("tr", {}, ...["bytes", "what", "tensor or module", "line", "op", "made in", "alive"].map((word) => element("th", { scope: "col" }, word)));
+      const head = element("tr", {}, ...["bytes", "what", "tensor or module", "line", "op", "made in", "alive"].map((word, at) => element("th", { scope: "col", ...(at ? {} : { class: "ps-n" }) }, word)));
       const left = [more ? `and ${count(more)} smaller blocks, ${bytes(rest)}` : "", this.curve.unseen ? `${bytes(this.curve.unseen)} held before the recording: nobody knows by whom` : ""].filter(Boolean);
       const to = this.address(position);
       this.panel.replaceChildren(element("h2", {}, `Alive at ${this.words(position)}${place === this.curve.peak.place ? ", the peak" : ""}: ${bytes(this.total[place])}`),
@@ -204,7 +204,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     table() {
       const step = Math.max(1, Math.ceil(this.curve.positions.length / MOST_ROWS));
       const places = this.curve.positions.map((_, at) => at).filter((at) => at % step === 0 || at === this.curve.peak.place);
-      const names = this.curve.areas.map((area) => area.name), head = element("tr", {}, ...["at", "in use", ...(this.curve.reserved ? ["reserved"] : []), ...names].map((word) => element("th", { scope: "col" }, word)));
+      const names = this.curve.areas.map((area) => area.name), head = element("tr", {}, ...["at", "in use", ...(this.curve.reserved ? ["reserved"] : []), ...names].map((word, at) => element("th", { scope: "col", ...(at ? { class: "ps-n" } : {}) }, word)));
       const rows = places.map((at) => element("tr", {}, element("td", {}, this.words(this.curve.positions[at])), element("td", { class: "ps-n" }, bytes(this.total[at])),
         ...(this.curve.reserved ? [element("td", { class: "ps-n" }, bytes(this.curve.reserved[at]))] : []), ...this.curve.areas.map((area) => element("td", { class: "ps-n" }, bytes(area.bytes[at])))));
       this.panel.replaceChildren(element("h2", {}, "In use over time"), element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...rows))));

@@ -139,7 +139,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     async table(area) {
       const range = area || this.view, { rows, events } = await this.sums(range);
-      const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word) => element("th", { scope: "col" }, word)));
+      const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word, at) => element("th", { scope: "col", ...(at < 4 ? { class: "ps-n" } : {}) }, word)));
       const span = range.t1 - range.t0;
       const one = this.selected, here = (row) => (one && row.trace === one.trace && row.name === one.name && row.category === one.category ? { class: "ps-tl-here", "aria-current": "true" } : {});
       const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", here(row), element("td", { class: "ps-n" }, format_ns(row.ns)),
@@ -149,7 +149,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const whose = range.trace && this.traces.length > 1 ? ` of ${range.trace.label}` : "";
       const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${whose}${area ? "" : " (visible)"}`;
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
-      this.panel.replaceChildren(element("h2", {}, title),
+      const back = this.chosen && area ? [element("div", { class: "ps-tl-links ps-tl-back" }, element("button", { class: "ps-button", onclick: () => this.tell_finding() }, "back to the finding"))] : [];
+      this.panel.replaceChildren(element("h2", {}, title), ...back,
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
     },
 
