@@ -18,7 +18,9 @@ of its own process is told apart.
 Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
 CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
 nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
-says what the device would wait for.
+says what the device would wait for. In a planned PyTorch program of several processes (`perfscope compile
+--target h100x8`) it is the modelled time in which the step waits for collectives and runs no kernel, at the low end
+of the range.
 
 Fix: waiting: what the late rank does before it comes (`straggler`); nothing below shortens that. The transfer:
 start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
@@ -42,6 +44,7 @@ from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
+from perfscope.analyzers.facts.plan_exposed import planned_exposure
 from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
 from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
@@ -96,6 +99,16 @@ XLA_ADVICE = (
 ALONE_ADVICE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
 
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding a kind of collective that a planned step waits for."""
+    return planned_exposure(
+        trace,
+        least=EXPOSED_SHARE,
+        part=PART_SHARE,
+        advice=lambda kind: ADVICE.get("sendrecv" if kind in ("send", "recv") else kind.replace("-", ""), OTHER_ADVICE),
+    )
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -73,7 +73,8 @@ def _buckets(held: ExchangeSummary) -> str:
     sizes = format_bytes(found.largest_bytes)
     if found.smallest_bytes != found.largest_bytes:
         sizes = f"{format_bytes(found.smallest_bytes)} to {sizes}"
-    gradients = f"{format_bytes(found.bytes)} of gradients in {found.buckets:,} buckets"
+    count = f"{found.buckets:,} buckets" if found.buckets > 1 else "1 bucket"
+    gradients = f"{format_bytes(found.bytes)} of gradients in {count}"
     return f"DistributedDataParallel sums up {gradients} ({sizes})"
 
 
