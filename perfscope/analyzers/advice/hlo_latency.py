@@ -39,6 +39,9 @@ _COLLECTIVES = (
 )  # fmt: skip
 _BEGINS = frozenset(f"{name}-start" for name in _COLLECTIVES)
 _ENDS = frozenset(f"{name}-done" for name in _COLLECTIVES)
+MOST = 12_000
+"""Instructions of a computation that is ordered once more: each is chosen from all that are ready, which takes 10
+seconds where thousands are."""
 _STEP = 1.0
 """Microseconds from any instruction to its reader, for XLA."""
 _PLACED = 1.0
@@ -56,8 +59,12 @@ def ends(node: Node) -> bool:
 
 
 def hides(graph: Graph) -> frozenset[str]:
-    """Computations that XLA orders once more: those in which a collective ends apart."""
-    return frozenset(name for name, body in graph.bodies.items() if any(ends(one) for one in body.nodes.values()))
+    """Computations that are ordered once more: of up to ``MOST`` instructions, and a collective in it ends apart."""
+    return frozenset(
+        name
+        for name, body in graph.bodies.items()
+        if len(body.nodes) <= MOST and any(ends(one) for one in body.nodes.values())
+    )
 
 
 def hidden(graph: Graph, order: Mapping[str, Sequence[str]], times: Times) -> dict[str, list[str]]:
@@ -122,6 +129,8 @@ class _Bottom:
         self._waiting_to_end = 0
         """Ends that are ready, and loops with collectives that were at any time: XLA does not count those down."""
         self._ready: list[_Item] = []
+        self._ends: list[_Item] = []
+        """Ends of collectives that are ready, and loops with collectives."""
         self._free: list[_Item] = []
         self._next: list[tuple[float, int]] = []
 
@@ -150,27 +159,31 @@ class _Bottom:
         placed: list[str] = []
         for one in self._items:
             if not one.missing:
-                (self._free if one.free else self._ready).append(one)
-        while self._free or self._ready:
+                self._queue(one)
+        while self._free or self._ready or self._ends:
             one = self._free.pop() if self._free else self._take()
             placed.append(one.name)
             self._place(one)
         return placed[::-1]
 
+    def _queue(self, one: _Item) -> None:
+        (self._free if one.free else self._ends if one.ends else self._ready).append(one)
+
     def _take(self) -> _Item:
-        """The best of what is ready: the first five rules, then those in ``_better``."""
-        now, chosen, best = self._now, -1, self._ready[0]
+        """The best of what is ready: an end where none is under way, else by the next four rules and ``_better``."""
+        ready = self._ends if self._ends and not (self._under_way and self._ready) else self._ready
+        now, chosen, best = self._now, -1, ready[0]
         stall, last = 0.0, (False, False)
         blocked = self._under_way and self._waiting_to_end > 0
-        for at, one in enumerate(self._ready):
-            if one.ends and self._under_way:
+        least = -1.0
+        """Depth below which any but a blocked beginning loses."""
+        for at, one in enumerate(ready):
+            if one.depth < least and not (one.begins and blocked):
                 continue
             mine = one.ready - now if one.ready > now else 0.0
             tail = (not (one.begins and not one.depth and not blocked), one.begins and blocked)
             if chosen >= 0:
-                if one.ends != best.ends:
-                    wins = one.ends
-                elif mine != stall:
+                if mine != stall:
                     wins = mine < stall
                 elif tail != last:
                     wins = tail > last
@@ -181,8 +194,9 @@ class _Bottom:
                 if not wins:
                     continue
             chosen, best, stall, last = at, one, mine, tail
-        self._ready[chosen] = self._ready[-1]
-        self._ready.pop()
+            least = one.depth if not mine and tail == (True, False) else -1.0
+        ready[chosen] = ready[-1]
+        ready.pop()
         return best
 
     def _better(self, one: _Item, other: _Item) -> bool:
@@ -222,11 +236,8 @@ class _Bottom:
     def _release(self, one: _Item) -> None:
         one.ready = max((self._now, *(self._items[at].ready + wait for at, wait in one.after)))
         self._waiting_to_end += one.ends
-        if one.free:
-            self._free.append(one)
-            return
-        self._ready.append(one)
-        if one.ready > self._now:
+        self._queue(one)
+        if one.ready > self._now and not one.free:
             heapq.heappush(self._next, (one.ready, one.position))
 
 
