@@ -64,7 +64,7 @@ def _row(model: StepModel, one: VerifiedPlan) -> VerifiedRow:
         one.checkpoint or "-",
         format_bytes(one.predicted_peak_bytes),
         "-" if one.compiled_peak_bytes is None else format_bytes(one.compiled_peak_bytes),
-        "-" if one.error is None else f"{one.error:+.1%}",
+        "-" if one.error is None else f"{one.error:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%"),
         _flops(one.predicted_recompute_flops),
         _flops(one.compiled_recompute_flops),
     )
