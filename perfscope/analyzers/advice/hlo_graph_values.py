@@ -88,7 +88,8 @@ class Values:
             return self._call(node, operands)
         known: Sequence[Part | None] = [None] * len(node.sizes)
         if node.opcode in _ENDS and not node.is_tuple:
-            return operands[0][-1:] if node.opcode == "all-reduce-done" else operands[0][1:2]
+            begun = operands[0]
+            return begun[1:2] if node.opcode != "all-reduce-done" and len(begun) > 1 else begun[-1:]
         if node.opcode in _BEGINS and node.is_tuple and len(known) > 1:
             known = [frozenset().union(*(part for parts in operands for part in parts)), *known[1:]]
         if node.opcode == "parameter" and arguments is not None and len(arguments) == len(node.sizes):

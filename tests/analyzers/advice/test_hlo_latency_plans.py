@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from perfscope.analyzers.advice.hlo_graph import Body, Graph, graph_of
+from perfscope.analyzers.advice.hlo_graph_values import Values
 from perfscope.analyzers.advice.hlo_latency import hides
 from perfscope.analyzers.advice.hlo_latency_links import collective_microseconds
 from perfscope.analyzers.advice.hlo_latency_times import Clock
@@ -21,6 +22,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.readers import hlo_proto
 from tests.conftest import REPOSITORY
+from tests.hlo_build import hlo_module
 
 SCHEDULES = REPOSITORY / "fixtures" / "h100-schedules"
 MIB = 2**20
@@ -52,6 +54,28 @@ def backward(graph: Graph) -> Body:
 
 def ends(body: Body) -> Counter[str]:
     return Counter(node.opcode for node in body.nodes.values() if node.opcode.endswith("-done"))
+
+
+GATHERED = """
+ENTRY %main (p: f32[4]) -> f32[32] {
+  %p = f32[4]{0} parameter(0)
+  %own = f32[4]{0} negate(%p)
+  %begin = (f32[4]{0}, f32[32]{0}) all-gather-start(%own), dimensions={0}
+  %end = f32[32]{0} all-gather-done(%begin)
+  %sum = f32[32]{0} all-reduce-start(%end), to_apply=%add
+  %summed = f32[32]{0} all-reduce-done(%sum)
+  ROOT %out = f32[32]{0} negate(%summed)
+}
+"""
+
+
+def test_a_collective_has_one_buffer_from_its_beginning_to_its_end() -> None:
+    values = Values(graph_of(hlo_module(GATHERED)))
+    parts = {name: found for (_, name), found in values.parts.items()}
+    assert parts["begin"][0] == parts["own"][0]  # what it reads is handed on
+    assert parts["end"] == parts["begin"][1:]
+    assert parts["summed"] == parts["sum"]
+    assert parts["end"][0] != parts["sum"][0]
 
 
 def test_what_is_not_kept_is_gathered_and_summed_again() -> None:
