@@ -9,18 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfscope.profiler.aot.torch_exchange import KINDS, NAMESPACES, exchange_of
 from perfscope.profiler.aot.torch_memory_events import Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
 from perfscope.profiler.aot.torch_processes_file import (
     MAX_COLLECTIVES,
     AskedBy,
-    CollectiveKind,
     Moment,
     PlannedCollective,
 )
@@ -28,50 +28,7 @@ from perfscope.profiler.aot.torch_streams import Clock
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_mode import tensors_in, unwraps
 
-NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 WAIT = "_c10d_functional.wait_tensor"
-
-KINDS: dict[str, tuple[CollectiveKind, str]] = {
-    "_allgather_base_": ("all-gather", "result"),
-    "_reduce_scatter_base_": ("reduce-scatter", "given"),
-    "all_gather_into_tensor": ("all-gather", "result"),
-    "all_gather_into_tensor_coalesced": ("all-gather", "result"),
-    "all_gather_into_tensor_out": ("all-gather", "result"),
-    "all_reduce": ("all-reduce", "given"),
-    "all_reduce_": ("all-reduce", "given"),
-    "all_reduce_coalesced": ("all-reduce", "given"),
-    "all_reduce_coalesced_": ("all-reduce", "given"),
-    "all_to_all_single": ("all-to-all", "given"),
-    "allgather_": ("all-gather", "result"),
-    "allgather_coalesced_": ("all-gather", "result"),
-    "allgather_into_tensor_coalesced_": ("all-gather", "result"),
-    "allreduce_": ("all-reduce", "given"),
-    "allreduce_coalesced_": ("all-reduce", "given"),
-    "alltoall_": ("all-to-all", "given"),
-    "alltoall_base_": ("all-to-all", "given"),
-    "barrier": ("barrier", "nothing"),
-    "broadcast": ("broadcast", "given"),
-    "broadcast_": ("broadcast", "given"),
-    "gather_": ("gather", "result"),
-    "irecv": ("recv", "given"),
-    "isend": ("send", "given"),
-    "monitored_barrier_": ("barrier", "nothing"),
-    "recv_": ("recv", "given"),
-    "recv_any_source_": ("recv", "given"),
-    "reduce_": ("reduce", "given"),
-    "reduce_scatter_": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_coalesced": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_out": ("reduce-scatter", "given"),
-    "scatter_": ("scatter", "given"),
-    "send": ("send", "given"),
-    "shard_dim_alltoall": ("all-to-all", "given"),
-}
-"""Op -> (kind, whose bytes are those of the whole array)."""
-
-_RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
-_GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
 
 _BY: tuple[tuple[str, AskedBy], ...] = (
     ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
@@ -80,17 +37,6 @@ _BY: tuple[tuple[str, AskedBy], ...] = (
     ("perfscope/profiler/aot/torch_fake_ddp.py", "DistributedDataParallel"),
     ("torch/distributed/tensor/", "DTensor"),
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class Exchange:
-    """What the arguments of a collective say."""
-
-    kind: CollectiveKind
-    bytes: int
-    dtype: str | None
-    ranks: tuple[int, ...]
-    pairs: tuple[int, int] | None
 
 
 class Groups:
@@ -254,48 +200,6 @@ class _CollectiveMode(TorchDispatchMode):  # type: ignore[misc]
             with torch._C.DisableTorchFunction():
                 self._book.seen(func, args, kwargs or {}, result)
         return result
-
-
-def exchange_of(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
-    """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
-    packet = func._schema.name.partition("::")[2]
-    kind, whose = KINDS[packet]
-    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
-    tensors: list[Any] = []
-    if whose == "result":
-        tensors = list(tensors_in([named[name] for name in _RESULTS if name in named][:1]))
-        tensors = tensors or list(tensors_in(result))
-    elif whose == "given":
-        tensors = list(tensors_in([named[name] for name in _GIVEN if name in named][:1]))
-    ranks = _ranks(named)
-    return Exchange(
-        kind=kind,
-        bytes=sum(int(one.numel()) * int(one.element_size()) for one in tensors),
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
-        ranks=ranks,
-        pairs=_pair(kind, named, ranks),
-    )
-
-
-def _ranks(named: dict[str, Any]) -> tuple[int, ...]:
-    """Global ranks of the group that an op is given, by object or by name."""
-    from torch.distributed import distributed_c10d as c10d
-
-    group = named.get("process_group")
-    if group is not None and not isinstance(group, c10d.ProcessGroup):
-        group = c10d.ProcessGroup.unbox(group)
-    if group is None:
-        group = c10d._resolve_process_group(named["group_name"])
-    return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
-
-
-def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    if kind not in ("send", "recv"):
-        return None
-    mine = ranks[0] if ranks else 0
-    other = int(named.get("dst", named.get("src", 0)) or 0)
-    other = ranks[other] if 0 <= other < len(ranks) else mine
-    return (mine, other) if kind == "send" else (other, mine)
 
 
 def asked_by() -> AskedBy:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from perfscope.profiler.aot.torch_collectives import KINDS, NAMESPACES, WAIT, Groups, exchange_of
+from perfscope.profiler.aot.torch_collectives import WAIT, Groups
+from perfscope.profiler.aot.torch_exchange import KINDS, NAMESPACES, exchange_of
 from perfscope.profiler.aot.torch_processes_file import Moment, PlannedCollective
 
 

@@ -15,14 +15,14 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.profiler.aot.torch_cuda_answers import MOVES
 from perfscope.profiler.aot.torch_memory_events import NOWHERE, Block, Event, GraphCall, Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
+from perfscope.profiler.aot.torch_memory_mode import MemoryMode, inner, storage_of
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
-from perfscope.profiler.captures.op_graph_mode import tensors_in, unwraps
+from perfscope.profiler.captures.op_graph_mode import tensors_in
 
 
 class _Watch(ref[Any]):
@@ -62,7 +62,7 @@ class MemoryLedger:
 
     def install(self) -> None:
         """Look at every op from now on."""
-        self.mode = _MemoryMode(self)
+        self.mode = MemoryMode(self)
         self._follow_sizes()
         insert_lowest(self.mode)
         MOVES.append(self.moved)
@@ -118,7 +118,7 @@ class MemoryLedger:
 
     def block_of(self, tensor: Any) -> Block | None:
         """The block that a tensor lies in, if it was seen."""
-        thing = _storage(tensor)
+        thing = storage_of(tensor)
         held = None if thing is None else self._watches.get(id(thing))
         return held.block if held is not None and held() is thing else None
 
@@ -209,7 +209,7 @@ class MemoryLedger:
         self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
 
     def _made(self, tensor: Any, op: str, phase: StepPhase, place: Place, node: int) -> Block | None:
-        thing = _storage(tensor)
+        thing = storage_of(tensor)
         if thing is None:
             return None
         block = Block(int(thing.nbytes()), op, phase, place, self.ops, None, node, touched=self.ops)
@@ -285,31 +285,9 @@ class MemoryLedger:
                 self._call(tensor, "optimizer_state")
 
     def _call(self, tensor: Any, category: str) -> None:
-        block = None if tensor is None else self.block_of(_inner(tensor))
+        block = None if tensor is None else self.block_of(inner(tensor))
         if block is not None and block.category is None:
             block.category = category
-
-
-class _MemoryMode(TorchDispatchMode):  # type: ignore[misc]
-    """Tells the ledger of each op."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, ledger: MemoryLedger) -> None:
-        super().__init__()
-        self._ledger = ledger
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(unwraps, types)):
-            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
-        result = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            self._ledger.seen(func, args, kwargs or {}, result)
-        return result
 
 
 def _in_module(site: Any) -> bool:
@@ -318,19 +296,3 @@ def _in_module(site: Any) -> bool:
 
 def _is_device(thing: Any) -> bool:
     return isinstance(thing, torch.device) and thing.type == "cuda"
-
-
-def _inner(tensor: Any) -> Any:
-    """What a tensor that is spread over processes is here."""
-    if not unwraps(type(tensor)):
-        return tensor
-    names, _ = tensor.__tensor_flatten__()
-    return _inner(getattr(tensor, names[0])) if names else tensor
-
-
-def _storage(tensor: Any) -> Any:
-    """Of a dense tensor; sparse and opaque ones have none that has a size."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
