@@ -57,6 +57,11 @@ def ends(body: Body) -> Counter[str]:
 
 
 GATHERED = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
 ENTRY %main (p: f32[4]) -> f32[32] {
   %p = f32[4]{0} parameter(0)
   %own = f32[4]{0} negate(%p)
