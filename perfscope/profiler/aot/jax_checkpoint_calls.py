@@ -134,9 +134,11 @@ def _path(eqn: Any) -> tuple[Call, ...]:
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ()
-    info = inner_of(eqn).debug_info if is_call(eqn) else None
-    own = info is not None and info.func_filename and is_user(info.func_filename)
-    jitted = ((Jitted(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),) if own else ()
+    jitted: tuple[Call, ...] = ()
+    if is_call(eqn):
+        info = inner_of(eqn).debug_info
+        if info.func_filename and is_user(info.func_filename):
+            jitted = ((Jitted(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
     codes, lasti = traceback.raw_frames()
     place = compat.get("jax._src.source_info_util", "raw_frame_to_frame")
     frames = tuple(
