@@ -213,7 +213,8 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
     )
 
     app.clientside_callback(  # on a phone the menu is a row wider than the screen: the page that is open is in sight
-        "function(){setTimeout(function(){var menu=document.getElementById('menu'),here=menu&&menu.querySelector('.ps-here');"
+        "function(){setTimeout(function(){"
+        "var menu=document.getElementById('menu'),here=menu&&menu.querySelector('.ps-here');"
         "if(here){menu.scrollLeft=here.offsetLeft-menu.offsetLeft-(menu.clientWidth-here.offsetWidth)/2}},0)}",
         Input("menu", "children"),
     )
