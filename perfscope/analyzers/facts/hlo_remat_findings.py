@@ -44,6 +44,11 @@ ADVICE = (
     "from them saves nothing. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what a policy keeps. "
 )
 
+EVEN = (
+    "By the device's peaks there is no time in it. Products seldom reach theirs, so a run may still gain a little: "
+    "time both before changing anything. "
+)
+
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
     """Findings on recomputation of all compiled programs."""
@@ -78,32 +83,41 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         kept = sum(one.kept_bytes for one in found)
         parts, storing = recomputed_parts(trace, found), storing_part(trace, found)
         spent = price(trace, parts if storing is None else [*parts, storing])
-        if storing is not None and spent is not None and not spent.run_ns:
-            continue  # keeping the results would take as long
+        lost = _lost(spent, kept) if storing is None else _against(price(trace, parts), storing, spent)
+        even = storing is not None and spent is not None and not spent.run_ns  # nothing is gained, by the model
+        spent = None if even else spent
         yield Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
             f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
-            f"{format_bytes(kept)}{_lost(spent, kept, storing)}",
-            severity=_severity(share) if spent is None else spent.severity,
+            f"{format_bytes(kept)}{lost}",
+            severity=("low" if even else _severity(share)) if spent is None else spent.severity,
             basis="structural" if spent is None else spent.basis,
             cost_ns=None if spent is None else spent.cost_ns,
             cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
             cost_bytes=None,
             where=where,
             evidence=tuple(_row(trace, one, whole) for one in found[:MAX_ROWS]),
-            spans=spans_of_parts(trace, recomputed_parts(trace, found)),
-            advice=ADVICE + (_headroom(cost) if whole is None else whole.text()),
+            spans=spans_of_parts(trace, parts),
+            advice=(EVEN if even else "") + ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
 
 
-def _lost(spent: Price | None, kept: int, storing: Part | None = None) -> str:
+def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
+    """What keeping the results in a loop's stacks takes, against what computing them again does: the end of a title."""
+    if again is None or spent is None or storing.modelled_ns is None:
+        return ""
+    way = f" and {format_ns(-storing.modelled_ns)} a run for their way through memory"
+    if not spent.run_ns:
+        return f"{way} (modelled), no less than running them again: {format_ns(again.run_ns)}"
+    return f"{way} (modelled) instead of {format_ns(again.run_ns)}: saves {spent.text}"
+
+
+def _lost(spent: Price | None, kept: int) -> str:
     """What is known of time, as the end of the title."""
     if spent is None:
         return ""
     rate = ns_a_mib(spent.run_ns, kept)
-    if storing is not None and storing.modelled_ns is not None:
-        return f" and {format_ns(-storing.modelled_ns)} a run for their way through memory, and saves {spent.text}"
     return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
 
 

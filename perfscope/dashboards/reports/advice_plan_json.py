@@ -69,6 +69,7 @@ def _plan(plans: Plans, plan: Plan) -> dict[str, Any]:
         "peak_in": plan.simulation.part,
         "peak_region": None if plan.simulation.region is None else shown(model.regions[plan.simulation.region].name),
         "recompute_ns": plan.simulation.recompute_ns,
+        "stored_ns": plan.simulation.stored_ns,
         "host_bytes": plan.transfer.host_bytes,
         "between_bytes": plan.transfer.between_bytes,
         "added_low_ns": plan.added_low_ns,

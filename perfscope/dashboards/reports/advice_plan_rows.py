@@ -214,7 +214,8 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
     model = plans.model
     costs = {
         "measured": "what recomputing costs is the measured time of the ops that run again",
-        "modelled": "what recomputing costs is priced by the peaks of the device",
+        "modelled": "what recomputing costs is priced by the peaks of the device, and so is what keeping costs in a "
+        "loop over layers",
         "structural": "what recomputing costs is not known",
     }
     notes = [

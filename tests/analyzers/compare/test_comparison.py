@@ -179,7 +179,7 @@ class TestCorpus:
         assert_quiet(compare(one, one))
 
     def test_compiled_programs_are_compared_without_a_clock(self, corpus: Path) -> None:
-        none, full = (load(corpus / "aot" / f"gpu_ckpt_{kind}_scan.hlo.txt.gz") for kind in ("none", "full"))
+        none, full = (load(corpus / "aot" / f"gpu_ckpt_{kind}_unroll.hlo.txt.gz") for kind in ("none", "full"))
         found = compare(none, full)
         assert (found.base.kind, found.time) == ("compiled programs", None)
         assert "excess_remat" in {one.rule for one in found.findings if one.is_worse}
