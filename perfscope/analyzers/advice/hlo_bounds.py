@@ -44,9 +44,9 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=59, close=47, low=-0.131, high=0.24)
-LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=68, close=57, low=-0.267, high=0.13)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=29, close=18, low=-0.111, high=0.336)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=65, close=57, low=-0.118, high=0.24)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=74, close=63, low=-0.267, high=0.13)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=29, close=24, low=-0.025, high=0.335)
 SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=31, close=19, low=-0.149, high=0.261)
 
 _WORDS: dict[Policy, str] = {
