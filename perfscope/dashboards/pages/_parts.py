@@ -45,6 +45,8 @@ def origins(asked: Asked) -> dict[str, str]:
 
 OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
 """Pages that have something of programs and snapshots, which hold no time."""
+SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
+"""Of their views, what they draw."""
 NOTHING_RAN = "Nothing of this ran, so there is nothing to show here."
 
 
@@ -70,7 +72,7 @@ def _has(asked: Asked, page: str) -> bool:
     if held is None:
         return True
     view = held.get("view", {})
-    return page != asked.page and any(view.get(key) for key in ("html", "memories", "planned", "subjects"))
+    return any(view.get(key) for key in SHOWN[page])
 
 
 def pictures(asked: Asked) -> dict[int, str]:
