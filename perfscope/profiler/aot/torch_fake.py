@@ -45,6 +45,10 @@ _KEEPS = {
 """Ops whose results are values of their first argument."""
 
 
+RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "aten._cudnn_rnn", "aten._thnn_fused_")
+"""Ops of a whole recurrent layer, or of a cell."""
+
+
 class PlanFrames(Frames):
     """Names of files without a folder of this machine: below the import path, else their last two parts."""
 
@@ -74,6 +78,8 @@ class FakeWorld:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
+        self.recurrent = False
+        """Whether a recurrent layer ran as one op."""
         self._dispatch = FakeTensorMode.dispatch
         self._swap = torch.utils.swap_tensors
 
@@ -92,6 +98,7 @@ class FakeWorld:
 
         FakeTensorMode.dispatch = on_host
         torch.utils.swap_tensors = self._swapped
+        torch._VF._pad_packed_sequence = _padded
 
     def _swapped(self, left: Any, right: Any) -> None:
         """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
@@ -121,6 +128,7 @@ class FakeWorld:
         except fake_tensor.DynamicOutputShapeException:
             return self._sized(mode, func, args, kwargs)
         _remember(func, args, result)
+        self.recurrent = self.recurrent or str(func).startswith(RECURRENT)
         return result
 
     def _value(self, func: Any, args: Any) -> Any:
@@ -166,6 +174,12 @@ class FakeWorld:
             self.note("bincount", f"{count:,} bins")
             with mode:
                 return torch.empty((count,), dtype=torch.int64, device=first.device)
+        if packet == "aten._pack_padded_sequence":
+            count, steps = (first.shape[0], first.shape[1]) if args[2] else (first.shape[1], first.shape[0])
+            self.note("pack_padded_sequence", f"all {count:,} sequences have the length of the longest, {steps:,}")
+            with mode:
+                packed = first.new_empty((count * steps, *first.shape[2:]))
+            return packed, torch.full((steps,), count)  # real: what runs a recurrent layer reads it
         raise fake_tensor.DynamicOutputShapeException(func)
 
     def note(self, what: str, answer: str) -> None:
@@ -173,6 +187,15 @@ class FakeWorld:
         site = self.frames.site(sys._getframe(1))
         if not site.data:
             self.reads[what, site.file, site.line, site.function, answer] += 1
+
+
+def _padded(data: Any, sizes: Any, batch_first: bool, value: float, least: int) -> Any:
+    """A packed batch whose sequences are all of one length, with its lengths: what reads their number reads fakes."""
+    steps = int(sizes.shape[0])
+    whole = data.reshape(steps, data.shape[0] // steps, *data.shape[1:])
+    if least > steps:
+        whole = torch.cat([whole, whole.new_full((least - steps, *whole.shape[1:]), value)])
+    return whole.transpose(0, 1) if batch_first else whole, torch.full((whole.shape[1],), steps)
 
 
 def to_host(tree: Any) -> Any:

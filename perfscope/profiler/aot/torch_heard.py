@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from perfscope.profiler import torch_compat
@@ -12,6 +13,7 @@ from perfscope.profiler.aot.torch_plan_file import MAX_ROWS, MAX_TEXT, PlanBreak
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.errors import DataError
 
+_HERE = Path(__file__).parent
 _OUTERMOST = "torch/_dynamo/external_utils.py"
 """Around a module of torch's own that is called first of all."""
 
@@ -38,6 +40,8 @@ class Heard(logging.Handler):
         self._interned: dict[int, str] = {}
         self.functions: dict[str, tuple[str, PlanPlace | None]] = {}
         """Compile id to name of the frame's function, and its first line."""
+        self._own: set[str] = set()
+        """Compile ids of frames of our own, which stand before functions of torch's."""
         self._breaks: list[tuple[str, str]] = []
         self._recompiles: list[tuple[str, tuple[str, ...]]] = []
 
@@ -60,6 +64,8 @@ class Heard(logging.Handler):
         """Graph breaks in the order they were found, equal ones once."""
         rows = []
         for compile_id, text in dict.fromkeys(self._breaks):
+            if compile_id in self._own:
+                continue
             function, place = self.functions.get(compile_id, (None, None))
             rows.append(PlanBreak(compile_id=compile_id, function=function, place=place, text=text))
         return tuple(rows[:MAX_ROWS])
@@ -68,6 +74,8 @@ class Heard(logging.Handler):
         """Frames that were compiled again."""
         rows = []
         for compile_id, reasons in self._recompiles:
+            if compile_id in self._own:
+                continue
             function, place = self.functions.get(compile_id, (None, None))
             rows.append(PlanRecompile(compile_id=compile_id, function=function, place=place, reasons=reasons))
         return tuple(rows[:MAX_ROWS])
@@ -95,6 +103,8 @@ class Heard(logging.Handler):
         file = frame.get("filename")
         path = self._interned.get(file, "") if isinstance(file, int) else str(file)
         function = str(frame.get("name"))
+        if Path(path).parent == _HERE:
+            self._own.add(compile_id)
         if path.endswith(_OUTERMOST):
             self.functions[compile_id] = ("a module of torch.nn", None)
             return

@@ -74,6 +74,8 @@ class Planner:
         self._saved = 0
         self.tuned = False
         """Whether the program asked for autotuning, which is not planned."""
+        self.replayed = False
+        """Whether it asked for CUDA graphs."""
 
     def install(self) -> None:
         """Change inductor in this process; ``DataError`` in one line where this torch's is not one that is known."""
@@ -125,6 +127,7 @@ class Planner:
         def compile_in_plan(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:
             patches = dict(config_patches or {})
             planner.tuned = planner.tuned or any(patches.pop(name, False) for name in UNASKED)
+            planner.replayed = planner.replayed or any(patches[name] for name in patches if name.endswith("cudagraphs"))
             patches = {name: value for name, value in patches.items() if "cudagraph" not in name}
             return self._compile(model, inputs, plan, patches)
 

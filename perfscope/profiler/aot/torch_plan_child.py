@@ -256,6 +256,13 @@ class _Planning:
         found += [kernel.not_covered for graph in graphs for kernel in graph.kernels if kernel.not_covered]
         if self.planner.tuned:
             found.append("autotuning (max-autotune): kernels would be run to choose; library calls are planned instead")
+        if self.planner.replayed:
+            found.append(
+                "CUDA graphs (reduce-overhead): each launch of a planned graph is costed as the host's own, and the "
+                "pools that replays keep are in no peak"
+            )
+        if self.world.recurrent:
+            found.append("recurrent layers that run eagerly: cuDNN has kernels of its own; they count by their bytes")
         if self.steps.source is None:
             found.append(
                 "steps: none were found, so all the program did stands for one, and its eager ops were not kept"

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.plan_section import plan_section
 from perfscope.analyzers.readers.torch_plan import read_folder
 from perfscope.analyzers.rules import load_rule
 from perfscope.analyzers.torch_plan import TorchPlan
 from perfscope.analyzers.trace import Trace
 from perfscope.commands.compile import request_of
+from perfscope.dashboards.reports.plan_rows import plan_views
 from perfscope.profiler.aot import compiled_file, plugins, torch_pretend_run, watch
 from perfscope.profiler.aot.compile import compile_program
 from perfscope.profiler.aot.torch_pretend_fit import unfit
@@ -59,7 +61,9 @@ def needs_triton() -> None:
         pytest.skip(why)
 
 
-def pretended(folder: Path, text: str | None, *words: str, target: str = "h100", seconds: float = 1200) -> Trace:
+def pretended(
+    folder: Path, text: str | None, *words: str, target: str = "h100", seconds: float = 1200, registers: bool = False
+) -> Trace:
     """The plan of a program of that text, or of a module."""
     if text is not None:
         script = folder / "train.py"
@@ -67,8 +71,9 @@ def pretended(folder: Path, text: str | None, *words: str, target: str = "h100",
         words = (str(script), *words)
     machine = parse_target(target, None)
     request = request_of(
-        words, module=text is None, framework="torch", target=machine, seconds=seconds, pretend_device=True
-    )
+        words, module=text is None, framework="torch", target=machine, seconds=seconds, registers=registers,
+        pretend_device=True,
+    )  # fmt: skip
     trace = read_folder(compile_program(request, root=folder / "runs"))
     trace.target = machine
     return trace
@@ -150,6 +155,25 @@ def test_a_training_script_is_planned_to_its_step(tmp_path: Path) -> None:
     products = [kernel for graph in plan.graphs for kernel in graph.kernels if kernel.kind == "product"]
     assert len(products) == 20 + 2 * 20 - 1
     assert {kernel.dtype for kernel in products} == {"bfloat16"}  # autocast is that for CUDA
+
+
+def test_registers_of_what_is_planned_over_it(tmp_path: Path) -> None:
+    text = torch_programs.CONSTANTS.replace("self.first(x)", "torch.softmax(self.first(x), -1)")
+    trace = pretended(tmp_path, text, registers=True)
+    assert plan_of(trace).way == "pretended-device"
+    kernels = [kernel for graph in plan_of(trace).graphs for kernel in graph.kernels]
+    assert {kernel.kind for kernel in kernels} >= {"reduction", "product"}
+    for kernel in kernels:
+        assert (kernel.registers is None) is not kernel.name.startswith("triton_"), kernel.name
+        if kernel.registers is not None:
+            assert kernel.registers.failure is None
+            assert kernel.registers.capability == "sm_90a"
+            assert 8 <= (kernel.registers.registers or 0) <= 255
+            assert kernel.registers.spilled_bytes == 0
+    (view,) = plan_views(plan_section([trace]))
+    shown = [dict(cells) for cells in view.kernels]
+    assert {bool(cells["registers"]) for cells in shown if cells["kernel"].startswith("triton_")} == {True}
+    assert any("XBLOCK" in cells["block size"] for cells in shown)
 
 
 def test_constants_of_a_graph_stay_on_the_host(tmp_path: Path) -> None:
