@@ -29,6 +29,8 @@ _CACHES = ((132 * 2 * 1024, 20.0), (52_428_800, 2.5))
 """Sizes up to which an array is read again from a cache, and how much faster."""
 _OVERLAP = 0.95
 """Share of the shorter of arithmetic and memory that hides behind the longer."""
+_MOST_CODE = 1_000
+"""Instructions of one kernel, with all copies: three times those of the longest that was seen. XLA has such a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,8 @@ class _Fusion:
         """Seconds that it saves to compute an instruction within its readers; negative also where it cannot be."""
         readers, op = self._readers[at], self._ops[at]
         if not readers or not op.produces or op.view or not all(self._ops[one].consumes for one in readers):
+            return -math.inf
+        if len(self._bodies[at]) + max(len(self._bodies[one]) for one in readers) > _MOST_CODE:
             return -math.inf
         gain = self._kernel(at).time + _LAUNCH
         for one in readers:

@@ -39,7 +39,7 @@ _DIMENSION = re.compile(r"\d+")
 SMALL = 0.01
 """Share of the largest array from which on a value is looked at. It is the readers of a smaller one that count: XLA
 makes one kernel of those that read the same, which is not followed here."""
-MOST = 6_000
+MOST = 3_000
 """Instructions that are fused; of more it takes too long."""
 
 
@@ -99,7 +99,7 @@ class _Together:
             self._place(self._flow.numbers[inside.name, name])
 
     def _place(self, number: int) -> None:
-        waiting = [self.sames.source(number)]
+        waiting, opened = [self.sames.source(number)], set[int]()
         while waiting:
             one = waiting[-1]
             kind = self.sames.of(one)
@@ -108,7 +108,8 @@ class _Together:
                 continue
             behind = [] if self._is_held(one) else [self.sames.source(each) for each in self._operands(one)]
             missing = [each for each in behind if self.sames.of(each) not in self._places]
-            if missing:
+            if missing and kind not in opened:
+                opened.add(kind)
                 waiting += missing
                 continue
             self._add(one, kind)
@@ -144,6 +145,8 @@ class _Together:
         held = self._is_held(number)
         operands: dict[int, float] = {}
         for operand in () if held else self._operands(number):
+            if self.sames.of(operand) not in self._places:
+                continue  # a value that leads back to itself
             at, view = self._places[self.sames.of(operand)], self._seen_as(operand)
             if one.opcode not in _READERS:
                 self._bound.add(at)

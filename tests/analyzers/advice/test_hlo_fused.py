@@ -72,11 +72,11 @@ def test_a_reader_that_needs_a_buffer_keeps_it_in_memory_for_all() -> None:
     assert saving(ops, 1) == -math.inf
 
 
-def test_one_copy_a_reader_also_where_a_reader_is_fused_into_another() -> None:
-    """XLA copies an instruction into each reader; a reader that goes into another one brings its copy along."""
-    ops = [held(), array(0, cycles=60), array(1), array(1, 2), held(), array(3, 4)]
-    assert set(written(ops)) >= {0, 4, 5}
-    assert all(at < len(ops) for at in written(ops))
+def test_copies_that_double_at_every_step_stay_bounded() -> None:
+    """Small numbers that each depend on the two before: every fusion seems to save a launch."""
+    ops = [held(1), held(1)]
+    ops += [array(at, at + 1, elements=1) for at in range(60)]
+    assert 1 < len(written(ops)) < 30
 
 
 def test_a_view_is_no_instruction_of_its_own() -> None:
