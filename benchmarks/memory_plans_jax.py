@@ -16,25 +16,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.advice.hlo_again import again_of
-from perfscope.analyzers.advice.hlo_kept import runs_again
-from perfscope.analyzers.advice.hlo_layer import Layer
-from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.advice.recomputed import predicted_recompute, recomputed_flops
 from perfscope.analyzers.advice.simulate import Simulator
 from perfscope.analyzers.advice.step_model import Policy, StepModel
-from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of
-from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.readers import hlo_proto
 from perfscope.analyzers.trace import Trace
 
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 SOURCES = (*POLICIES, "names")
 """Nothing of a program tells what another with ``names`` would keep; from one with it something can be predicted."""
-KEEPS = {"full": lambda flow: nothing, "dots": unbatched_products}
 ENDING = ".hlo.pb.xz"
 KINDS = {"loop": ("scan", "halves"), "layers with a scope each": ("unrolled", "listed")}
 HELD_OUT = ("gpu", "fresh")
@@ -70,7 +63,7 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
         traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
         models = {policy: found for policy, trace in traces.items() for found in _models(trace)}
         peaks = {policy: _peak(trace) for policy, trace in traces.items()}
-        again = {policy: _recomputed(trace) for policy, trace in traces.items()}
+        again = {policy: recomputed_flops(trace, 0) for policy, trace in traces.items()}
         for source, model in models.items():
             for policy in traces:
                 keeps_all = policy == "none"
@@ -78,7 +71,8 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
                     continue
                 if not _has(model, POLICIES[policy]):
                     continue
-                added = _inner_flops(traces[source]) if keeps_all else again[source] + _flops(traces[source], policy)
+                added = predicted_recompute(traces[source], 0, POLICIES[policy])
+                assert added is not None
                 yield Row(
                     program=stem,
                     source=source,
@@ -118,35 +112,6 @@ def _peak(trace: Trace) -> int:
 
 def _has(model: StepModel, policy: Policy) -> bool:
     return policy in dict(model.regions[0].changes)
-
-
-def _recomputed(trace: Trace) -> int:
-    """What a program computes again as it is."""
-    phases = trace.fact(hlo_costs)[0].phases
-    return phases["recompute"].flops if "recompute" in phases else 0
-
-
-def _inner_flops(trace: Trace) -> int:
-    """What layers compute again of themselves, in loops within them: also where everything is kept."""
-    cost = trace.fact(hlo_costs)[0]
-    module = trace.hlo[0]
-    loops = not layers_of(module, Flow(module), Schedule(module))[0].scope
-    return sum(
-        row.total.flops
-        for row in cost.by_name.values()
-        if "rematted_computation" in row.instruction.op_name
-        and not runs_again(row.instruction.op_name, loops=loops)
-        and row.instruction.opcode not in ("fusion", "while", "call", "get-tuple-element")
-    )
-
-
-def _flops(trace: Trace, policy: str) -> int:
-    """What a policy would compute again besides."""
-    module = trace.hlo[0]
-    flow, schedule = Flow(module), Schedule(module)
-    found = layers_of(module, flow, schedule)
-    numbers = [again_of(Layer(flow, layers), layers.kept, KEEPS[policy](flow)).computed for layers in found]
-    return sum(flops_of(trace.fact(hlo_costs)[0], flow, one) for one in numbers)
 
 
 def table(found: Sequence[Row]) -> str:
