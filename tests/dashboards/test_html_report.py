@@ -197,3 +197,9 @@ def test_evidence_beyond_the_first_rows_is_folded() -> None:
     page = Parsed(render(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))))
     assert f"{20 - FIRST_ROWS} more rows" in page.text
     assert "and 5 more rows in the JSON report" in page.text
+
+
+def test_one_step_is_one() -> None:
+    steps = tuple(Step(rank=0, number=number, duration_ns=MS, traced=True) for number in range(2))
+    assert "<span>1 step</span>" in render(analysis(steps=steps[:1]))
+    assert "<span>2 steps</span>" in render(analysis(steps=steps))
