@@ -102,7 +102,7 @@ class Index:
         rows = self.by_class[self.class_at[lane * CLASSES] : self.class_at[lane * CLASSES + 1]]
         first, last = (bisect_left(rows, edge, key=lambda row: int(self.start[row])) for edge in (low_ns, high_ns))
         found = np.asarray(rows[first:last], np.int64)
-        return found[self.end[found] == self.start[found]]
+        return np.asarray(found[self.end[found] == self.start[found]], np.int64)
 
     def wide(self, lane: int, low_ns: int, high_ns: int, least_ns: int) -> Int64:
         """Events of a lane that touch [low, high) and last at least ``least_ns``, by start."""
