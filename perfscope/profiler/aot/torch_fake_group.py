@@ -29,7 +29,11 @@ RPC = "torch.distributed.rpc is not covered by a plan: it needs other processes 
 PIPELINE = (
     "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
 )
-NO_GROUP = "torch.distributed is not built into this torch: programs of several processes cannot be planned"
+FSDP1 = "FullyShardedDataParallel is not covered by a plan over CPU tensors: fully_shard (FSDP2) is"
+REFUSALS = (("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),)
+"""(module, classes, why not)."""
+HOST_REFUSALS = (("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),)
+"""Where tensors are those of the CPU: they ask for an accelerator."""
 
 
 class FakeGroup:
@@ -116,7 +120,7 @@ class FakeGroup:
                 self.notes[f"the program calls itself rank {rank}; it is planned as rank 0"] = None
             self.world_size = size
             self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
-            _no_pipelines()
+            _refuse_imported(pretended=self._pretended)
             rules: Any = importlib.import_module("torch._dynamo.trace_rules")
             forget, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None  # they know torch.cuda as it was
             try:
@@ -204,13 +208,13 @@ def _really(original: Callable[..., Any]) -> Callable[..., Any]:
     return done
 
 
-def _no_pipelines() -> None:
-    """Where the program has imported torch's pipelines."""
-    stage: Any = sys.modules.get("torch.distributed.pipelining.stage")
-    if stage is not None:
-        for name in ("PipelineStage", "_PipelineStage"):
-            if hasattr(stage, name):
-                getattr(stage, name).__init__ = _refused(PIPELINE)
+def _refuse_imported(*, pretended: bool) -> None:
+    """What of torch the program has imported by now and no plan covers."""
+    for module, names, why in (*REFUSALS, *(() if pretended else HOST_REFUSALS)):
+        found: Any = sys.modules.get(module)
+        for name in names if found is not None else ():
+            if hasattr(found, name):
+                getattr(found, name).__init__ = _refused(why)
 
 
 def _refused(why: str) -> Callable[..., Any]:

@@ -116,6 +116,9 @@ torch.multiprocessing.spawn(train, args=(4,), nprocs=4)
 """
 
 REFUSED = {
+    "FullyShardedDataParallel": "import torch\nimport torch.distributed as dist\n"
+    "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+    "dist.init_process_group('nccl')\nFullyShardedDataParallel(torch.nn.Linear(4, 4).cuda())\n",
     "DataParallel": "import torch\ntorch.nn.DataParallel(torch.nn.Linear(4, 4).cuda())\n",
     "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker0', rank=0, world_size=2)\n",
     "pipelining": "import torch\nimport torch.distributed as dist\n"
