@@ -46,7 +46,7 @@ class Bound:
 
 LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=65, close=57, low=-0.118, high=0.24)
 LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=74, close=63, low=-0.267, high=0.13)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=29, close=24, low=-0.025, high=0.335)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=32, close=27, low=-0.04, high=0.335)
 SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=31, close=19, low=-0.149, high=0.261)
 
 _WORDS: dict[Policy, str] = {

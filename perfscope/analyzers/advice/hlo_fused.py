@@ -31,6 +31,8 @@ _OVERLAP = 0.95
 """Share of the shorter of arithmetic and memory that hides behind the longer."""
 _MOST_CODE = 1_000
 """Instructions of one kernel, with all copies: three times those of the longest that was seen. XLA has such a limit."""
+MOST_WORK = 2_000_000
+"""Instructions and operands that are looked at until fusion is given up: some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,10 @@ class _Kernel:
 
 
 def written(ops: Sequence[Op]) -> dict[int, frozenset[int]]:
-    """Places of the instructions that end up with a result in memory, with those of its readers; no views."""
+    """Places of the instructions that end up with a result in memory, with those of its readers; no views.
+
+    None at all where that would take too long (``MOST_WORK``).
+    """
     fusion = _Fusion(ops)
     return {at: fusion.readers(at) for at in fusion.run()}
 
@@ -103,6 +108,7 @@ class _Fusion:
         self._kernels: dict[int, _Kernel] = {}
         self._heap: list[tuple[float, int]] = []
         self._latest: dict[int, float] = {}
+        self._work = 0
 
     def run(self) -> list[int]:
         """Fuses until nothing more is worth it."""
@@ -117,7 +123,7 @@ class _Fusion:
             if at in self._bodies and self._latest.get(at) == gain:
                 for one in sorted(self._fuse(set(self._readers[at]), at)):
                     self._weigh(one)
-        return [at for at in self._bodies if not self._ops[at].view]
+        return [at for at in self._bodies if not self._ops[at].view] if self._work <= MOST_WORK else []
 
     def readers(self, at: int) -> frozenset[int]:
         """Whose kernels read it."""
@@ -126,6 +132,8 @@ class _Fusion:
     def _weigh(self, at: int) -> None:
         """Puts an instruction into the queue with what its fusion gains, if it does."""
         self._latest.pop(at, None)
+        if self._work > MOST_WORK:
+            return
         gain = self.gain(at)
         if gain >= 0:
             self._latest[at] = -gain
@@ -172,6 +180,7 @@ class _Fusion:
 
     def _look(self, root: int) -> _Kernel:
         ops, body = self._ops, self._bodies[root]
+        self._work += len(body)
         roots: dict[int, set[int]] = {0: {0}}
         weights: dict[int, float] = {0: 1.0}
         cycles = 0.0
@@ -199,6 +208,7 @@ class _Fusion:
     def _together(self, at: int, reader: int) -> float:
         """Seconds of a reader with an instruction in it, as XLA estimates it before it fuses them."""
         one, other = self._kernel(at), self._kernel(reader)
+        self._work += len(one.reads) + len(other.reads)
         use = other.reads[at]
         total = {source: share * self._ops[source].bytes for source, share in other.reads.items() if source != at}
         for source, share in one.reads.items():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from perfscope.analyzers.advice import hlo_fused
 from perfscope.analyzers.advice.hlo_fused import Op, saving, written
 from perfscope.analyzers.advice.hlo_fused_merged import merged, normalized
 
@@ -77,6 +78,13 @@ def test_copies_that_double_at_every_step_stay_bounded() -> None:
     ops = [held(1), held(1)]
     ops += [array(at, at + 1, elements=1) for at in range(60)]
     assert 1 < len(written(ops)) < 30
+
+
+def test_what_would_take_too_long_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = [held(), array(0, cycles=400), array(1), array(1)]
+    assert written(ops)
+    monkeypatch.setattr(hlo_fused, "MOST_WORK", 3)
+    assert not written(ops)
 
 
 def test_a_view_is_no_instruction_of_its_own() -> None:
