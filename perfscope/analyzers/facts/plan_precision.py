@@ -71,7 +71,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         device = target.device
         if not device.matrix_dtypes or not device.peak_flops.get("float32"):
             raise AbstainError(f"no faster precision for products is known of {device.name}")
-        fast = mixed if mixed in device.peak_flops else device.matrix_dtypes[0]
+        fast = mixed if mixed is not None and mixed in device.peak_flops else device.matrix_dtypes[0]
         floor = shortest_ns(target)
         saved = [one.runs * (_ns(device, one, one.dtype, floor) - _ns(device, one, fast, floor)) for one in found]
         cost = sum(saved)

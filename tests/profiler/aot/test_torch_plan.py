@@ -200,9 +200,9 @@ def test_a_packed_batch_goes_through_a_recurrent_layer(tmp_path: Path) -> None:
     (packed,) = (one for one in plan.made_up if one.what == "pack_padded_sequence")
     assert packed.answer == "all 16 sequences have the length of the longest, 20"
     assert any("recurrent layers" in text for text in plan.not_covered)
-    said = [*plan.breaks, *plan.recompiles]
-    assert said
-    assert not [one for one in said if one.place is not None and "torch_cuda_answers" in one.place.file]
+    assert plan.breaks
+    places = [*(one.place for one in plan.breaks), *(one.place for one in plan.recompiles)]
+    assert not [place for place in places if place is not None and "torch_cuda_answers" in place.file]
 
 
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
