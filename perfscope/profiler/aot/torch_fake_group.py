@@ -188,15 +188,18 @@ def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
     kind.from_group = staticmethod(_really(kind.from_group))
     kind._concatenate = staticmethod(_really(kind._concatenate))
     kind.mesh = property(_really(kind.mesh.fget))
-    whole = _really(module.init_device_mesh)
+    original = module.init_device_mesh
+    whole = _really(original)
 
     @functools.wraps(whole)
     def made_whole(device_type: str, *arguments: Any, **named: Any) -> Any:
         named.pop("backend_override", None)
         return whole(device(device_type), *arguments, **named)
 
-    both: Any = importlib.import_module("torch.distributed")
-    module.init_device_mesh = both.init_device_mesh = made_whole
+    for held in list(sys.modules.values()):
+        names = getattr(held, "__dict__", {})
+        if names.get("init_device_mesh") is original:  # FSDP2 makes a mesh with it where it is given none
+            names["init_device_mesh"] = made_whole
 
 
 def _really(original: Callable[..., Any]) -> Callable[..., Any]:

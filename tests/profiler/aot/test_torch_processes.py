@@ -132,6 +132,18 @@ def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:
     assert not gathers[1].blocks  # the others run beside the layer before them
 
 
+def test_modules_that_are_sharded_without_a_mesh_are_sharded_over_all(tmp_path: Path) -> None:
+    text = distributed_programs.FULLY_SHARD
+    assert ", mesh=mesh" in text
+    with_one, without = tmp_path / "with", tmp_path / "without"
+    with_one.mkdir()
+    without.mkdir()
+    wanted = processes_of(planned(with_one, text, "h100x8"))
+    found = processes_of(planned(without, text.replace(", mesh=mesh", ""), "h100x8"))
+    assert wanted.eager
+    assert as_gloo_does(found.eager) == as_gloo_does(wanted.eager)
+
+
 def test_products_that_are_spread_are_planned_as_they_run(tmp_path: Path) -> None:
     trace = planned(tmp_path, distributed_programs.TENSOR_PARALLEL, "h100x2")
     processes, events = processes_of(trace), really_run(tmp_path, distributed_programs.TENSOR_PARALLEL, 2)
