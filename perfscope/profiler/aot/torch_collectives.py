@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfscope.profiler.aot.torch_each_op import EachOp
 from perfscope.profiler.aot.torch_exchange import KINDS, NAMESPACES, exchange_of
 from perfscope.profiler.aot.torch_memory_events import Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
@@ -26,7 +26,7 @@ from perfscope.profiler.aot.torch_processes_file import (
 )
 from perfscope.profiler.aot.torch_streams import Clock
 from perfscope.profiler.captures.op_graph import insert_lowest
-from perfscope.profiler.captures.op_graph_mode import tensors_in, unwraps
+from perfscope.profiler.captures.op_graph_mode import tensors_in
 
 WAIT = "_c10d_functional.wait_tensor"
 
@@ -85,7 +85,7 @@ class CollectiveBook:
                 return _original(work, *arguments, **named)
 
             kind.wait = torch.compiler.disable(wait)
-        insert_lowest(_CollectiveMode(self))
+        insert_lowest(EachOp(self))
 
     def begin(self) -> None:
         """A step begins."""
@@ -112,7 +112,7 @@ class CollectiveBook:
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
-        if self._asleep:
+        if self._asleep or getattr(func, "namespace", "") not in NAMESPACES:
             return
         name = func._schema.name.replace("::", ".")
         if name == WAIT:
@@ -177,29 +177,6 @@ class CollectiveBook:
         rows = self._rows
         if rows is not None and number < len(rows) and rows[number].until is None:
             rows[number] = replace(rows[number], until=self.clock.now())
-
-
-class _CollectiveMode(TorchDispatchMode):  # type: ignore[misc]
-    """Tells the book of each exchange."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, book: CollectiveBook) -> None:
-        super().__init__()
-        self._book = book
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(unwraps, types)):
-            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "namespace", "") in NAMESPACES:
-            with torch._C.DisableTorchFunction():
-                self._book.seen(func, args, kwargs or {}, result)
-        return result
 
 
 def asked_by() -> AskedBy:

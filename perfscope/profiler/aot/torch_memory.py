@@ -17,9 +17,10 @@ from weakref import ref
 import torch
 
 from perfscope.profiler.aot.torch_cuda_answers import MOVES
+from perfscope.profiler.aot.torch_each_op import EachOp
 from perfscope.profiler.aot.torch_memory_events import NOWHERE, Block, Event, GraphCall, Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
-from perfscope.profiler.aot.torch_memory_mode import MemoryMode, inner, storage_of
+from perfscope.profiler.aot.torch_storages import inner, storage_of
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.captures.op_graph_mode import tensors_in
@@ -62,7 +63,7 @@ class MemoryLedger:
 
     def install(self) -> None:
         """Look at every op from now on."""
-        self.mode = MemoryMode(self)
+        self.mode = EachOp(self)
         self._follow_sizes()
         insert_lowest(self.mode)
         MOVES.append(self.moved)
