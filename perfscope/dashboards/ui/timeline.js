@@ -29,6 +29,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.listeners = [];
       this.dead = false;
       this.asked = 0;
+      this.page = this.page_now();
       this.begin();
     }
 

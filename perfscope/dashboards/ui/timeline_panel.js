@@ -184,8 +184,13 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     // The address holds the whole view, so that it can be sent.
+    page_now() {
+      const { pathname, search } = window.location, asked = new URLSearchParams(search);
+      return [pathname, ...["run", "base", "head"].map((key) => asked.get(key))].join(" ");
+    },
+
     remember() {
-      if (this.dead || !this.view) return;
+      if (this.dead || !this.view || this.page !== this.page_now()) return; // the address is another page's before this one ends
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
