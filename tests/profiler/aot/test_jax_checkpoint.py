@@ -21,7 +21,12 @@ from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
 from perfscope.profiler.aot.jax_plugin_compat import text_of
 from perfscope.profiler.errors import DataError
 
-pytestmark = pytest.mark.jax
+pytestmark = [
+    pytest.mark.jax,
+    pytest.mark.skipif(
+        jax.__version_info__ < (0, 10), reason=f"jax {jax.__version__}: programs are compiled from 0.10 on"
+    ),
+]
 
 POLICIES: dict[str, Any] = {
     "full": None,
