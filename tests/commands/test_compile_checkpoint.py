@@ -105,7 +105,7 @@ def test_a_program_without_a_flag_for_it(here: Path, capfd: pytest.CaptureFixtur
 @pytest.mark.aot
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["attention", "moe", "ssm"])
+@pytest.mark.parametrize("workload", ["attention", "ssm"])
 def test_workloads_at_a_small_size(here: Path, workload: str) -> None:
     require("gpu-nvidia")
     words = ("-m", f"perfscope.workloads.jax.{workload}", "--size", "tiny", "--layers", "3", "--device", "gpu")
