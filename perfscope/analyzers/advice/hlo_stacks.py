@@ -21,6 +21,11 @@ FUSED_WRITES = 2
 """Times that a value is written for being kept alone, where its readers could compute it within themselves: in the
 forward, and in the kernel that is priced for computing it again."""
 
+_MOVES = frozenset(
+    {"bitcast", "broadcast", "constant", "copy", "reshape", "slice", "transpose", "tuple", "get-tuple-element"}
+)
+"""Opcodes of a kernel that only stores, beside its updates and slices."""
+
 
 class Stacks:
     """The stacks of one loop over layers. Times in ns of one run of the program."""
@@ -103,8 +108,3 @@ class Stacks:
 
     def _bytes(self, number: int) -> int:
         return self._layer.layers.count * self._layer.flow.values[number].instruction.shape.bytes
-
-
-_MOVES = frozenset(
-    {"bitcast", "broadcast", "constant", "copy", "reshape", "slice", "transpose", "tuple", "get-tuple-element"}
-)

@@ -114,7 +114,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.beginPath();
       context.rect(GUTTER, 0, inner, 1e6);
       context.clip();
-      context.imageSmoothingEnabled = false;
+      context.imageSmoothingEnabled = x1 - x0 < to - from; // what is smaller than it was made is mixed, not left out
       context.globalAlpha = options.dim ? 0.25 : 1;
       rows.forEach((y, lane) => { if (y !== null && to > from) context.drawImage(picture, from, lane, to - from, 1, x0, y + 1, x1 - x0, ROW - 3); });
       context.restore();
