@@ -34,8 +34,8 @@ class Block(nn.Module):
 
 TAIL = """
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-for step in range(5):
-    with torch.profiler.record_function("look" if step == 3 else "skip"):
+for step in range(9):
+    with torch.profiler.record_function("look" if step >= 3 else "skip"):
         model(torch.randn(32, 256, device=DEVICE)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
