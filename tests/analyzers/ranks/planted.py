@@ -6,9 +6,9 @@ what went on meanwhile: everything around it stays as it was recorded.
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
+import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -33,6 +33,12 @@ def _recording(path: Path) -> Recording:
     return found
 
 
+@cache
+def _pickled(path: Path) -> bytes:
+    """The events of a recording: a copy by pickle takes a tenth of a deep copy."""
+    return pickle.dumps(_recording(path)["traceEvents"], protocol=5)
+
+
 def planted(files: Sequence[Path], folder: Path, plant: Plant) -> list[Trace]:
     """Traces of the ranks of ``files``, in their order, with what ``plant`` changes."""
     traces = []
@@ -41,7 +47,7 @@ def planted(files: Sequence[Path], folder: Path, plant: Plant) -> list[Trace]:
         recording = dict(_recording(path))
         told = {"rank": rank, "world_size": len(files)}
         recording["distributedInfo"] = {**recording["distributedInfo"], **told}
-        recording["traceEvents"] = plant(copy.deepcopy(recording["traceEvents"]), rank)
+        recording["traceEvents"] = plant(pickle.loads(_pickled(path)), rank)
         written = folder / f"rank{rank}_{path.name.removesuffix('.gz')}"
         written.write_text(json.dumps(recording))
         traces += load(written)

@@ -116,7 +116,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("slow", [2, -1])
+@pytest.mark.parametrize("slow", [2, pytest.param(-1, marks=pytest.mark.slow)])
 def test_the_slow_stage_of_four_real_processes_is_named(tmp_path: Path, slow: int) -> None:
     script = tmp_path / "pipeline.py"
     script.write_text(PROGRAM)

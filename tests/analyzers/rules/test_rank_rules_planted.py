@@ -17,20 +17,25 @@ LARGE = "AllReduce_Sum_f16"
 """Of megatron: 81 all-reduces of 64 MiB over 8 A100, which take 0.6 ms each."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def megatron(corpus: Path) -> list[Path]:
     return sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_*"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def exchanges(corpus: Path) -> list[Path]:
     """Four ranks of torchrec with 15 all-to-alls; their sizes were not recorded."""
     return sorted((corpus / "kineto").glob("torchrec__sst_long_a2a*"))
 
 
-@pytest.fixture
-def before(megatron: list[Path], tmp_path: Path) -> set[tuple[str, str]]:
-    return subjects(as_recorded(megatron, tmp_path / "before"), RULES)
+@pytest.fixture(scope="module")
+def recorded(megatron: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
+    return as_recorded(megatron, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def before(recorded: list[Trace]) -> set[tuple[str, str]]:
+    return subjects(recorded, RULES)
 
 
 def as_recorded(files: list[Path], folder: Path) -> list[Trace]:
@@ -58,7 +63,7 @@ def test_collectives_of_all_ranks_that_take_five_times_as_long_stall(
 
 
 def test_waiting_as_long_for_one_rank_is_no_stall(
-    megatron: list[Path], tmp_path: Path, before: set[tuple[str, str]]
+    megatron: list[Path], tmp_path: Path, recorded: list[Trace], before: set[tuple[str, str]]
 ) -> None:
     """Rank 3 comes 2.4 ms later to each than it did; the others wait for it, and it waits less for them."""
     late = 2_400.0
@@ -75,7 +80,7 @@ def test_waiting_as_long_for_one_rank_is_no_stall(
 
     traces = planted(megatron, tmp_path / "late", wait)
     assert subjects(traces, RULES) == before == {("straggler", "ranks come late in turn")}
-    was = analyze(as_recorded(megatron, tmp_path / "recorded"), ["straggler"])["straggler"].findings[0].ranks
+    was = analyze(recorded, ["straggler"])["straggler"].findings[0].ranks
     assert set(analyze(traces, ["straggler"])["straggler"].findings[0].ranks) - set(was) == {3}
 
 

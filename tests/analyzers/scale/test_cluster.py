@@ -95,6 +95,7 @@ def test_the_work_is_done_by_the_workers(cluster: Any) -> None:
     assert os.getpid() not in {result[1] for result in done.values() if not isinstance(result, Lost)}
 
 
+@pytest.mark.slow
 def test_what_kills_every_worker_is_lost_alone(cluster: Any) -> None:
     done = dict(work_on_cluster(always_kills, range(4), address=cluster.scheduler_address))
     assert done == {0: 0, 1: Lost(why="was killed with its worker several times"), 2: 2, 3: 3}
