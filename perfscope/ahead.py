@@ -38,6 +38,7 @@ def compile_for(
     *args: Any,
     target: str = "h100",
     memory: str | None = None,
+    checkpoint: str | None = None,
     name: str | None = None,
     folder: str | Path | None = None,
     limit: float = DEFAULT_LIMIT_S,
@@ -47,28 +48,33 @@ def compile_for(
 
     ``fn``: jitted, or to be jitted as it is. ``args``, ``kwargs``: its arguments; of arrays and
     ``jax.ShapeDtypeStruct`` only shape, dtype and sharding count, static arguments as they are. ``memory``: of one
-    device, ``40GiB``. ``folder``: keeps the run directory (``perfscope-runs`` if left out). ``limit``: seconds.
+    device, ``40GiB``. ``checkpoint``: the policy that its layers get, without editing it, as of ``perfscope compile``:
+    ``none``, ``full``, ``dots``, ``all_dots``, ``names``, ``dots@model.py:35``. ``folder``: keeps the run directory
+    (``perfscope-runs`` if left out). ``limit``: seconds.
 
     It is lowered here and compiled in a process of its own: no compiler is loaded into this one.
-    ``AskedWronglyError`` for no such target; ``NothingCompiledError`` where it is not compiled, with the reason.
+    ``AskedWronglyError`` for no such target or policy, ``DataError`` where no layers were found for it;
+    ``NothingCompiledError`` where it is not compiled, with the reason.
     """
     from perfscope.analyzers.hardware.target_request import target_request
     from perfscope.analyzers.hardware.target_text import parse_target
     from perfscope.analyzers.scale.judge import judge_paths
     from perfscope.profiler.aot import compiled_file, jax_export
+    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
     from perfscope.profiler.aot.compile import compile_program
     from perfscope.profiler.aot.request import Limits, Request
     from perfscope.profiler.aot.watch import most_memory
 
+    asked = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")
     told = target_request(parse_target(target, memory), configured=True)
     platform = "tpu" if told.platform == "tpu" else "rocm" if told.vendor == "AMD" else "cuda"
-    code, function = jax_export.export(fn, args, kwargs, platform)
+    code, function = jax_export.export(fn, args, kwargs, platform, asked)
     with tempfile.TemporaryDirectory(prefix="perfscope-export-") as scratch:
         file = Path(scratch) / "exported"
         file.write_bytes(code)
         request = Request(
             framework="jax", arguments=(function,), module=False, target=told, exported=str(file),
-            limits=Limits(seconds=limit, memory_bytes=most_memory()),
+            checkpoint=None if asked is None else str(asked), limits=Limits(seconds=limit, memory_bytes=most_memory()),
         )  # fmt: skip
         kept = compile_program(
             request, root=None if folder is None else Path(folder), name=name or function, command=(function,)

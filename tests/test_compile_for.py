@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import perfscope
 from perfscope.profiler.aot import plugins
 from perfscope.profiler.errors import AskedWronglyError
 from tests.aot import require
@@ -88,7 +91,67 @@ def test_a_sharded_function(tmp_path: Path) -> None:
 
 
 def test_no_such_target() -> None:
-    import perfscope
 
     with pytest.raises(AskedWronglyError, match="no such device"):
         perfscope.compile_for(len, target="h1000")
+
+
+def under_checkpoints() -> tuple[Any, Any, tuple[Any, ...]]:
+    """A training step that keeps everything, the same with ``jax.checkpoint`` written into it, and arguments."""
+    jax = pytest.importorskip("jax")
+    if jax.__version_info__ < (0, 10):
+        pytest.skip(f"jax {jax.__version__}: programs are compiled from 0.10 on")
+    jnp = jax.numpy
+
+    def step(under: Any) -> Any:
+        body = under(lambda x, weights: (x + jnp.tanh(jnp.tanh(x @ weights["a"]) @ weights["b"]), None))
+        return jax.jit(jax.grad(lambda weights, x: (jax.lax.scan(body, x, weights)[0] ** 2).mean()))
+
+    weights = {"a": jax.ShapeDtypeStruct((6, 64, 128), "float32"), "b": jax.ShapeDtypeStruct((6, 128, 64), "float32")}
+    return step(lambda one: one), step(jax.checkpoint), (weights, jax.ShapeDtypeStruct((128, 64), "float32"))
+
+
+def test_a_policy_is_nobody_elses() -> None:
+    """What is jitted in this process, before and after and in another thread, is as it was."""
+    plain, _, arguments = under_checkpoints()
+    from perfscope.profiler.aot import jax_export
+    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
+
+    def exported(asked: str | None) -> bytes:
+        policy = None if asked is None else parse_checkpoint(asked)
+        return jax_export.export(plain, arguments, {}, "cuda", policy)[0]
+
+    assert b"optimization_barrier" not in exported(None)
+    head = json.loads(exported("full").partition(b"\n")[2].partition(b"\n")[0])
+    assert [(one["kind"], one["how"], one["count"]) for one in head["checkpoint"]["places"]] == [("scan", "wrapped", 6)]
+    assert len(head["notes"]) == 1
+    assert b"optimization_barrier" in exported("full")
+    assert b"optimization_barrier" not in exported(None)
+    assert "remat" not in str(plain.trace(*arguments).jaxpr)
+    other, _, _ = under_checkpoints()
+    from perfscope.profiler.aot.jax_checkpoint import checkpointed
+
+    with checkpointed(parse_checkpoint("full"), thread=threading.get_ident()) as book:
+        thread = threading.Thread(target=other.trace, args=arguments)
+        thread.start()
+        thread.join()
+    assert book is not None
+    assert book.differentiated == 0
+    with pytest.raises(AskedWronglyError, match=r"^checkpoint fll: no such policy"):
+        perfscope.compile_for(plain, *arguments, checkpoint="fll")
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_a_policy_is_the_one_written_by_hand(tmp_path: Path) -> None:
+    plain, by_hand, arguments = under_checkpoints()
+    require("gpu-nvidia")
+
+    def temporaries(function: Any, policy: str | None) -> int:
+        found = perfscope.compile_for(function, *arguments, target="h100", folder=tmp_path, checkpoint=policy)
+        assert (found.manifest.checkpoint is not None) == (policy is not None)
+        return found.manifest.programs[0].temporary_bytes
+
+    edited = temporaries(by_hand, None)
+    assert temporaries(plain, "full") == edited
+    assert temporaries(by_hand, "none") > edited

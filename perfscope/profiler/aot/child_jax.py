@@ -82,23 +82,8 @@ def _say_checkpoints(checkpoints: Checkpoints, said: Said, *, failed: bool) -> b
         if failed:
             return False
         raise
-    said("checkpoint", checkpoint=_checkpoint_said(checkpoints), notes=notes)
+    said("checkpoint", checkpoint=checkpoints.as_data(), notes=notes)
     return True
-
-
-def _checkpoint_said(checkpoints: Checkpoints) -> dict[str, Any]:
-    """For the manifest."""
-    places = [
-        {
-            "kind": one.kind,
-            "how": one.how,
-            "place": None if one.at is None else {"file": one.at.file, "line": one.at.line},
-            "count": one.count,
-            "reason": one.why,
-        }
-        for one in (*checkpoints.changed, *checkpoints.left)
-    ]
-    return {"policy": str(checkpoints.asked), "places": places}
 
 
 def _compile_one(compiler: Compiler, number: int, program: Any, said: Said) -> None:
@@ -114,9 +99,13 @@ def _compile_one(compiler: Compiler, number: int, program: Any, said: Said) -> N
 def _compile_exported(request: Request, devices: Sequence[Any], said: Said, here: Path) -> None:
     """Compile the one program of `compile_for`, which was lowered in the user's process."""
     from perfscope.profiler.aot.child_compile import Compiler
-    from perfscope.profiler.aot.jax_export import load
+    from perfscope.profiler.aot.jax_export import load, load_checkpoint
 
-    program = load(Path(request.exported or ""), devices)
+    file = Path(request.exported or "")
+    program = load(file, devices)
+    checkpoint, notes = load_checkpoint(file)
+    if checkpoint is not None:
+        said("checkpoint", checkpoint=checkpoint, notes=notes)
     place = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
     said("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
     if 0 not in request.skipped:

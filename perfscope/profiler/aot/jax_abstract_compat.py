@@ -192,6 +192,23 @@ def for_real() -> Iterator[None]:
         del before
 
 
+@functools.cache
+def _traced_for() -> Any:
+    """A state that is part of the keys of traced functions; None: nobody's."""
+    config = get("jaxlib._jax", "config").Config
+    return config("perfscope_traced_for", None, include_in_jit_key=True, include_in_trace_context=True)
+
+
+@contextlib.contextmanager
+def traced_apart() -> Iterator[None]:
+    """Trace anew what is jitted inside, in this thread; nothing outside finds it, nor was it found before."""
+    before = _traced_for().swap_local(object())
+    try:
+        yield
+    finally:
+        _traced_for().set_local(before)
+
+
 # Patches --------------------------------------------------------------------------------------------------------
 
 

@@ -9,20 +9,21 @@ result is differentiated as jax does. Nothing else of the program is touched, an
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
 from perfscope.profiler.aot.checkpoint_asked import CheckpointAsked
 from perfscope.profiler.aot.jax_checkpoint_apply import Edit
-from perfscope.profiler.aot.jax_checkpoint_edit import is_call, is_checkpoint
-from perfscope.profiler.aot.jax_checkpoint_sites import Kind, Site, inner_of, sites_of
-from perfscope.profiler.aot.jax_seen_lines import Line, line_of_user
+from perfscope.profiler.aot.jax_checkpoint_edit import is_checkpoint
+from perfscope.profiler.aot.jax_checkpoint_inside import inner_of, open_jaxprs, rule_of
+from perfscope.profiler.aot.jax_checkpoint_sites import Site, is_turning, sites_of
+from perfscope.profiler.aot.jax_checkpoint_stage import Around, staged
+from perfscope.profiler.aot.jax_checkpoint_told import How, Told
 from perfscope.profiler.errors import DataError
 
 _AD = "jax._src.interpreters.ad"
@@ -46,31 +47,8 @@ NEEDED = (
     ("jax._src.tree_util", "FlatTree"),
 )
 """What is used of jax besides `jax_abstract_compat.NEEDED`, each where jax 0.10.2 has it."""
-How = Literal["wrapped", "replaced", "removed", "left"]
 MOST_TOLD = 4
 """Places that an error names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What became of one place."""
-
-    kind: Kind
-    how: How
-    at: Line | None
-    written: Line | None
-    count: int
-    why: str = ""
-    """Why it was left."""
-
-    def words(self) -> str:
-        """``the scan at train.py:35 (12 turns)``."""
-        place = "" if self.at is None else f" at {self.at}"
-        if self.kind == "scan":
-            return f"the scan{place} ({self.count:,} turns)"
-        if self.kind == "calls":
-            return f"the function{_of(self.written)} that is called {self.count:,} times alike{place}"
-        return f"the checkpoint{place}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,8 +64,8 @@ class Checkpoints:
     """Why functions could not be looked at."""
     nameless: bool = False
     """``names`` was asked for where the program names nothing, or not that."""
-    _here: threading.local = field(default_factory=threading.local)
-    _made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    thread: int | None = None
+    """Only what this thread differentiates; None: what any does."""
 
     @property
     def changed(self) -> list[Told]:
@@ -104,64 +82,38 @@ class Checkpoints:
         option = f"--checkpoint {self.asked}"
         if not self.changed and (self.asked.word != "none" or self.asked.spots or self.unseen):
             raise DataError(f"{option}: nothing could be checkpointed: {self._why()}")
-        verbs = {"wrapped": "checkpointed", "replaced": "under this policy", "removed": "taken out"}
-        notes = [f"{option}: {one.words()}: {verbs[one.how]}" for one in self.changed]
+        notes = [one.note(option) for one in self.changed]
         if not self.changed:
             notes = [f"{option}: its layers have no checkpoint; compiled as it is"]
-        notes += [f"{option}: left as it is: {one.words()}: {one.why}" for one in self.left]
-        return [*notes, *(f"{option}: not looked at: {why}" for why in self.unseen)]
+        notes += [one.note(option) for one in self.left]
+        return [*notes, *(f"{option}: not looked at: {why}" for why in dict.fromkeys(self.unseen))]
+
+    def as_data(self) -> dict[str, Any]:
+        """For the manifest: ``checkpoint`` of ``compile.json``."""
+        places = [
+            {
+                "kind": one.kind,
+                "how": one.how,
+                "place": None if one.at is None else {"file": one.at.file, "line": one.at.line},
+                "count": one.count,
+                "reason": one.why,
+            }
+            for one in (*self.changed, *self.left)
+        ]
+        return {"policy": str(self.asked), "places": places}
 
     def linearize(self, real: Any) -> Any:
         """``jax._src.interpreters.ad.linearize``, through which every reverse pass goes."""
 
         def linearize(fun: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-            if compat.is_real() or getattr(self._here, "within", False):
-                return real(fun, *arguments, **named)
-            self._here.within = True
-            try:
-                return real(self._staged(fun), *arguments, **named)
-            finally:
-                self._here.within = False
+            apart = self.thread is not None and self.thread != threading.get_ident()
+            return real(fun if apart or compat.is_real() else staged(fun, self), *arguments, **named)
 
         return linearize
 
-    def _staged(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """The function by way of its jaxpr."""
-        import jax
-
-        flat_tree, typeof = compat.get("jax._src.tree_util", "FlatTree"), compat.get("jax._src.core", "typeof")
-
-        @functools.wraps(fun)
-        def run(*arguments: Any) -> Any:
-            self.differentiated += 1
-            given = flat_tree.flatten((arguments, {}))
-            others: list[Any] = []
-
-            def traced(*inner: Any) -> list[Any]:
-                leaves, tree = jax.tree.flatten(fun(*inner))
-                tracers = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
-                others[:] = [tree, [None if one else leaf for leaf, one in zip(leaves, tracers, strict=True)], tracers]
-                return [leaf for leaf, one in zip(leaves, tracers, strict=True) if one]
-
-            info = compat.get("jax._src.api_util", "debug_info")("linearize", fun, arguments, {})
-            try:
-                closed, _ = compat.get("jax._src.interpreters.partial_eval", "trace_to_jaxpr")(
-                    traced, given.map(typeof), info
-                )
-            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-                where = line_of_user()
-                self.unseen.append(f"what is differentiated{_at(where)} reads values ({type(error).__name__})")
-                return fun(*arguments)
-            changed = self.rewritten(closed.jaxpr)
-            found = iter(compat.get("jax._src.core", "eval_jaxpr")(changed, closed.consts, *given.vals))
-            tree, leaves, tracers = others
-            return tree.unflatten([next(found) if one else leaf for leaf, one in zip(leaves, tracers, strict=True)])
-
-        return run
-
-    def rewritten(self, jaxpr: Any) -> Any:
+    def rewritten(self, jaxpr: Any, around: Around) -> Any:
         """A function's jaxpr with the policy; the same object where nothing changes."""
-        sites = sites_of(jaxpr)
+        sites = sites_of(jaxpr, around)
         chosen = self._chosen(sites)
         policy = self._policy(jaxpr)
         if policy is _NAMELESS:
@@ -191,7 +143,7 @@ class Checkpoints:
         """The layers, or what is at the lines that were named."""
         if not self.asked.spots:
             return [site for site in sites if site.layer]
-        named = [site for site in sites if any(_is_at(site, spot) for spot in self.asked.spots)]
+        named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.asked.spots)]
         direct = {id(one) for site in named if site.kind == "scan" for one in _checkpoints_in(inner_of(site.eqn))}
         return [site for site in sites if site in named or id(site.eqn) in direct]
 
@@ -240,13 +192,13 @@ _NAMELESS = _Nameless()
 
 
 @contextlib.contextmanager
-def checkpointed(asked: CheckpointAsked | None) -> Iterator[Checkpoints | None]:
-    """Inside, what the program differentiates has the policy; None: the program as it is."""
+def checkpointed(asked: CheckpointAsked | None, *, thread: int | None = None) -> Iterator[Checkpoints | None]:
+    """Inside, what the program differentiates has the policy; None: the program as it is. ``thread``: only its own."""
     if asked is None:
         yield None
         return
     _check()
-    book = Checkpoints(asked=asked)
+    book = Checkpoints(asked=asked, thread=thread)
     with compat.replaced(importlib.import_module(_AD), "linearize", book.linearize):
         yield book
 
@@ -274,8 +226,9 @@ def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         if is_checkpoint(eqn):
             yield eqn
-        if is_checkpoint(eqn) or is_call(eqn) or eqn.primitive.name == "shard_map":
-            yield from _checkpoints_in(inner_of(eqn))
+        if not is_turning(eqn):
+            for inner in open_jaxprs(eqn):
+                yield from _checkpoints_in(inner)
 
 
 def _holds(site: Site, picked: set[int]) -> bool:
@@ -283,15 +236,9 @@ def _holds(site: Site, picked: set[int]) -> bool:
 
 
 def _names(jaxpr: Any) -> set[str]:
-    """What ``checkpoint_name`` names in a jaxpr and all inside of it."""
+    """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
     found = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
     inside = compat.get("jax._src.core", "jaxprs_in_params")
-    return found.union(*(_names(inner) for eqn in jaxpr.eqns for inner in inside(eqn.params)))
-
-
-def _at(line: Line | None) -> str:
-    return "" if line is None else f" at {line}"
-
-
-def _of(line: Line | None) -> str:
-    return "" if line is None else f" of {line}"
+    for eqn in jaxpr.eqns:
+        found = found.union(*map(_names, (*inside(eqn.params), *rule_of(eqn))))
+    return found

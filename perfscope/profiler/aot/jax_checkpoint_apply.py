@@ -10,15 +10,13 @@ from perfscope.profiler.aot.jax_checkpoint_edit import (
     Policy,
     Substitution,
     inlined,
-    is_call,
-    is_checkpoint,
-    is_loop,
     with_equations,
     with_policy,
     wrapped_equations,
     wrapped_loop,
 )
-from perfscope.profiler.aot.jax_checkpoint_sites import Site, inner_of
+from perfscope.profiler.aot.jax_checkpoint_inside import with_open_jaxprs
+from perfscope.profiler.aot.jax_checkpoint_sites import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +69,7 @@ class Edit:
 
     def _equation(self, eqn: Any) -> Any:
         """An equation with the changes inside of it."""
-        if not (is_loop(eqn) or is_checkpoint(eqn) or is_call(eqn) or eqn.primitive.name == "shard_map"):
-            return eqn
-        held = eqn.params["jaxpr"]
-        inner = inner_of(eqn)
-        changed = self.of(inner)
-        if changed is inner:
-            return eqn
-        whole = held.replace(jaxpr=changed) if held is not inner else changed
-        return eqn.replace(params={**eqn.params, "jaxpr": whole})
+        return with_open_jaxprs(eqn, self.of)
 
 
 def _with_inputs(eqn: Any, within: Substitution) -> Any:

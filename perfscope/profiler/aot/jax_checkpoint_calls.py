@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
-from perfscope.profiler.aot.jax_checkpoint_edit import is_call, may_be_checkpointed
+from perfscope.profiler.aot.jax_checkpoint_edit import is_checkpoint, is_loop, may_be_checkpointed
+from perfscope.profiler.aot.jax_checkpoint_inside import function_of, open_jaxprs
+from perfscope.profiler.aot.jax_checkpoint_stage import Around
 
 if TYPE_CHECKING:
     from perfscope.profiler.aot.jax_checkpoint_sites import Site
@@ -26,27 +28,26 @@ Call = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jitted:
-    """Stands for the code of a function that is jitted, whose frames are inside of its own jaxpr."""
+class Called:
+    """Stands for the code of a function whose frames are inside of its own jaxpr: jitted, a branch, one with a rule."""
 
     co_filename: str
     co_firstlineno: int
 
 
-def repeated_calls(jaxpr: Any) -> list[Site]:
-    """Groups of calls of one function, of a jaxpr and of what is jitted within it."""
-    from perfscope.profiler.aot.jax_checkpoint_sites import inner_of
-
-    found = _groups(jaxpr)
+def repeated_calls(jaxpr: Any, around: Around) -> list[Site]:
+    """Groups of calls of one function, of a jaxpr and of what is jitted, or a branch of `cond`, within it."""
+    found = _groups(jaxpr, around)
     if not found:
         for eqn in jaxpr.eqns:
-            if is_call(eqn) or eqn.primitive.name == "shard_map":
-                found += repeated_calls(inner_of(eqn))
+            if not is_loop(eqn) and not is_checkpoint(eqn):
+                for inner in open_jaxprs(eqn):
+                    found += repeated_calls(inner, around)
     return found
 
 
-def _groups(jaxpr: Any) -> list[Site]:
-    paths = [_path(eqn) for eqn in jaxpr.eqns]
+def _groups(jaxpr: Any, around: Around) -> list[Site]:
+    paths = [() if around.derives(eqn) else _path(eqn) for eqn in jaxpr.eqns]
     found: list[Site] = []
     _descend(jaxpr, paths, list(range(len(paths))), 0, found)
     return found
@@ -127,18 +128,15 @@ def _site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[Seque
 
 
 def _path(eqn: Any) -> tuple[Call, ...]:
-    """Frames outside of jax, the outermost first: (code, line). What is jitted is a call of its function."""
-    from perfscope.profiler.aot.jax_checkpoint_sites import inner_of
-
+    """Frames outside of jax, the outermost first: (code, line). What is jitted, say, is a call of its function."""
     is_user = compat.get("jax._src.source_info_util", "is_user_filename")
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ()
-    jitted: tuple[Call, ...] = ()
-    if is_call(eqn):
-        info = inner_of(eqn).debug_info
-        if info.func_filename and is_user(info.func_filename):
-            jitted = ((Jitted(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
+    called: tuple[Call, ...] = ()
+    info = function_of(eqn)
+    if info is not None and info.func_filename and is_user(info.func_filename):
+        called = ((Called(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
     codes, lasti = traceback.raw_frames()
     place = compat.get("jax._src.source_info_util", "raw_frame_to_frame")
     frames = tuple(
@@ -146,7 +144,7 @@ def _path(eqn: Any) -> tuple[Call, ...]:
         for code, at in zip(reversed(codes), reversed(lasti), strict=True)
         if is_user(code.co_filename)
     )
-    return frames + jitted
+    return frames + called
 
 
 def _sign(eqn: Any, path: Sequence[Call]) -> tuple[Any, ...]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 from perfscope.profiler.aot import jax_abstract_compat as compat
-from perfscope.profiler.aot.jax_checkpoint_edit import is_call, is_checkpoint, is_loop, may_be_checkpointed
+from perfscope.profiler.aot.jax_checkpoint_edit import is_checkpoint, is_loop, may_be_checkpointed
+from perfscope.profiler.aot.jax_checkpoint_inside import open_jaxprs, shut_jaxprs
+from perfscope.profiler.aot.jax_checkpoint_stage import Around
 from perfscope.profiler.aot.jax_seen_lines import Line, is_users, shown_file
 
 Kind = Literal["scan", "checkpoint", "calls"]
@@ -37,6 +41,8 @@ class Site:
     """It is a layer, or a loop over layers."""
     why: str = ""
     """Why it is no layer."""
+    fixed: bool = False
+    """Nothing can be done with it, not even where it is named."""
     pieces: tuple[tuple[int, int], ...] = ()
     """Of repeated calls: positions of each in the equations of its jaxpr, half open."""
     holder: Any = None
@@ -52,30 +58,37 @@ class _Met:
     """Around it, the outermost first."""
     checkpoints: tuple[Any, ...]
     """Around it."""
+    shut: str = ""
+    """Why no checkpoint does anything here: around it is what has no backward, or one of its own."""
 
 
-def sites_of(jaxpr: Any) -> list[Site]:
+IN_RULE = "in a derivative rule of the program's own (custom_vjp, custom_jvp), which keeps what it says"
+
+
+def sites_of(jaxpr: Any, around: Around) -> list[Site]:
     """All of a function's jaxpr, in program order. Linear in its equations."""
     from perfscope.profiler.aot.jax_checkpoint_calls import repeated_calls
 
-    met = list(_walk(jaxpr, (), ()))
-    alike = Counter(_likeness(one.eqn) for one in met if not one.loops)
+    met = list(_walk(jaxpr, around, (), (), ""))
+    alike = _alike(jaxpr, around)
     bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
-    calls = repeated_calls(jaxpr)
+    calls = repeated_calls(jaxpr, around)
     within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
     found = [_site(one, alike, bodies, within_calls) for one in met]
     if not any(one.layer for one in found):
         found += calls
-    return found
+    return [replace(one, layer=False, why=IN_RULE) for one in found] if around.in_rule else found
 
 
 def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
     eqn, outer = one.eqn, one.loops[:1]
     repeated = alike[_likeness(outer[0] if outer else eqn)] > 1
     in_repeated = any(alike[_likeness(each)] > 1 for each in one.checkpoints) and not outer
-    why = ""
+    why = one.shut
     if is_loop(eqn):
-        if outer:
+        if why:
+            pass
+        elif outer:
             why = f"a loop within the loop at {place_of(outer[0])}"
         elif repeated or id(eqn) in within_calls:
             why = "it runs several times alike: a loop within layers"
@@ -87,9 +100,11 @@ def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[in
             why = "it calls into Python, which jax.checkpoint refuses"
         return Site(
             kind="scan", eqn=eqn, count=eqn.params["length"], at=place_of(eqn), written=_written(eqn.params["jaxpr"]),
-            depth=len(one.loops), layer=not why, why=why,
+            depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
         )  # fmt: skip
-    if len(one.loops) > 1:
+    if why:
+        pass
+    elif len(one.loops) > 1:
         why = f"within a loop of the loop at {place_of(outer[0])}"
     elif outer and repeated:
         why = "in a loop that runs several times alike: a loop within layers"
@@ -99,26 +114,45 @@ def _site(one: _Met, alike: Counter[Any], bodies: set[int], within_calls: set[in
         why = "within another checkpoint"
     return Site(
         kind="checkpoint", eqn=eqn, count=1, at=place_of(eqn, *reversed(one.loops)),
-        written=_written(eqn.params["jaxpr"]), depth=len(one.loops), layer=not why, why=why,
+        written=_written(eqn.params["jaxpr"]), depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
     )  # fmt: skip
 
 
-def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...]) -> Iterator[_Met]:
-    """Scans of more than one turn and checkpoints, with what is around them; inside of calls as well."""
+def _walk(
+    jaxpr: Any, around: Around, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str
+) -> Iterator[_Met]:
+    """Scans of more than one turn and checkpoints, with what is around them; inside of calls and branches as well."""
     for eqn in jaxpr.eqns:
-        loop, checkpoint = is_loop(eqn) and eqn.params["length"] > 1, is_checkpoint(eqn)
+        if around.derives(eqn):
+            continue
+        loop, checkpoint = is_turning(eqn), is_checkpoint(eqn)
         if loop or checkpoint:
-            yield _Met(eqn=eqn, loops=loops, checkpoints=checkpoints)
-        if loop or checkpoint or is_call(eqn) or eqn.primitive.name == "shard_map":
-            inner = inner_of(eqn)
+            yield _Met(eqn=eqn, loops=loops, checkpoints=checkpoints, shut=shut)
+        for inner in open_jaxprs(eqn):
             outer = (*checkpoints, eqn) if checkpoint else checkpoints
-            yield from _walk(inner, (*loops, eqn) if loop else loops, outer)
+            yield from _walk(inner, around, (*loops, eqn) if loop else loops, outer, shut)
+        within, why = shut_jaxprs(eqn)
+        for inner in within:
+            yield from _walk(inner, around, loops, checkpoints, shut or why)
 
 
-def inner_of(eqn: Any) -> Any:
-    """The jaxpr of a scan, a checkpoint or a call."""
-    held = eqn.params["jaxpr"]
-    return getattr(held, "jaxpr", held)
+def _alike(jaxpr: Any, around: Around) -> Counter[Any]:
+    """How many of each likeness run at most, outside of loops: of the branches of `cond` one does."""
+    found: Counter[Any] = Counter()
+    for eqn in jaxpr.eqns:
+        if around.derives(eqn):
+            continue
+        loop = is_turning(eqn)
+        if loop or is_checkpoint(eqn):
+            found[_likeness(eqn)] += 1
+        if not loop:
+            found += reduce(or_, (_alike(inner, around) for inner in open_jaxprs(eqn)), Counter())
+    return found
+
+
+def is_turning(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.scan`` of more than one turn."""
+    return is_loop(eqn) and eqn.params["length"] > 1
 
 
 def _hands_on(eqn: Any) -> bool:

@@ -12,22 +12,34 @@ import io
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.aot import scrub
+from perfscope.profiler.aot.checkpoint_asked import CheckpointAsked
 from perfscope.profiler.errors import AskedWronglyError, DataError
+
+if TYPE_CHECKING:
+    from perfscope.profiler.aot.jax_checkpoint import Checkpoints
 
 MAGIC = b"perfscope.exported/1\n"
 
 
-def export(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], platform: str) -> tuple[bytes, str]:
+def export(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    platform: str,
+    checkpoint: CheckpointAsked | None = None,
+) -> tuple[bytes, str]:
     """The file of a function with arguments lowered for ``cuda``, ``rocm`` or ``tpu``, and the function's name.
 
-    Of arrays among the arguments only shape, dtype and sharding count. ``AskedWronglyError`` if it is no function of
-    JAX, or these are not its arguments.
+    Of arrays among the arguments only shape, dtype and sharding count. ``checkpoint``: the policy that its layers get,
+    here and nowhere else: what is jitted in this process is traced anew for it. ``AskedWronglyError`` if it is no
+    function of JAX, or these are not its arguments; ``DataError`` where nothing of it could be checkpointed.
     """
     import jax
 
@@ -42,7 +54,7 @@ def export(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     jitted = fn if hasattr(fn, "trace") else jax.jit(fn)
     shapes = jax.tree.map(_abstract, (tuple(args), dict(kwargs)))
     pattern = scrub.source_pattern(Path.cwd(), [*sys.path, *scrub.package_roots()])
-    with _short_names(pattern):
+    with _short_names(pattern), _apart(checkpoint) as book:
         try:
             lowered = jitted.trace(*shapes[0], **shapes[1]).lower(lowering_platforms=(platform,))
         except (AttributeError, TypeError) as error:
@@ -52,7 +64,10 @@ def export(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         module = lowered.compiler_ir("stablehlo")
         code = io.BytesIO()
         module.operation.write_bytecode(code)
-    head = json.dumps({"function": name, "place": _place(plain, re.compile(pattern))}).encode()
+    told = {"function": name, "place": _place(plain, re.compile(pattern))}
+    if book is not None:
+        told |= {"notes": book.notes(), "checkpoint": book.as_data()}
+    head = json.dumps(told).encode()
     return MAGIC + head + b"\n" + code.getvalue(), name
 
 
@@ -66,6 +81,12 @@ def load(path: Path, devices: Sequence[Any]) -> Any:
     head, _, code = data[len(MAGIC) :].partition(b"\n")
     told = json.loads(head)
     return Exported(code, told["function"], told["place"], devices)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """What became of the layers of an exported program, for the manifest, and notes; None where nobody asked."""
+    told = json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])
+    return told.get("checkpoint"), told.get("notes", [])
 
 
 def _abstract(leaf: Any) -> Any:
@@ -86,6 +107,20 @@ def _abstract(leaf: Any) -> Any:
 def _place(plain: Any, shorter: re.Pattern[str]) -> tuple[str, int] | None:
     code = getattr(plain, "__code__", None)
     return None if code is None else (shorter.sub("", code.co_filename), int(code.co_firstlineno))
+
+
+@contextmanager
+def _apart(asked: CheckpointAsked | None) -> Iterator[Checkpoints | None]:
+    """While it is held, what this thread differentiates has the policy, and traces are shared with nothing else."""
+    if asked is None:
+        yield None
+        return
+    from perfscope.profiler.aot import jax_abstract_compat as compat
+    from perfscope.profiler.aot.jax_checkpoint import checkpointed
+
+    compat.leave_out_our_lines()
+    with checkpointed(asked, thread=threading.get_ident()) as book, compat.traced_apart():
+        yield book
 
 
 @contextmanager
