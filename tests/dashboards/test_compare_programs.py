@@ -103,7 +103,9 @@ class TestFaces:
         cases = {
             case.get("name"): case for case in root.iter("testcase") if case.get("classname") == "perfscope.program"
         }
-        assert set(cases) == {"lost-fusions", "hbm-bytes", "peak", "blocking-collectives", "graph-breaks"}
+        assert set(cases) == {
+            "lost-fusions", "hbm-bytes", "peak", "collective-bytes", "blocking-collectives", "graph-breaks",
+        }  # fmt: skip
         assert [name for name, case in cases.items() if case.find("failure") is not None] == ["lost-fusions"]
 
     def test_a_gate_that_is_none_asks_for_nothing(self, held: dict[str, Any]) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perfscope.analyzers.compare.program_keys import CHEAP, NO_LINES, LineMap, OpKey, op_key, shape_text
 from perfscope.analyzers.compare.program_match import Group
-from perfscope.analyzers.compare.program_row import BLOCKING, LOST, NEW_COLLECTIVE, ProgramRow, What
+from perfscope.analyzers.compare.program_row import (
+    BLOCKING,
+    COLLECTIVE_GONE,
+    LOST,
+    NEW_COLLECTIVE,
+    NO_LONGER,
+    ProgramRow,
+    What,
+)
 from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
 from perfscope.analyzers.hlo.fusion_dump import refusal_of
 from perfscope.analyzers.hlo.module import Shape
@@ -96,7 +104,7 @@ class _Row:
         if not base:
             return self._alone(head, "new", NEW_COLLECTIVE, "more recompute")
         if not head:
-            return self._alone(base, "gone", "collective gone", "less recompute")
+            return self._alone(base, "gone", COLLECTIVE_GONE, "less recompute")
         if len(head) > len(base):
             return LOST, self._crossing()
         if len(head) < len(base):
@@ -115,7 +123,7 @@ class _Row:
     def _pair(self, base: Unit, head: Unit) -> tuple[What, list[str]]:
         if head.is_collective and (base.blocks is None) != (head.blocks is None):
             if head.blocks is None:
-                return "collective no longer blocks", []
+                return NO_LONGER, []
             return BLOCKING, [f"the device waits for it: {head.blocks}"]
         said = self._moved()
         if base.runs != head.runs:

@@ -15,8 +15,10 @@ from perfscope.analyzers.compare.program_units import (
     PEAK,
     PLAN_BREAKS,
     PLAN_BYTES,
+    PLAN_COLLECTIVES,
     PLAN_LAUNCHES,
     PLAN_PEAK,
+    PLAN_WIRE,
     RECOMPUTED,
     UNITS,
     WIRE,
@@ -39,12 +41,13 @@ LOST_LEAST = 0.001
 """Of the program's bytes, for a fusion that was lost: some scalar or mask that is written is no loss."""
 
 _METRICS = {
-    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK, PLAN_PEAK), "launches": (LAUNCHES, PLAN_LAUNCHES),
-    "recompute": (RECOMPUTED,), "collective-bytes": (WIRE,),
+    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK, PLAN_PEAK),
+    "launches": (LAUNCHES, PLAN_LAUNCHES, PLAN_COLLECTIVES), "recompute": (RECOMPUTED,),
+    "collective-bytes": (WIRE, PLAN_WIRE),
 }  # fmt: skip
-"""Of a compiled program, or of a plan."""
+"""Of a compiled program, or of a plan: each that it has is asked."""
 
-DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", BLOCKING, BREAKS)
+DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", "collective-bytes", BLOCKING, BREAKS)
 """What ``programs`` stands for."""
 
 GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
@@ -98,7 +101,7 @@ def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]
             elif gate.name == MODELLED:
                 said = _modelled(change, gate)
             else:
-                said = _grown(change, gate)
+                said = "; ".join(filter(None, (_grown(change, gate, name) for name in _METRICS[gate.name])))
             if said:
                 yield f"{lead}{gate.name}: {said}"
 
@@ -142,14 +145,14 @@ def _metric(change: ProgramChange, gate: str) -> str:
     return next((name for name in names if name in change.totals), names[0])
 
 
-def _grown(change: ProgramChange, gate: ProgramGate) -> str:
-    name = _metric(change, gate.name)
+def _grown(change: ProgramChange, gate: ProgramGate, name: str) -> str:
     base, head = change.totals.get(name, (0, 0))
     whole = change.totals.get(FLOPS, (0, 0))[0] if name == RECOMPUTED else base
     if head <= base or (head - base) * 100 <= gate.percent * whole:
         return ""
     rows = sorted((row for row in change.rows if row.delta(name) > 0), key=lambda row: -row.delta(name))
     sides = [_amount(name, held) for held in (base, head)]
+    sides[1] += " collectives" if name == PLAN_COLLECTIVES else ""
     share = f", +{100 * (head - base) / whole:.3g}%" if whole else ""
     of = " of all FLOPs" if name == RECOMPUTED and share else ""
     return f"{sides[0]} → {sides[1]}{share}{of} (more than {gate.percent:g}%): {_places(rows)}"

@@ -11,7 +11,8 @@ from perfscope.analyzers.compare.program_row import ProgramChange
 from perfscope.analyzers.compare.programs_side import paired_programs, program_sides
 from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.plan_time import plan_works
+from perfscope.analyzers.facts.plan_collectives import StepExchanges
+from perfscope.analyzers.facts.plan_time import PlanWork, plan_works
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.readers._before import program_before
 from perfscope.analyzers.torch_plan import HeldPlan
@@ -68,12 +69,21 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
             left.setdefault(one.plan.name, []).append(one)
         pairs = [(left[one.plan.name].pop(0), one) for one in sides[1] if left.get(one.plan.name)]
     for one, other in pairs:
-        spans = [held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True)]
-        change = plan_change(one, other)
-        if spans[0] is not None and spans[1] is not None and targets(base, head).alike:
-            first, last = spans[0].inside.step, spans[1].inside.step
-            change = replace(change, modelled_ns=((first.low, first.high), (last.low, last.high)))
-        yield change
+        first, last = (held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True))
+        if first is None or last is None or not targets(base, head).alike:
+            yield plan_change(one, other)
+            continue
+        waits = _exchanges(first), _exchanges(last)
+        spans = [work.inside.step for work in (first, last)]
+        if waits[0] is not None and waits[1] is not None:
+            spans = [step.step for step in waits if step is not None]
+        change = plan_change(one, other, waits)
+        yield replace(change, modelled_ns=((spans[0].low, spans[0].high), (spans[1].low, spans[1].high)))
+
+
+def _exchanges(work: PlanWork) -> StepExchanges | None:
+    """The collectives of a step as the program runs it."""
+    return work.compiled_exchanges if work.held.plan.compiled_by == "program" else work.eager_exchanges
 
 
 def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:

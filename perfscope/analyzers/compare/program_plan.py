@@ -9,11 +9,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.align import same_files
+from perfscope.analyzers.compare.program_exchange import (
+    exchange_digest,
+    exchange_totals,
+    not_compared,
+    plan_exchanges,
+    step_ops,
+)
+from perfscope.analyzers.compare.program_exchange_rows import NO_WAITS, StepWaits, collective_rows, waits_line
 from perfscope.analyzers.compare.program_keys import LineMap, OpKey, lines_between
 from perfscope.analyzers.compare.program_match import Alike, Launch, alike
 from perfscope.analyzers.compare.program_memory import plan_peak_rows
 from perfscope.analyzers.compare.program_row import LOST, ProgramChange, ProgramRow, What, merged
-from perfscope.analyzers.compare.program_units import PLAN_BREAKS, PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_PEAK
+from perfscope.analyzers.compare.program_units import (
+    EXCHANGED,
+    PLAN_BREAKS,
+    PLAN_BYTES,
+    PLAN_FLOPS,
+    PLAN_LAUNCHES,
+    PLAN_PEAK,
+)
 from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel, PlanPlace, TorchPlan
 from perfscope.analyzers.torch_plan_memory import as_written
@@ -41,8 +56,13 @@ class PlanUnit:
 
 
 def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
-    """Every kernel of a plan, in the order of its graphs."""
-    return tuple(PlanUnit(graph, kernel, at) for graph in plan.graphs for at, kernel in enumerate(graph.kernels))
+    """Every kernel of a plan, in the order of its graphs. Collectives inside of them are with those of the step."""
+    return tuple(
+        PlanUnit(graph, kernel, at)
+        for graph in plan.graphs
+        for at, kernel in enumerate(graph.kernels)
+        if kernel.kind != "collective"
+    )
 
 
 def plan_totals(held: HeldPlan) -> dict[str, int]:
@@ -55,11 +75,12 @@ def plan_totals(held: HeldPlan) -> dict[str, int]:
     step = as_written(held.plan)
     if step is not None:
         found[PLAN_PEAK] = step.peak_bytes
-    return found
+    return found | exchange_totals(held)
 
 
-def plan_fingerprint(plan: TorchPlan) -> str:
+def plan_fingerprint(held: HeldPlan) -> str:
     """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
+    plan = held.plan
     said = [
         (
             plain_function(graph.function),
@@ -69,7 +90,11 @@ def plan_fingerprint(plan: TorchPlan) -> str:
         )
         for graph in plan.graphs
     ]
-    return hashlib.sha256(repr((said, len(plan.breaks))).encode()).hexdigest()[:16]
+    parts: tuple[object, ...] = (said, len(plan.breaks))
+    exchanged = exchange_digest(held)
+    if exchanged:
+        parts += (exchanged,)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def plain_function(name: str | None) -> str:
@@ -77,17 +102,25 @@ def plain_function(name: str | None) -> str:
     return _RESUMED.sub(r"\1", name or "")
 
 
-def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
-    """What changed from one plan to another; its rows sum to the change of each amount."""
+def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> ProgramChange:
+    """What changed from one plan to another; its rows sum to the change of each amount.
+
+    ``waits``: what the model says of the collectives of both steps, as the programs run them.
+    """
     sides = plan_units(base.plan), plan_units(head.plan)
-    lines = _line_map(*sides)
-    prints = plan_fingerprint(base.plan), plan_fingerprint(head.plan)
+    lines = _line_map((base, sides[0]), (head, sides[1]))
+    prints = plan_fingerprint(base), plan_fingerprint(head)
     before, after = plan_totals(base), plan_totals(head)
-    totals = {name: (before[name], after[name]) for name in before if name in after}
+    blind = not_compared(base, head)
+    totals = {
+        name: (before[name], after[name]) for name in before if name in after and not (blind and name in EXCHANGED)
+    }
     rows: list[ProgramRow] = []
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
         rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]
+        if not blind:
+            rows += collective_rows(plan_exchanges(base) or (), plan_exchanges(head) or (), lines, waits)
     rows += plan_peak_rows(base.plan, head.plan, lines)
     broken = _breaks(base, lines), _breaks(head, None)
     rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
@@ -97,6 +130,7 @@ def plan_change(base: HeldPlan, head: HeldPlan) -> ProgramChange:
         head_fingerprint=prints[1],
         totals=totals,
         rows=merged(rows, totals),
+        notes=tuple(filter(None, (blind or waits_line(waits),))),
         lines=lines,
     )
     found.check()
@@ -132,14 +166,16 @@ def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
     return Launch(f"{_digest(one)} {graph.calls}", ops, result)
 
 
-def _line_map(base: Sequence[PlanUnit], head: Sequence[PlanUnit]) -> LineMap:
-    """How lines moved, told from the ops of the kernels that are of each line."""
+def _line_map(*both: tuple[HeldPlan, Sequence[PlanUnit]]) -> LineMap:
+    """How lines moved, told from the ops of the kernels that are of each line, and the ops of a step that exchanges."""
     sides = []
-    for units in (base, head):
+    for plan, units in both:
         held: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for unit in units:
             for place in unit.kernel.places:
                 held[place.file][place.line].update(unit.kernel.ops)
+        for file, line, op in step_ops(plan):
+            held[file][line].add(op)
         sides.append({
             file: {line: frozenset[object](ops) for line, ops in sorted(lines.items())} for file, lines in held.items()
         })  # fmt: skip

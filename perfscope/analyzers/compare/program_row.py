@@ -11,10 +11,13 @@ from perfscope.analyzers.compare.program_units import (
     BYTES,
     FLOPS,
     PEAK,
+    PLAN_BLOCKED,
+    PLAN_BLOCKED_WIRE,
     PLAN_BREAKS,
     PLAN_BYTES,
     PLAN_FLOPS,
     PLAN_PEAK,
+    PLAN_WIRE,
     RECOMPUTED,
     UNITS,
     WIRE,
@@ -25,13 +28,15 @@ What = Literal[
     "type changed", "layout changed", "new", "more bytes", "more FLOPs", "fused otherwise", "moved into a fusion",
     "fewer bytes", "fewer FLOPs", "less recompute", "collective gone", "gone", "collective no longer blocks",
     "more live at the peak", "less live at the peak", "new graph break", "graph break gone",
-    "changed",
+    "exchanged in more parts", "exchanged in fewer parts", "changed",
 ]  # fmt: skip
 
 MORE_LIVE: What = "more live at the peak"
 LESS_LIVE: What = "less live at the peak"
 BLOCKING: What = "collective became blocking"
 NEW_COLLECTIVE: What = "new collective"
+COLLECTIVE_GONE: What = "collective gone"
+NO_LONGER: What = "collective no longer blocks"
 LOST: What = "moved out of a fusion"
 
 MOST_SAID = 6
@@ -39,8 +44,11 @@ MOST_SAID = 6
 
 NEW_BREAK: What = "new graph break"
 
-_JUDGED = (BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK)
-"""Metrics of which more is worse; launches follow from bytes."""
+_JUDGED = (
+    BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK, PLAN_WIRE, PLAN_BLOCKED,
+    PLAN_BLOCKED_WIRE,
+)  # fmt: skip
+"""Metrics of which more is worse; launches follow from bytes, and so does the number of collectives."""
 
 Amounts = Mapping[str, tuple[int, int]]
 

@@ -25,10 +25,18 @@ PLAN_FLOPS = "FLOPs of planned kernels a step"
 PLAN_LAUNCHES = "planned kernels a step"
 PLAN_BREAKS = "planned graph breaks"
 PLAN_PEAK = "planned peak memory of a step"
+PLAN_COLLECTIVES = "planned collectives a step"
+PLAN_WIRE = "planned collective bytes a step"
+PLAN_BLOCKED = "planned collectives that block a step"
+PLAN_BLOCKED_WIRE = "planned collective bytes that block a step"
+
+EXCHANGED = (PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE)
+"""Of a plan of one of several processes."""
 
 UNITS: Mapping[str, str] = {
     BYTES: "bytes", FLOPS: "FLOP", LAUNCHES: "count", RECOMPUTED: "FLOP", WIRE: "bytes", PEAK: "bytes",
     PLAN_BYTES: "bytes", PLAN_FLOPS: "FLOP", PLAN_LAUNCHES: "count", PLAN_BREAKS: "count", PLAN_PEAK: "bytes",
+    PLAN_COLLECTIVES: "count", PLAN_WIRE: "bytes", PLAN_BLOCKED: "count", PLAN_BLOCKED_WIRE: "bytes",
 }  # fmt: skip
 """Exact metrics of a program that are taken apart by instruction, with their units."""
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.measures import LEAST_OF_PROGRAM, Measure
+from perfscope.analyzers.compare.program_exchange import plan_exchanges
 from perfscope.analyzers.compare.program_plan import plan_fingerprint, plan_totals, plan_units
 from perfscope.analyzers.compare.program_units import (
     BYTES,
     FLOPS,
     LAUNCHES,
     PEAK,
+    PLAN_COLLECTIVES,
     PLAN_LAUNCHES,
     RECOMPUTED,
     UNITS,
@@ -46,6 +48,8 @@ class ProgramSide:
     measures: Mapping[str, Measure]
     way: str = ""
     """Of a plan: how it was planned. What differs between two ways says nothing of the program."""
+    processes: int = 0
+    """Of a plan: of how many processes it is the first; 0: its program sets up none."""
 
 
 def fingerprint(module: HloModule) -> str:
@@ -79,24 +83,25 @@ def _plan_side(held: HeldPlan) -> ProgramSide:
     """What torch.compile would make of a program."""
     totals, units = plan_totals(held), plan_units(held.plan)
     places: dict[str, dict[str, float]] = {name: {} for name in totals}
-    for unit in units:
-        for place in unit.kernel.places[:1]:
-            at = f"{place.file}:{place.line}"
-            for name, amount in unit.amounts.items():
-                places[name][at] = places[name].get(at, 0) + amount
+    parts = [(f"{place.file}:{place.line}", unit.amounts) for unit in units for place in unit.kernel.places[:1]]
+    parts += [(one.place(), one.amounts) for one in plan_exchanges(held) or () if one.place()]
+    for at, amounts in parts:
+        for name, amount in amounts.items():
+            places[name][at] = places[name].get(at, 0) + amount
     found = [
         Measure(
             name=name, unit=UNITS[name], value=value, places={at: part for at, part in places[name].items() if part},
-            least=LEAST_OF_PROGRAM if name == PLAN_LAUNCHES else 0.0,
+            least=LEAST_OF_PROGRAM if name == PLAN_LAUNCHES else 0.0, neutral=name == PLAN_COLLECTIVES,
         )
         for name, value in totals.items()
     ]  # fmt: skip
     return ProgramSide(
         name=held.plan.name,
         label=held.plan.name,
-        fingerprint=plan_fingerprint(held.plan),
+        fingerprint=plan_fingerprint(held),
         measures={one.name: one for one in found},
         way=held.plan.way,
+        processes=0 if held.plan.processes is None else held.plan.processes.world_size,
     )
 
 

@@ -16,6 +16,7 @@ from perfscope.analyzers.compare.measures import (
     measures,
 )
 from perfscope.analyzers.compare.program_keys import LineMap
+from perfscope.analyzers.compare.program_units import EXCHANGED
 from perfscope.analyzers.compare.programs_side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
 from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.trace import Trace
@@ -255,7 +256,13 @@ def _of_programs(
         ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
         every = mine_of[id(mine)], theirs_of[id(theirs)]
         found.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
+        other_jobs = mine.processes != theirs.processes
+        if other_jobs:
+            reason = f"planned as {mine.processes or 'no'} processes and as {theirs.processes or 'no'}"
+            lost.append(NotLooked(name=f"{ahead}planned collectives", reason=reason, sides=SIDES))
         for name in dict.fromkeys((*mine.measures, *theirs.measures)):
+            if other_jobs and name in EXCHANGED:
+                continue
             values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
             if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
                 measured = _moved(mine.measures[name], lines.get(mine.fingerprint)), theirs.measures[name]

@@ -182,6 +182,15 @@ def step_exchanges(
     )
 
 
+def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[int, ...]:
+    """How many kernels of a step may run beside each collective: a count, which no target is needed for.
+
+    ``launched``: whether each kernel of the step is one of the device's own. None may where `CollectiveCost.blocks`.
+    """
+    sums, last = [0, *accumulate(map(int, launched))], len(launched)
+    return tuple(sums[_end(one, last)] - sums[min(one.after, last)] for one in asked)
+
+
 def _played(
     sums: Sequence[int], stretch: float, asked: Sequence[Asked], takes: Sequence[int]
 ) -> tuple[Played, tuple[int, ...]]:

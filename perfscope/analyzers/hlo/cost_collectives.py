@@ -42,12 +42,16 @@ def wire_bytes(opcode: str, operands: Sequence[Shape], result: Shape, devices: i
     all-reduce ``2(n-1)/n`` of the operands, all-gather ``(n-1)/n`` of the result, reduce-scatter and all-to-all
     ``(n-1)/n`` of the operands (ragged: of its whole first operand, an upper bound), permute and broadcast all.
     """
-    sent = sum(shape.bytes for shape in (operands[:1] if opcode == "ragged-all-to-all" else operands))
+    given = sum(shape.bytes for shape in (operands[:1] if opcode == "ragged-all-to-all" else operands))
+    return sent_bytes(opcode, result.bytes if opcode == "all-gather" else given, devices)
+
+
+def sent_bytes(opcode: str, whole: int, devices: int) -> int:
+    """Bytes one of ``devices`` sends, rounded up. ``whole``: what `wire_bytes` takes its share of."""
     if opcode in ("collective-permute", "collective-broadcast"):
-        return sent
+        return whole
     if devices < 2:
         return 0
     if opcode == "all-reduce":
-        return -(-2 * (devices - 1) * sent // devices)
-    whole = result.bytes if opcode == "all-gather" else sent
+        return -(-2 * (devices - 1) * whole // devices)
     return -(-(devices - 1) * whole // devices)

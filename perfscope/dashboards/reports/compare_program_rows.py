@@ -25,8 +25,15 @@ _SHORT = {
     "FLOPs of planned kernels a step": "FLOPs",
     "planned kernels a step": "kernels",
     "planned graph breaks": "graph breaks",
+    "planned peak memory of a step": "at the peak",
+    "planned collectives a step": "collectives",
+    "planned collective bytes a step": "sent to other devices",
+    "planned collectives that block a step": "that block",
+    "planned collective bytes that block a step": "of what blocks",
 }
 """What stands behind a row's amounts."""
+
+_BLOCKED = ("collectives that block a run", "planned collectives that block a step")
 
 MOST_WRITTEN = 6
 MOST_ROWS_SAID = 3
@@ -115,7 +122,7 @@ def row_of_metric(document: Document, name: str) -> ProgramRow | None:
         for row in one.rows:
             if any(held.name == plain and held.head > held.base for held in row.amounts):
                 return row
-            if plain == "collectives that block a run" and row.blocking:
+            if plain in _BLOCKED and row.blocking:
                 return row
     return None
 
