@@ -85,8 +85,8 @@ def serve(
     from waitress.server import create_server
 
     from perfscope.analyzers.load import resolve
-    from perfscope.dashboards.app import create_app
     from perfscope.dashboards.server.guard import hosts_of, new_token, read_token
+    from perfscope.dashboards.server.late import Late
     from perfscope.dashboards.server.shelf import Shelf
     from perfscope.dashboards.server.workshop import Workshop, default_cache
 
@@ -101,12 +101,23 @@ def serve(
     with contextlib.closing(workshop):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the children end too
         page, at = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
-        app = create_app(shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page)
-        server = _listening(create_server, app.server, host, port, THREADS)
+
+        def make() -> Any:
+            from perfscope.dashboards.app import create_app  # its libraries take seconds
+
+            return create_app(shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page).server
+
+        late = Late(make)
+        server = _listening(create_server, late, host, port, THREADS)
+        late.begin()
+        if len(items := shelf.items()) == 1:
+            workshop.state(items[0])  # what will be looked at is read meanwhile
         if not quiet:
             for line in _told(host, server.effective_port, base, token, at):
                 click.echo(f"perfscope: {line}", err=True)
         server.run()
+        if late.problem is not None:
+            raise late.problem
 
 
 def _perfetto_page(
