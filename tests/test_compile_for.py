@@ -147,7 +147,7 @@ def test_a_policy_is_the_one_written_by_hand(tmp_path: Path) -> None:
     plain, by_hand, arguments = under_checkpoints()
     require("gpu-nvidia")
 
-    def temporaries(function: Any, policy: str | None) -> int:
+    def temporaries(function: Any, policy: str | None) -> Any:
         found = perfscope.compile_for(function, *arguments, target="h100", folder=tmp_path, checkpoint=policy)
         assert (found.manifest.checkpoint is not None) == (policy is not None)
         return found.manifest.programs[0].temporary_bytes

@@ -52,8 +52,7 @@ def attend(q: jax.Array, k: jax.Array) -> jax.Array:
     return jax.lax.scan(turn, jnp.zeros_like(q), k.reshape(4, -1, k.shape[-1]))[0]
 
 
-@jax.custom_vjp
-def flash(q: jax.Array, k: jax.Array) -> jax.Array:
+def _flash(q: jax.Array, k: jax.Array) -> jax.Array:
     return attend(q, k)
 
 
@@ -65,17 +64,10 @@ def _backward(kept: Any, slope: jax.Array) -> Any:
     return jax.vjp(attend, *kept)[1](slope)
 
 
+flash: Any = jax.custom_vjp(_flash)
 flash.defvjp(_forward, _backward)
-
-
-@jax.custom_jvp
-def squash(x: jax.Array) -> jax.Array:
-    return jnp.where(x > 0, x, 0.1 * x)
-
-
-@squash.defjvp
-def _squash(given: Any, slopes: Any) -> Any:
-    return squash(*given), jnp.where(given[0] > 0, 1.0, 0.1) * slopes[0]
+squash: Any = jax.custom_jvp(lambda x: jnp.where(x > 0, x, 0.1 * x))
+squash.defjvp(lambda given, slopes: (squash(*given), jnp.where(given[0] > 0, 1.0, 0.1) * slopes[0]))
 
 
 def block(weights: Any, x: jax.Array) -> jax.Array:
@@ -168,7 +160,7 @@ def a_list_in_a_branch(policy: str) -> Callable[..., Any]:
 
 def jitted_within_jitted(policy: str) -> Callable[..., Any]:
     inner = jax.jit(lambda weights, x: scanned(policy, plain)(weights, x))
-    return jax.jit(lambda weights, x: (jax.jit(lambda w, x: inner(w, x))(weights, x) ** 2).mean())
+    return lambda weights, x: (jax.jit(lambda w, x: inner(w, x))(weights, x) ** 2).mean()
 
 
 def mapped_layers(policy: str) -> Callable[..., Any]:
