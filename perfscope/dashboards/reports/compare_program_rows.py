@@ -62,6 +62,8 @@ def program_title(one: ProgramDifference, *, several: bool) -> str:
     count = len(one.rows) + one.other_rows.count
     if one.base_fingerprint == one.head_fingerprint:
         return f"{lead}same fingerprint, another plan of its memory"
+    if not count:
+        return f"{lead}the same launches in another order"
     return f"{lead}{count:,} change{'' if count == 1 else 's'} by instruction; each metric's parts sum to its change"
 
 

@@ -273,8 +273,9 @@ class TestNotCompared:
     def test_jobs_of_other_sizes(self, tmp_path: Path) -> None:
         found = self.compared(job(tmp_path / "base", *BUCKETS), job(tmp_path / "head", *BUCKETS, *GATHERS, world=4))
         assert one(found).notes == (
-            "collectives are not compared: base is planned as the first of 8 processes, head as the first of 4 processes",
-        )  # fmt: skip
+            "collectives are not compared: base is planned as the first of 8 processes, head as the first of 4 "
+            "processes",
+        )
         assert [row.name for row in found.not_looked if "collective" in row.name] == ["planned collectives"]
 
     def test_a_side_without_processes(self, tmp_path: Path) -> None:
