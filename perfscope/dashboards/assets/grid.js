@@ -6,7 +6,6 @@
   const LINE_CHARS = 26;
   const absent = (value) => value === null || value === undefined;
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
-  const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
   functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
   // Of a line in a file what tells it from its neighbours, which is its end.
@@ -18,7 +17,7 @@
     return parts.length ? `…/${held}` : held;
   };
   functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
-  functions.psNumber = (value) => (absent(value) ? "" : short.format(value));
+  functions.psNumber = (value) => (absent(value) ? "" : window.perfscope_ui.svg.short(value).trim());
   functions.psChance = (value) => (absent(value) ? "" : Number(value).toPrecision(2));
   functions.psShare = (value) => (absent(value) ? "" : `${(100 * value).toFixed(1)}%`);
   functions.psBytes = (value) => {
@@ -36,6 +35,23 @@
     return Boolean(link);
   };
   functions.psLeave = () => false;
+
+  // On a phone no column takes more than half of the grid, so that a name and its numbers are seen together; a name
+  // that is too long for that is wrapped. What columns were before is kept, for when the phone is turned.
+  const NARROW_PX = 560, LEAST_PX = 70, SHARE = 0.5;
+  function fit(api, grid) {
+    let usual = null;
+    return function () {
+      const room = grid.clientWidth, most = Math.floor(room * SHARE), narrow = room < NARROW_PX;
+      if (api.isDestroyed() || !room || narrow === Boolean(usual)) return;
+      const now = api.getColumnDefs();
+      const first = now.find((one) => !one.hide && one.field);
+      const less = (one) => ({ ...one, width: most, minWidth: LEAST_PX, flex: null, wrapText: one === first, autoHeight: one === first });
+      const defs = usual || now.map((one) => (one.flex || one.width > most ? less(one) : one));
+      usual = usual ? null : now.map((one) => ({ ...one, wrapText: false, autoHeight: false }));
+      api.setGridOption("columnDefs", defs);
+    };
+  }
 
   // The grid's own theme in the page's colours, so that light and dark follow the switch.
   functions.psTheme = (quartz) => quartz.withParams({
@@ -63,6 +79,13 @@
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     perfscope_grid: {
       search: function (words) { return { quickFilterText: words || "" }; },
+      fit: function (id) {
+        window.dash_ag_grid.getApiAsync(id).then((api) => {
+          const grid = document.getElementById(id);
+          if (grid) new ResizeObserver(fit(api, grid)).observe(grid);
+        });
+        return window.dash_clientside.no_update;
+      },
     },
   });
 })();

@@ -45,11 +45,16 @@ def grid(
     parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
     ``key`` and ``view``: whose table it is, where that is not the item and the page.
     ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no file to take away. A column whose
-    title is empty is not shown; one named ``href`` is where the first column leads to.
+    title is empty is not shown; one named ``href`` is where the first column leads to. Columns that hold nothing in any
+    row make room, and are named below the grid.
     """
     columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
     keys = [column["key"] for column in held["columns"]]
     rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
+    empty = [column for column in held["columns"] if column["title"] and _is_empty(held["rows"], keys, column["key"])]
+    for column in columns:
+        if column["field"] in {one["key"] for one in empty}:
+            column |= {"hide": True}
     whose = key if key is not None else "" if asked.item is None else asked.item.key
     csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
     label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
@@ -59,6 +64,8 @@ def grid(
         columns[0] |= {"cellRenderer": "PsTo"}
     ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
     left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
+    absent = " · ".join(one["title"] for one in empty)
+    left += [html.P(f"nothing in any row, so left out: {absent}", className="ps-soft ps-absent")] if absent else []
     return html.Div(
         [
             html.Div([label, search, *file], className="ps-tl-bar"),
@@ -77,6 +84,7 @@ def grid(
                     "tabToNextCell": {"function": "psLeave(params)"},
                     "rowHeight": ROW_PX,
                     "tooltipShowDelay": 400,
+                    "suppressContentVisibilityAuto": True,  # or what is below the fold is empty in print and pictures
                     **ticks,
                 },
                 style={"height": f"{HEAD_PX + 14 + ROW_PX * min(max(len(rows), 3), FEW_ROWS)}px"},
@@ -88,13 +96,23 @@ def grid(
 
 
 def register_grid(app: Any, name: str) -> None:
-    """What is typed above a grid is searched in it."""
+    """What is typed above a grid is searched in it; on a phone its columns make room for each other."""
+    app.clientside_callback(
+        ClientsideFunction(namespace="perfscope_grid", function_name="fit"),
+        Output(f"{name}-grid", "className"),
+        Input(f"{name}-grid", "id"),
+    )
     app.clientside_callback(
         ClientsideFunction(namespace="perfscope_grid", function_name="search"),
         Output(f"{name}-grid", "dashGridOptions"),
         Input(f"{name}-search", "value"),
         prevent_initial_call=True,
     )
+
+
+def _is_empty(rows: list[list[Any]], keys: list[str], key: str) -> bool:
+    at = keys.index(key)
+    return bool(rows) and all(row[at] is None or row[at] == "" for row in rows)
 
 
 def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:

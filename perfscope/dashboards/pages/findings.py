@@ -26,7 +26,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     some = (rule or at) and len(rows) < len(numbered)
     what = f"Of {rule} alone. " if rule else "One of several. "
     everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
-    nothing = [html.P("No findings.", className="ps-card")] if not rows else []
+    nothing = [html.P(view["nothing"] or "No findings.", className="ps-card")] if not rows else []
     drawn = pictures(asked)
     left = [html.P(f"{view['left']:,} more are left out; the JSON report holds all.")] if view["left"] else []
     return [

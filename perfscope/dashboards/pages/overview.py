@@ -95,7 +95,7 @@ def _place(row: dict[str, Any]) -> list[Any]:
 def _first(asked: Asked, view: dict[str, Any]) -> Any:
     rows = view["first"]
     if not rows:
-        return html.Section([html.H2("Findings"), html.P("No findings.")], className="ps-card")
+        return html.Section([html.H2("Findings"), html.P(view["nothing"])], className="ps-card")
     shares = any(row["share"] for row in rows)
     heads = ("saves up to", "of it", "finding", "where", "known by")
     body = [

@@ -94,7 +94,7 @@ def _side(name: str) -> str:
 def _row(cells: Iterable[tuple[str, str]], bar: str = "") -> str:
     drawn = [f'<td class="share">{bar}</td>'] if bar else []
     for name, cell in cells:
-        text = f"<code>{escape(cell)}</code>" if name in NAMES and cell else escape(cell)
+        text = f"<code>{escape(cell).replace('/', '/<wbr>')}</code>" if name in NAMES and cell else escape(cell)
         kind = f"{_side(name)} at" if name == "at" else _side(name)
         drawn.append(f'<td class="{kind}" data-name="{escape(name)}">{text}</td>')
     return f"<tr>{''.join(drawn)}</tr>"

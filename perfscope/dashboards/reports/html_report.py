@@ -101,23 +101,35 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<footer>{escape(_origin())}</footer>"
 
 
-def overview_parts(summary: Summary, analysis: Analysis, more: Sequence[tuple[str, str, str]] = ()) -> dict[str, str]:
+def overview_parts(
+    summary: Summary,
+    analysis: Analysis,
+    more: Sequence[tuple[str, str, str]] = (),
+    *,
+    first: Sequence[tuple[str, str, str]] = (),
+) -> dict[str, str]:
     """What the dashboard's first page shows around the findings, by name: HTML, its texts escaped.
 
-    ``more``: further tiles, (name, value, note).
+    ``first`` and ``more``: further tiles, (name, value, note), before and behind the others.
     """
     return {
         "headline": f'<p class="sub">{escape(summary.headline)}</p>',
-        "tiles": tiles(summary, analysis, more),
+        "tiles": tiles(summary, analysis, more, first=first),
         "devices": "".join(_device_cards(summary)),
         "steps": "".join(_step_cards(analysis)),
         "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
     }
 
 
-def tiles(summary: Summary, analysis: Analysis, more: Sequence[tuple[str, str, str]] = ()) -> str:
-    """The few numbers at the top; ``more``: further ones, (name, value, note)."""
-    drawn = (*_tiles(summary, analysis), *(_tile(*one) for one in more))
+def tiles(
+    summary: Summary,
+    analysis: Analysis,
+    more: Sequence[tuple[str, str, str]] = (),
+    *,
+    first: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """The few numbers at the top; ``first`` and ``more``: further ones, (name, value, note)."""
+    drawn = (*(_tile(*one) for one in first), *_tiles(summary, analysis), *(_tile(*one) for one in more))
     return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
@@ -152,7 +164,8 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
     elif spread is not None:
         how = "no profiler on" if free else "while traced"
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
-        yield _tile("step time", format_ns(spread.median_ns), f"median of {spread.count:,}, {how}; {around}")
+        note = f"median of {spread.count:,}, {how}; {around}" if spread.count > 1 else f"one, {how}"
+        yield _tile("step time", format_ns(spread.median_ns), note)
     if summary.estimate is not None and summary.estimate.tile is not None:
         yield _tile(*summary.estimate.tile)
     spans = sum(device.span_ns for device in analysis.devices)
@@ -170,8 +183,7 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
     if summary.memory is not None and summary.memory.fullest is not None:
         yield _tile(*summary.memory.fullest)
-    unseen = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
-    blind = f"; {unseen} could not look" if unseen else ""
+    blind = f"; {summary.blind} could not look" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
     yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
 

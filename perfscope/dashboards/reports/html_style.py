@@ -19,7 +19,7 @@ def _stacked(kind: str) -> str:
     return f"""
 .{kind} thead{{display:none}}.{kind} tr{{display:block;border-bottom:1px solid var(--line);padding:6px 0}}
 .{kind} tr:last-child{{border-bottom:0}}
-.{kind} td,.{kind} td.t,.{kind} td.at{{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;
+.{kind} td,.{kind} td.t,.{kind} td.l,.{kind} td.at{{display:flex;justify-content:space-between;gap:16px;border:0;padding:1px 0;
 min-width:0;white-space:normal;text-align:right}}
 .{kind} td::before{{content:attr(data-name);color:var(--soft);flex:none;text-align:left}}
 .{kind} td:empty{{display:none}}
@@ -75,8 +75,9 @@ tr:last-child td,tr:last-child th[scope=row]{border-bottom:0}
 details details{border:0;margin-top:4px;padding-top:0}
 .n{text-align:right;white-space:nowrap}
 td.t{overflow-wrap:anywhere;min-width:9em}
+td.s{white-space:nowrap}td.l{overflow-wrap:anywhere;min-width:18em}
 td.at{min-width:17em}
-.wide th,.wide td{padding-right:10px}.wide td.t{min-width:6.5em}.wide td.at{min-width:9em}
+.wide th,.wide td{padding-right:10px}.wide td.t{min-width:6.5em}.wide td.l{min-width:14em}.wide td.at{min-width:9em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
 .device:last-child{margin-bottom:0}
 .device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;
@@ -94,7 +95,7 @@ paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 .ps-line{stroke-width:1.5px;vector-effect:non-scaling-stroke;stroke:var(--ink);stroke-opacity:.75}
 line.ps-peak{stroke:var(--ink);stroke-dasharray:3 3}circle.ps-peak{fill:var(--ink);stroke:var(--card);stroke-width:2px}
 td.share{width:120px}
-.scroll+.note{margin-top:10px}
+.scroll+.note{margin-top:10px}.scroll+.scroll{margin-top:16px}
 .ends{display:flex;justify-content:space-between;font-size:13px;color:var(--soft);margin-top:4px}
 .unseen{border-left:4px solid #c98714}
 ul{margin:0;padding-left:18px}li{margin:4px 0;overflow-wrap:anywhere}
@@ -102,12 +103,13 @@ ul{margin:0;padding-left:18px}li{margin:4px 0;overflow-wrap:anywhere}
 .chip.ok{color:var(--clean)}
 footer{color:var(--soft);font-size:13px;overflow-wrap:anywhere}
 a:focus-visible,summary:focus-visible,button:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+@media (max-width:900px){th,td{padding-right:10px}td.t{min-width:7em}.ps-share{width:60px}}
 @media (max-width:640px){
 main{padding:16px 12px 32px}.card{padding:14px}
 .tiles{grid-template-columns:1fr 1fr;gap:10px}.big{font-size:20px}
 .row{grid-template-columns:minmax(0,1fr)}
 .saves b{display:inline;margin-right:8px}
-th,td{padding-right:10px}td.t{min-width:7em}
+th,td{padding-right:10px}td.t,td.l{min-width:7em}
 STACKS
 .stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}

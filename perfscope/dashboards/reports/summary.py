@@ -143,6 +143,8 @@ class Summary:
     untimed: tuple[FindingRow, ...]
     """Findings known from the program alone: no time is known."""
     clean: tuple[str, ...]
+    blind: int
+    """Rules that could not look at all."""
     abstained: tuple[tuple[str, tuple[str, ...]], ...]
     """(reason, rules) that could not look."""
     partly: tuple[tuple[str, str], ...]
@@ -192,6 +194,7 @@ def summarize(analysis: Analysis) -> Summary:
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
+        blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
         abstained=could_not_look(analysis),
         partly=tuple(
             (dashed(outcome.rule), shown(outcome.reason, REASON_LIMIT))

@@ -3,7 +3,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const HEIGHT = 470, LEFT = 76, RIGHT = 18, TOP = 16, BOTTOM = 46;
-  const LEAST_R = 3, MOST_R = 24, LABEL_PX = 13;
+  const LEAST_R = 3, MOST_R = 24, LABEL_PX = 13, LETTER_PX = 6.2, ABOVE_PX = 13;
   // Fewer FLOPs per byte than this is a move with a counter beside it: no roof but memory's is anywhere near.
   const LEAST_INTENSITY = 1e-3;
   const HUES = { compute: "var(--ps-compute)", memory: "var(--ps-memory)", link: "var(--ps-link)" };
@@ -74,7 +74,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const width = Math.max(this.root.clientWidth - 2, 320), axes = this.axes();
       const x = (value) => LEFT + ((Math.log10(value) - axes.x0) / (axes.x1 - axes.x0)) * (width - LEFT - RIGHT);
       const y = (value) => HEIGHT - BOTTOM - ((Math.log10(value) - axes.y0) / (axes.y1 - axes.y0)) * (HEIGHT - BOTTOM - TOP);
-      const word = this.find.value.toLowerCase(), most = this.byTime.length ? this.byTime[0].ns : 1;
+      const word = this.find.value.toLowerCase();
       const hit = (point) => word && `${point.name}\n${point.line}`.toLowerCase().includes(word);
       const said = `${drawn.length} of ${this.points.length} ${this.props.what} drawn, roofs of ${this.props.devices.map((one) => one.name).join(", ") || "no device"}; the table below holds all`;
       const picture = svg("svg", { width, height: HEIGHT, role: "group", "aria-label": `Roofline, FLOP/s by FLOP/byte: ${said}` });
@@ -82,7 +82,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (const device of this.props.devices) this.roofs(picture, device, axes, x, y, width);
       // The largest first, so that small ones lie above them.
       for (const point of drawn) {
-        const r = Math.max(LEAST_R, MOST_R * Math.sqrt(point.ns / most)), select = () => this.select(point);
+        const r = this.radius(point), select = () => this.select(point);
         const disc = svg("circle", {
           cx: x(point.intensity), cy: y(point.rate), r, class: "ps-disc", fill: HUES[point.bound] || "var(--ps-plain)", tabindex: "0", role: "button",
           "fill-opacity": word && !hit(point) ? "0.08" : "0.5", "aria-label": `${point.name}, ${this.words(point).join(", ")}`,
@@ -121,18 +121,40 @@ window.perfscope_ui = window.perfscope_ui || {};
       const highest = Math.max(...device.peaks.map((peak) => peak.flops));
       const from = Math.max(10 ** axes.x0, 10 ** axes.y0 / device.bandwidth), knee = highest / device.bandwidth;
       picture.append(svg("line", { x1: x(from), y1: y(from * device.bandwidth), x2: x(knee), y2: y(highest), class: "ps-roofline" }));
-      const middle = from ** 0.4 * knee ** 0.6, angle = (Math.atan2(y(knee * device.bandwidth) - y(from * device.bandwidth), x(knee) - x(from)) * 180) / Math.PI;
-      picture.append(svg("text", { x: x(middle), y: y(middle * device.bandwidth) + 16, class: "ps-tick", "text-anchor": "middle", transform: `rotate(${angle} ${x(middle)} ${y(middle * device.bandwidth)})` }, `memory ${short(device.bandwidth)}B/s`));
+      this.slope(picture, device, x, y, from, knee);
       // Labels from the highest peak down, each below the one before it, however close their lines are.
       let last = -Infinity;
       for (const peak of [...device.peaks].reverse()) {
         const at = y(peak.flops), knee = x(peak.flops / device.bandwidth);
         picture.append(svg("line", { x1: knee, x2: width - RIGHT, y1: at, y2: at, class: "ps-roofline" }));
         last = Math.max(at - 5, last + LABEL_PX);
-        picture.append(svg("text", { x: LEFT + 8, y: last, class: "ps-tick" }, `${peak.label} ${short(peak.flops)}FLOP/s`));
+        picture.append(svg("text", { x: LEFT + 8, y: last, class: "ps-tick ps-roof-said" }, `${peak.label} ${short(peak.flops)}FLOP/s`));
         picture.append(svg("line", { x1: LEFT, x2: knee, y1: at, y2: at, class: "ps-faint" }));
       }
     }
+
+    // The word of the slope stands above it, where discs cover it least: of points that lie on the roof there are many.
+    slope(picture, device, x, y, from, knee) {
+      const word = `memory ${short(device.bandwidth)}B/s`, long = word.length * LETTER_PX;
+      const [x0, y0, x1, y1] = [x(from), y(from * device.bandwidth), x(knee), y(knee * device.bandwidth)];
+      const steep = Math.atan2(y1 - y0, x1 - x0), whole = Math.hypot(x1 - x0, y1 - y0), [along, up] = [Math.cos(steep), Math.sin(steep)];
+      const discs = this.shown().drawn.map((point) => [x(point.intensity), y(point.rate), this.radius(point)]);
+      let best = null;
+      for (let at = long / 2 + 8; at <= Math.max(whole - long / 2 - 8, long / 2 + 8); at += 12) {
+        const [cx, cy] = [x0 + at * along + ABOVE_PX * up, y0 + at * up - ABOVE_PX * along];
+        let covered = 0;
+        for (const [dx, dy, r] of discs) {
+          const side = Math.abs((dx - cx) * along + (dy - cy) * up) - long / 2, across = Math.abs((dy - cy) * along - (dx - cx) * up);
+          covered += Math.max(0, r + 8 - across) * (side < r ? 1 : 0);
+        }
+        const far = Math.abs(at - 0.6 * whole) / whole;
+        if (!best || covered + far < best.worth) best = { worth: covered + far, cx, cy };
+      }
+      const turn = `rotate(${(steep * 180) / Math.PI} ${best.cx} ${best.cy})`;
+      picture.append(svg("text", { x: best.cx, y: best.cy + 4, class: "ps-tick ps-roof-said", "text-anchor": "middle", transform: turn }, word));
+    }
+
+    radius(point) { return Math.max(LEAST_R, MOST_R * Math.sqrt(point.ns / (this.byTime.length ? this.byTime[0].ns : 1))); }
 
     words(point) {
       const said = [`${ui.wire.format_ns(point.ns)} (${percent(point.share)}), ${point.basis}`, `${short(point.rate)}FLOP/s at ${ui.svg.compact.format(point.intensity)} FLOP/byte`];

@@ -25,8 +25,8 @@ HEADS: dict[str, tuple[Head, ...]] = {
     "frames": (
         RANK,
         Head(key="function", title="frame", unit="code", width=230),
-        Head(key="line", title="line", unit="code", width=210),
         Head(key="ns", title="compile time", unit="ns", width=130),
+        Head(key="line", title="line", unit="code", width=210),
         Head(key="state", title="state", width=140),
         Head(key="compiles", title="compiled", unit="count", width=106),
         Head(key="recompiles", title="again", unit="count", width=90),
@@ -95,8 +95,8 @@ HEADS: dict[str, tuple[Head, ...]] = {
     "jax": (
         RANK,
         Head(key="what", title="what", width=140),
-        Head(key="function", title="function", unit="code", width=220),
         Head(key="ns", title="took", unit="ns", width=100),
+        Head(key="function", title="function", unit="code", width=220),
         Head(key="step", title="step", unit="count", width=80),
         Head(key="line", title="called at", unit="code", width=230),
         Head(key="reason", title="why, in jax's words"),
@@ -177,7 +177,7 @@ def _frame(one: FrameSummary) -> list[Any]:
     caches = "; ".join(f"{shown(name)}: {_counts(results)}" for name, results in one.caches.items())
     stage = max(one.stages_ns, key=lambda name: one.stages_ns[name], default=None)
     return [
-        _function(one), place_text(one.place), one.time_ns or None, one.state, one.compiles, one.recompiles, one.breaks,
+        _function(one), one.time_ns or None, place_text(one.place), one.state, one.compiles, one.recompiles, one.breaks,
         sum(group.count for group in one.graphs) or one.dynamo_graphs,
         max((group.ops_most for group in one.graphs), default=None), one.restarts, caches,
         "" if stage is None else str(stage),
@@ -214,7 +214,7 @@ _WORDS = {
 def _event(one: CompileEvent) -> list[Any]:
     line = "" if one.file is None else shown(f"{one.file}:{one.line}" if one.line else one.file, TEXT_CHARS)
     return [
-        _WORDS[one.kind], shown(one.function or one.module or ""), one.duration_ns, one.step, line,
+        _WORDS[one.kind], one.duration_ns, shown(one.function or one.module or ""), one.step, line,
         shown(one.reason or "", TEXT_CHARS),
     ]  # fmt: skip
 

@@ -30,7 +30,13 @@ JAX = (
     ("compile_events", "compilations and retraces", RUN),
     ("host_reads", "reads of arrays by the host", RUN),
 )
+NSYS = (
+    ("memory", "memory taken from the driver", "nsys profile --cuda-memory-usage=true"),
+    ("steps", "steps", "perfscope.step(), or an NVTX range named like a step"),
+    ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
+)
 """(key of `Trace.recorded`, what it is, how to record it), what is missed most first."""
+NSYS_FORMAT = "nsys"
 
 
 def is_jax(trace: Trace) -> bool:
@@ -66,7 +72,8 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
         yield "a recording of the run: times of steps, ops and kernels", RUN
         return
     recorded = {key for one in held for key in one["recorded"]}
-    for key, what, command in JAX if any(one["jax"] for one in held) else TORCH:
+    nsys = {source.format for source in analysis.sources} == {NSYS_FORMAT}
+    for key, what, command in JAX if any(one["jax"] for one in held) else NSYS if nsys else TORCH:
         if key not in recorded:
             why = next((one["why"] for one in held if one["why"]), "") if key == "op_graph" else ""
             yield (f"{what} ({shown(why, WHY_CHARS)})", "") if why else (what, command)

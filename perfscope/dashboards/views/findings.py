@@ -8,7 +8,7 @@ from typing import Any
 
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.html_findings import finding_card
+from perfscope.dashboards.reports.html_findings import finding_card, nothing_found
 from perfscope.dashboards.reports.html_report import not_flagged
 from perfscope.dashboards.reports.summary import FindingRow, summarize
 from perfscope.dashboards.timeline.index import events_kept
@@ -27,7 +27,8 @@ def gather(trace: Trace, place: Place) -> None:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
+    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules;
+    ``nothing``: of no findings, how much that says.
 
     A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
     `timeline.marks`. ``none``: why there is none.
@@ -54,6 +55,7 @@ def view(job: Job) -> dict[str, Any]:
     ]
     return {
         "findings": rows,
+        "nothing": "" if rows else nothing_found(summary),
         "left": len(summary.findings) - len(rows),
         "after": "".join(not_flagged(summary)),
     }

@@ -21,9 +21,9 @@ MOST_TRACES = 2
 
 _HEADS = (
     Head(key="subject", title="picture", unit="count", width=90),
+    Head(key="bytes", title="size", unit="bytes", width=130),
     Head(key="from", title="from", unit="code"),
     Head(key="to", title="to", unit="code", width=260),
-    Head(key="bytes", title="size", unit="bytes", width=130),
     Head(key="said", title="what", width=190),
     Head(key="from_line", title="line of from", unit="code", width=220),
     Head(key="to_line", title="line of to", unit="code", width=220),
@@ -92,8 +92,8 @@ def _rows(number: int, subject: dict[str, Any]) -> list[list[Any]]:
     for edge in subject["edges"]:
         start, end = nodes[edge["from"]], nodes[edge["to"]]
         said = edge["said"] or ("inside one kernel" if edge["bytes"] is None else "")
-        rows.append([number + 1, start["name"], end["name"], edge["bytes"], said, start["line"], end["line"]])
-    return sorted(rows, key=lambda row: -(row[3] or 0))
+        rows.append([number + 1, edge["bytes"], start["name"], end["name"], said, start["line"], end["line"]])
+    return sorted(rows, key=lambda row: -(row[1] or 0))
 
 
 def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:

@@ -20,32 +20,33 @@ from perfscope.dashboards.views._tables import Head, table
 NAME_CHARS = 400
 HEADS = (
     Head(key="name", title="name", unit="code"),
-    Head(key="class", title="what", width=130),
     Head(key="ns", title="time", unit="ns", width=100),
     Head(key="share", title="share", unit="share", width=84),
     Head(key="count", title="calls", unit="count", width=90),
     Head(key="mean_ns", title="mean", unit="ns", width=96),
+    Head(key="line", title="line", unit="code", width=240),
+    Head(key="class", title="what", width=130),
+    Head(key="op", title="launched by", unit="code", width=190),
     Head(key="least_ns", title="least", unit="ns", width=96),
     Head(key="most_ns", title="most", unit="ns", width=96),
-    Head(key="op", title="launched by", unit="code", width=190),
-    Head(key="line", title="line", unit="code", width=240),
 )
+"""What a reader begins with stands first: a phone shows two columns, a laptop the first seven."""
 INSTRUCTION_HEADS = (
     Head(key="rank", title="rank", unit="count", width=70),
     Head(key="name", title="instruction", unit="code"),
-    Head(key="program", title="program", unit="code", width=150),
-    Head(key="opcode", title="opcode", width=110),
-    Head(key="scope", title="scope", unit="code", width=220),
-    Head(key="phase", title="phase", width=90),
     Head(key="ns", title="time", unit="ns", width=96),
     Head(key="share", title="share", unit="share", width=80),
+    Head(key="basis", title="known by", width=104),
+    Head(key="line", title="line", unit="code", width=240),
+    Head(key="opcode", title="opcode", width=110),
+    Head(key="phase", title="phase", width=104),
+    Head(key="scope", title="scope", unit="code", width=220),
     Head(key="count", title="calls", unit="count", width=80),
     Head(key="roof_ns", title="least possible", unit="ns", width=110),
     Head(key="headroom_ns", title="beyond it", unit="ns", width=100),
     Head(key="flops", title="FLOPs a call", unit="number", width=110),
     Head(key="bytes", title="bytes a call", unit="bytes", width=110),
-    Head(key="line", title="line", unit="code", width=240),
-    Head(key="basis", title="known by", width=90),
+    Head(key="program", title="program", unit="code", width=150),
 )
 
 
@@ -89,10 +90,10 @@ def view(job: Job) -> dict[str, Any]:
                     merged[row.name] = row
         tables[kind] = table(HEADS, _rows(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
     rows = [[one.source.rank, *row] for one in job.gathered for row in one.held["instructions"]]
-    rows.sort(key=lambda row: -row[6])
+    rows.sort(key=lambda row: -row[2])
     several = len(job.gathered) > 1
     heads, cut = (INSTRUCTION_HEADS, rows) if several else (INSTRUCTION_HEADS[1:], [row[1:] for row in rows])
-    tables["instructions"] = table(heads, cut) | {"ns": sum(row[6] for row in rows)}
+    tables["instructions"] = table(heads, cut) | {"ns": sum(row[2] for row in rows)}
     return {"tables": tables, "ranks": len(job.gathered)}
 
 
@@ -102,7 +103,7 @@ def _rows(found: Iterable[_Sum]) -> Iterator[list[Any]]:
     for row in rows:
         mean = row.ns // max(row.count, 1)
         yield [
-            row.name, row.what, row.ns, row.ns / whole, row.count, mean, row.least_ns, row.most_ns, row.op, row.line,
+            row.name, row.ns, row.ns / whole, row.count, mean, row.line, row.what, row.op, row.least_ns, row.most_ns,
         ]  # fmt: skip
 
 
@@ -137,10 +138,10 @@ def _instructions(trace: Trace) -> Iterator[list[Any]]:
         for one in spots.instructions:
             place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
             yield [
-                shown(one.instruction, NAME_CHARS), shown(one.program), shown(one.opcode or ""), shown(one.scope or ""),
-                one.phase or "", one.time_ns, one.time_ns / (spots.total_ns or 1), one.calls,
-                None if one.roof_ns is None else round(one.roof_ns), one.headroom_ns, one.flops, one.bytes,
-                shown(place or one.serves or ""), spots.basis,
+                shown(one.instruction, NAME_CHARS), one.time_ns, one.time_ns / (spots.total_ns or 1), spots.basis,
+                shown(place or one.serves or ""), shown(one.opcode or ""), one.phase or "", shown(one.scope or ""),
+                one.calls, None if one.roof_ns is None else round(one.roof_ns), one.headroom_ns, one.flops, one.bytes,
+                shown(one.program),
             ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from perfscope.analyzers.trace import Trace
 from perfscope.analyzers.units import format_ns
+from perfscope.dashboards.reports.html_findings import nothing_found
 from perfscope.dashboards.reports.html_report import overview_parts
 from perfscope.dashboards.reports.summary import summarize
 from perfscope.dashboards.shown import shown
@@ -29,11 +30,12 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 def view(job: Job) -> dict[str, Any]:
     """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command.
 
-    ``planned``: that nothing of it ever ran, in a sentence; ``""`` where something did.
+    ``nothing``: of no findings, how much that says; ``planned``: that nothing of it ever ran, in a sentence; ``""`` where something did.
     """
     summary = summarize(job.analysis)
     return {
-        "parts": overview_parts(summary, job.analysis, [*tiles(job.analysis), *_mfu(job.gathered)]),
+        "parts": overview_parts(summary, job.analysis, _mfu(job.gathered), first=tiles(job.analysis)),
+        "nothing": "" if summary.findings else nothing_found(summary),
         "planned": told_of(job.analysis),
         "interval": _interval(job),
         "missing": missing(job.analysis, (one.held for one in job.gathered)),

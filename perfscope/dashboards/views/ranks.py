@@ -28,31 +28,31 @@ FEW_MEMBERS = 16
 """Ranks that have a column of their own in the tables."""
 KIND_HEADS = (
     Head(key="collective", title="collective", width=130),
+    Head(key="mean_wait_ns", title="wait, mean", unit="ns", width=122),
+    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=126),
+    Head(key="worst", title="who", unit="count", width=70),
+    Head(key="share", title="waiting", unit="share", width=86),
+    Head(key="count", title="calls", unit="count", width=80),
+    Head(key="median_core_ns", title="each takes", unit="ns", width=122),
+    Head(key="core_ns", title="core, all", unit="ns", width=100),
     Head(key="group", title="group", width=130),
     Head(key="axis", title="axis (guess)", width=128),
     Head(key="message_bytes", title="message", unit="bytes", width=116),
     Head(key="dtype", title="type", width=90),
     Head(key="algorithm", title="algorithm", width=110),
-    Head(key="count", title="calls", unit="count", width=80),
-    Head(key="median_core_ns", title="each takes", unit="ns", width=122),
-    Head(key="core_ns", title="core, all", unit="ns", width=100),
-    Head(key="mean_wait_ns", title="wait, mean", unit="ns", width=122),
-    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=126),
-    Head(key="worst", title="who", unit="count", width=70),
-    Head(key="share", title="waiting", unit="share", width=86),
     Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
     Head(key="caveat", title="what to know", width=320),
 )
 EACH_HEADS = (
     Head(key="number", title="number", unit="count", width=104),
     Head(key="collective", title="collective", width=130),
-    Head(key="group", title="group", width=130),
-    Head(key="message_bytes", title="message", unit="bytes", width=96),
-    Head(key="core_ns", title="core", unit="ns", width=96),
     Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=104),
     Head(key="worst", title="who", unit="count", width=70),
     Head(key="last", title="came last", unit="count", width=92),
     Head(key="wait_ns", title="wait, all", unit="ns", width=100),
+    Head(key="core_ns", title="core", unit="ns", width=96),
+    Head(key="group", title="group", width=130),
+    Head(key="message_bytes", title="message", unit="bytes", width=96),
     Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
 )
 TOTAL_HEADS = (
@@ -168,10 +168,11 @@ def _kinds(one: _Set) -> dict[str, Any]:
         whole = sum(kind.duration_ns.values())
         rows.append(
             [
-                shown(kind.operation), ranks_text(kind.group), kind.axis or "", kind.message_bytes,
-                shown(kind.dtype or ""), shown(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.count,
-                kind.median_core_ns, kind.core_ns, kind.mean_wait_ns, kind.wait_ns[worst], worst,
-                sum(kind.wait_ns.values()) / whole if whole else None, kind.bus_bandwidth, "; ".join(kind.caveats),
+                shown(kind.operation), kind.mean_wait_ns, kind.wait_ns[worst], worst,
+                sum(kind.wait_ns.values()) / whole if whole else None, kind.count, kind.median_core_ns, kind.core_ns,
+                ranks_text(kind.group), kind.axis or "", kind.message_bytes, shown(kind.dtype or ""),
+                shown(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.bus_bandwidth,
+                "; ".join(kind.caveats),
                 *(kind.wait_ns.get(rank) for rank in few),
             ]
         )  # fmt: skip
@@ -193,8 +194,8 @@ def _each(one: _Set) -> dict[str, Any]:
         told = size is not None and factor is not None and held.core_ns
         rows.append(
             [
-                at + 1, shown(held.operation), ranks_text(held.group), size, held.core_ns, held.wait_ns(worst), worst,
-                held.last, wait, size * factor / held.core_ns * 1e9 if told and size and factor else None,
+                at + 1, shown(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
+                ranks_text(held.group), size, size * factor / held.core_ns * 1e9 if told and size and factor else None,
                 *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
             ]
         )  # fmt: skip

@@ -20,13 +20,14 @@ MOST_POINTS = 3_000
 
 _HEADS = (
     Head(key="name", title="name", unit="code"),
-    Head(key="what", title="what", width=110),
-    Head(key="line", title="line", unit="code", width=210),
     Head(key="headroom_ns", title="beyond the roof", unit="ns", width=130),
     Head(key="of_roof", title="of the roof", unit="share", width=104),
-    Head(key="bound", title="held back by", width=112),
     Head(key="ns", title="time", unit="ns", width=96),
+    Head(key="basis", title="time is", width=100),
+    Head(key="line", title="line", unit="code", width=210),
+    Head(key="bound", title="held back by", width=112),
     Head(key="share", title="share", unit="share", width=80),
+    Head(key="what", title="what", width=110),
     Head(key="runs", title="runs", unit="count", width=76),
     Head(key="run_ns", title="a run", unit="ns", width=92),
     Head(key="flops", title="FLOPs a run", unit="number", width=110),
@@ -36,7 +37,6 @@ _HEADS = (
     Head(key="least_ns", title="least possible", unit="ns", width=122),
     Head(key="dtype", title="dtype", width=96),
     Head(key="program", title="program", unit="code", width=150),
-    Head(key="basis", title="time is", width=100),
     Head(key="device", title="device", width=110),
 )
 
@@ -116,12 +116,12 @@ def _row(point: Point, whole: float) -> list[Any]:
     of_roof = None if point.least_ns is None or point.basis == "modelled" else point.least_ns / point.ns
     drawn = bool(point.flops and point.bytes)
     return [
-        point.name, point.what, point.line, None if headroom is None else round(headroom), of_roof, point.bound,
-        round(point.ns), point.ns / (whole or 1.0), point.runs, run_ns, point.flops, point.bytes,
+        point.name, None if headroom is None else round(headroom), of_roof, round(point.ns), point.basis, point.line,
+        point.bound, point.ns / (whole or 1.0), point.what, point.runs, run_ns, point.flops, point.bytes,
         (point.flops or 0) / (point.bytes or 1) if drawn else None,
         (point.flops or 0) * NS / run_ns if drawn else None,
         None if point.least_ns is None else point.least_ns / point.runs,
-        point.dtype, point.program, point.basis, point.device,
+        point.dtype, point.program, point.device,
     ]  # fmt: skip
 
 

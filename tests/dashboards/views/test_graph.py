@@ -66,7 +66,7 @@ def test_a_round_trip_between_fusions_that_are_opened(tmp_path: Path) -> None:
     assert {one["rule"] for one in subject["findings"]} == {"unfused-ops"}
     exponential = next(one for one in subject["nodes"] if one["name"] == "e")
     assert "e = f32[4096,4096] exponential(p)" in exponential["text"]
-    assert view["tables"]["edges"]["rows"][0][:4] == [1, "a", "e", SIZE]
+    assert view["tables"]["edges"]["rows"][0][:4] == [1, SIZE, "a", "e"]
 
 
 def test_nodes_lie_inside_their_boxes_and_apart(tmp_path: Path) -> None:

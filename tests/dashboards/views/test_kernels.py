@@ -79,7 +79,7 @@ def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
     view = view_of("kernels", [_trace()], tmp_path / "made")
     (tmp_path / "kernels.json").write_text(json.dumps({"view": view}))
     lines = csv_of(tmp_path, "kernels", "kernels").decode().splitlines()
-    assert lines[0].startswith("name,class,ns,share")
+    assert lines[0].startswith("name,ns,share,count")
     assert len(lines) == 4
     assert not any(line.startswith(("=", '"=')) for line in lines)
     with pytest.raises(DataError, match="no such table"):
