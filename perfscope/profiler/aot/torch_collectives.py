@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import torch
 
 from perfscope.profiler.aot.torch_each_op import EachOp
-from perfscope.profiler.aot.torch_exchange import KINDS, NAMESPACES, exchange_of
+from perfscope.profiler.aot.torch_exchange import GIVEN, KINDS, NAMESPACES, RESULTS, exchange_of
 from perfscope.profiler.aot.torch_memory_events import Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
 from perfscope.profiler.aot.torch_processes_file import (
@@ -62,10 +63,12 @@ class CollectiveBook:
     ) -> None:
         """``problem(text)``: is told in words what of the program could not be followed."""
         self._context, self._groups, self._problem = context, groups, problem
-        self.clock = Clock(now, self._waited)
+        self.clock = Clock(now, self.waited)
         self._rows: list[PlannedCollective] | None = None
         self._works: dict[int, int] = {}
         self._results: dict[int, int] = {}
+        self._last: tuple[int | None, list[ref[Any]]] = (None, [])
+        """Of the collective that was asked for last: the number of its work, the tensors that its future holds."""
         self._asleep = 0
         self.left = 0
         self.every = 0
@@ -126,6 +129,8 @@ class CollectiveBook:
                 self._problem(f"{name}: exchanges in a batch are not counted")
             return
         self.every += 1
+        works = [one for item in _listed(result) if (one := _work(item)) is not None]
+        self._last = (works[0] if works else None, [ref(one) for one in _answered(func, args, kwargs)])
         rows = self._rows
         if rows is None:
             return
@@ -154,10 +159,7 @@ class CollectiveBook:
                 pairs=exchange.pairs,
             )
         )
-        for one in result if isinstance(result, (list, tuple)) else (result,):
-            work = _work(one)
-            if work is not None:
-                self._works[work] = number
+        self._works.update(dict.fromkeys(works, number))
         if "functional" in name or name.startswith("_dtensor"):
             for tensor in tensors_in(result):
                 self._results[id(tensor.untyped_storage())] = number
@@ -173,7 +175,15 @@ class CollectiveBook:
         if found is not None:
             self.clock.current.waits_for((self.clock.seen()[0], frozenset((found,))))
 
-    def _waited(self, number: int) -> None:
+    def given(self, work: Any) -> list[Any]:
+        """The tensors that the collective of a work was given, as far as they are alive."""
+        number, tensors = self._last
+        if number is None or number != getattr(work, "seq_id", None):
+            return []
+        return [one for held in tensors if (one := held()) is not None]
+
+    def waited(self, number: int) -> None:
+        """From now on the program's own stream waits for the collective of that number."""
         rows = self._rows
         if rows is not None and number < len(rows) and rows[number].until is None:
             rows[number] = replace(rows[number], until=self.clock.now())
@@ -189,6 +199,16 @@ def asked_by() -> AskedBy:
                 return name
         frame = frame.f_back
     return "the program"
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (list, tuple)) else (result,)
+
+
+def _answered(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that a collective writes: what its future gives back."""
+    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    return list(tensors_in([named[name] for name in (*RESULTS, *GIVEN) if name in named][:1]))
 
 
 def _work(one: Any) -> int | None:

@@ -184,7 +184,19 @@ def _tensors_on_host() -> None:
     tensor.to, tensor.cuda = moved, to_cuda
     module.cuda = lambda self, *_: self.to("cuda")
     for name in ("tensor", "as_tensor", "asarray"):
-        setattr(torch, name, _made_on_host(getattr(torch, name)))
+        original = getattr(torch, name)
+        made = _made_on_host(original)
+        _known_to_script(original, made)
+        setattr(torch, name, made)
+
+
+def _known_to_script(original: Any, made: Any) -> None:
+    """``torch.jit.script`` takes a function for the op that it stands for; of another one it would look for source."""
+    from torch.jit import _builtins
+
+    op = _builtins._find_builtin(original)
+    if op is not None:
+        _builtins._register_builtin(made, op)
 
 
 def _made_on_host(original: Any) -> Any:

@@ -49,8 +49,8 @@ KINDS: dict[str, tuple[CollectiveKind, str]] = {
 }
 """Op -> (kind, whose bytes are those of the whole array)."""
 
-_RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
-_GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
+RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
+GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,10 +71,10 @@ def exchange_of(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
     named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
     tensors: list[Any] = []
     if whose == "result":
-        tensors = list(tensors_in([named[name] for name in _RESULTS if name in named][:1]))
+        tensors = list(tensors_in([named[name] for name in RESULTS if name in named][:1]))
         tensors = tensors or list(tensors_in(result))
     elif whose == "given":
-        tensors = list(tensors_in([named[name] for name in _GIVEN if name in named][:1]))
+        tensors = list(tensors_in([named[name] for name in GIVEN if name in named][:1]))
     ranks = _ranks(named)
     return Exchange(
         kind=kind,

@@ -22,6 +22,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from perfscope.profiler.aot.torch_fake_sparse import LOOKED_UP, is_sparse, looked_up, looks_up, with_elements
 from perfscope.profiler.aot.torch_plan_file import MadeUp, PlanPlace
 from perfscope.profiler.captures.op_graph_frames import Frames
 
@@ -80,6 +81,8 @@ class FakeWorld:
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
         self.recurrent = False
         """Whether a recurrent layer ran as one op."""
+        self.problems: dict[str, None] = {}
+        """What of the program's tensors could not be followed, a sentence each."""
         self._dispatch = FakeTensorMode.dispatch
         self._swap = torch.utils.swap_tensors
 
@@ -92,8 +95,11 @@ class FakeWorld:
                 kwargs = kwargs or {}
             else:
                 args, kwargs = to_host(args), to_host(kwargs or {})
-            if mode is not world.mode:
-                return dispatch(mode, func, types, args, kwargs)
+            if mode is not world.mode:  # the compiler's own
+                result = dispatch(mode, func, types, args, kwargs)
+                return (
+                    looked_up(args, result, mode) if str(func).startswith(LOOKED_UP) and is_sparse(result) else result
+                )
             return world._answered(dispatch, mode, func, types, args, kwargs)
 
         FakeTensorMode.dispatch = on_host
@@ -127,6 +133,8 @@ class FakeWorld:
             return self._value(func, args)
         except fake_tensor.DynamicOutputShapeException:
             return self._sized(mode, func, args, kwargs)
+        if result is not None and is_sparse(result):
+            result = with_elements(func, args, result, mode=mode, note=self.note, problem=self.problem)
         _remember(func, args, result)
         self.recurrent = self.recurrent or str(func).startswith(RECURRENT)
         return result
@@ -146,7 +154,7 @@ class FakeWorld:
         """Results whose size depends on data, at a size that is made up."""
         packet, first = str(func).rpartition(".")[0], args[0]
         if packet == "aten.nonzero":
-            count = _count(first)
+            count = int(first.numel()) if looks_up() else _count(first)
             self.note("nonzero", f"{count:,} of {first.numel():,} elements")
             with mode:
                 return torch.empty((count, first.dim()), dtype=torch.int64, device=first.device)
@@ -181,6 +189,10 @@ class FakeWorld:
                 packed = first.new_empty((count * steps, *first.shape[2:]))
             return packed, torch.full((steps,), count)  # real: what runs a recurrent layer reads it
         raise fake_tensor.DynamicOutputShapeException(func)
+
+    def problem(self, text: str) -> None:
+        """Keep what could not be followed."""
+        self.problems[text] = None
 
     def note(self, what: str, answer: str) -> None:
         """Count a read that was answered so, at the user's line."""

@@ -8,48 +8,91 @@ waited for at the end of the backward, and copied back unless gradients are view
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as distributed
 
+from perfscope.profiler.aot.torch_fake_hooks import Done, HookedBucket, all_reduced, answer_of
 from perfscope.profiler.aot.torch_processes_file import Bucket
 
-COMPRESSED = {"fp16": torch.float16, "FP16": torch.float16, "bf16": torch.bfloat16}
-"""Of torch's own hooks (``fp16_compress_hook``): what gradients are sent as."""
+SPARSE = (
+    "sparse gradients are not covered by a plan of DistributedDataParallel: NCCL sums up dense tensors only "
+    "(sparse=False, or leave such tables out by _ddp_params_and_buffers_to_ignore)"
+)
+MIXED = (
+    "DistributedDataParallel(mixed_precision=...) is not covered by a plan: its reducer holds copies of all parameters "
+    "that no rule tells of (autocast is covered)"
+)
+FOR_CUDA = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
+"""Hooks that torch refuses to a build without CUDA."""
 
 Tell = Callable[[str], None]
 
 
-def plan_ddp(buckets: Callable[[tuple[Bucket, ...]], None], problem: Tell, held: Callable[[Any], None]) -> None:
+class Exchanges(Protocol):
+    """Who counts the collectives."""
+
+    def asked(self) -> int:
+        """So many were asked for in this step so far."""
+
+    def waited(self, number: int) -> None:
+        """The step waits for one from now on."""
+
+    def given(self, work: Any) -> list[Any]:
+        """The tensors that a collective in work was given, while they are alive."""
+
+
+def plan_ddp(
+    buckets: Callable[[tuple[Bucket, ...]], None],
+    *,
+    problem: Tell,
+    note: Tell,
+    held: Callable[[Any], None],
+    exchanges: Exchanges,
+) -> None:
     """Change ``DistributedDataParallel`` in this process.
 
-    ``buckets(all)``: what it sums up together, when it is known; ``held(tensor)``: memory of a bucket.
+    ``buckets(all)``: what it sums up together, when it is known; ``held(tensor)``: memory of a bucket;
+    ``problem(text)``, ``note(text)``: what is not planned, and what was assumed.
     """
+    from torch._C._distributed_c10d import FakeWork
     from torch.nn.parallel import distributed as module
 
     kind: Any = module.DistributedDataParallel
-    begin = kind.__init__
+    begin, check = kind.__init__, kind._check_comm_hook
 
     def alone(self: Any, given: Any, *arguments: Any, **named: Any) -> None:
         # Tensors of the device are tensors of the CPU here, of which there is one.
         arguments = tuple(None if place < 2 else one for place, one in enumerate(arguments))
         named = {name: None if name in ("device_ids", "output_device") else one for name, one in named.items()}
         if named.get("mixed_precision") is not None:
-            problem("DistributedDataParallel(mixed_precision=...): planned in the precision of the parameters")
-            named["mixed_precision"] = None
+            raise RuntimeError(MIXED)
         begin(self, given, *arguments, **named)
 
     def helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
         if any(sparse):
-            problem("sparse gradients of DistributedDataParallel: planned as dense ones")
-        self.reducer = PlannedReducer(self, parameters, buckets, problem, held, static_graph=static_graph)
+            raise RuntimeError(SPARSE)
+        self.reducer = PlannedReducer(self, parameters, buckets, problem, held, exchanges, static_graph=static_graph)
         self.logger = _Logger()
         self._passing_sync_batchnorm_handle(self.module)
 
     def hook(reducer: Any, state: Any, called: Any) -> None:
-        reducer.hooked(getattr(called, "__name__", str(called)))
+        begins = getattr(state, "start_powerSGD_iter", None)
+        if isinstance(begins, int) and getattr(state, "iter", begins) < begins - 1:
+            state.iter = begins - 1  # one step with the sums, for buckets are other ones in the first
+            note(f"PowerSGD is planned as it is from its step {begins:,} on; the {begins:,} before it send whole sums")
+        reducer.hooked(lambda bucket: called(state, bucket), getattr(called, "__name__", "of the program"))
+
+    def builtin(reducer: Any, called: Any) -> None:
+        dtype = torch.float16 if "FP16" in str(called) else None
+        reducer.hooked(lambda bucket: all_reduced(reducer.group, bucket, dtype=dtype), str(called))
+
+    def checked(self: Any, called: Any) -> None:
+        if getattr(called, "__name__", "") not in FOR_CUDA:
+            check(self, called)
 
     kind.__init__ = alone
     kind._ddp_init_helper = helper
@@ -59,7 +102,11 @@ def plan_ddp(buckets: Callable[[tuple[Bucket, ...]], None], problem: Tell, held:
     both: Any = distributed
     both._broadcast_coalesced = torch.compiler.disable(_broadcast_coalesced)
     both._register_comm_hook = hook
-    both._register_builtin_comm_hook = lambda reducer, called: reducer.hooked(str(called))
+    both._register_builtin_comm_hook = builtin
+    kind._check_comm_hook = checked
+    works: tuple[Any, ...] = (FakeWork, distributed.Work)
+    for work in works:
+        work.get_future = lambda one: Done(exchanges.given(one))
 
 
 class PlannedReducer:
@@ -72,17 +119,19 @@ class PlannedReducer:
         told: Callable[[tuple[Bucket, ...]], None],
         problem: Tell,
         held: Callable[[Any], None],
+        exchanges: Exchanges,
         *,
         static_graph: bool,
     ) -> None:
-        self._held = held
+        self._held, self._exchanges = held, exchanges
+        self._hook: Callable[[Any], Any] | None = None
+        self._hook_name = ""
+        self._static = static_graph
         self._module, self._parameters, self._told, self._problem = module, list(parameters), told, problem
         self._rebuilt = False
         self._may_rebuild = static_graph or not module.find_unused_parameters
         self._order: list[int] = []
-        self._sent_as: Any = None
         self._expecting = self._ending = False
-        self._works: list[Any] = []
         limits, _ = module._bucket_config.compute_bucket_size_limits(
             static_graph=static_graph, find_unused_parameters=module.find_unused_parameters
         )
@@ -92,11 +141,14 @@ class PlannedReducer:
                 torch.compiler.disable(lambda one, place=place: self._ready(place, one))
             )
 
-    def hooked(self, name: str) -> None:
-        """A communication hook by name; those that only compress are followed."""
-        self._sent_as = next((dtype for part, dtype in COMPRESSED.items() if part in name), None)
-        if self._sent_as is None and "allreduce" not in name.lower():
-            self._problem(f"communication hook {name}: planned as the sums that torch makes without it")
+    @property
+    def group(self) -> Any:
+        """The processes that take part."""
+        return self._module.process_group
+
+    def hooked(self, hook: Callable[[Any], Any], name: str) -> None:
+        """A communication hook, which is called over each bucket in place of the sum."""
+        self._hook, self._hook_name = hook, name
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def prepare_for_forward(self) -> None:
@@ -106,15 +158,22 @@ class PlannedReducer:
     def prepare_for_backward(self, _: Any) -> None:
         """Gradients of the next backward are summed up."""
         self._expecting, self._ending, self._next = True, False, 0
-        self._works = []
         self._pending = [len(bucket.members) for bucket in self._buckets]
         self._order = [] if not self._rebuilt else self._order
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _rebuild_buckets(self) -> bool:
+        """Torch's forward asks for it; here it is done when the first backward ends, so that every step is alike."""
+        return False
+
+    def _rebuild(self) -> None:
         """After the first backward: buckets in the order of the gradients."""
-        if self._rebuilt or not self._may_rebuild or len(self._order) != len(self._parameters):
-            return False
+        if self._rebuilt or not self._may_rebuild:
+            return
+        if self._static:  # what got no gradient comes last
+            self._order += [place for place in range(len(self._parameters)) if place not in set(self._order)]
+        if len(self._order) != len(self._parameters):
+            return
         self._rebuilt = True
         config = self._module._bucket_config
         limits = (
@@ -122,8 +181,10 @@ class PlannedReducer:
             if config.has_custom_per_bucket_caps
             else [config.first_bucket_bytes_cap, config.bucket_bytes_cap]
         )
+        answered = any(bucket.sent[2] is not bucket.flat for bucket in self._buckets)
         self._fill(self._assigned(limits, self._order))
-        return True
+        for bucket in self._buckets if answered else ():  # as if a step had been
+            bucket.answered(None, range(0), torch.empty_like(bucket.flat))
 
     def _assigned(self, limits: list[int], order: Any) -> list[list[int]]:
         """Indices of parameters by bucket: torch's own rule, over their sizes."""
@@ -158,9 +219,13 @@ class PlannedReducer:
         view = self._buckets[number].views[inside]
         with torch.no_grad():
             if parameter.grad.untyped_storage() is view.untyped_storage():
-                view.div_(self._module.process_group.size())
+                if self._hook is None:
+                    view.div_(self.group.size())
             else:
-                torch.mul(parameter.grad, 1.0 / self._module.process_group.size(), out=view)
+                if self._hook is None:
+                    torch.mul(parameter.grad, 1.0 / self.group.size(), out=view)
+                else:
+                    view.copy_(parameter.grad)  # a hook divides
                 if self._module.gradient_as_bucket_view:
                     parameter.grad = view
             self._pending[number] -= 1
@@ -168,11 +233,26 @@ class PlannedReducer:
 
     def _send(self) -> None:
         while self._next < len(self._buckets) and self._pending[self._next] <= 0:
-            flat = self._buckets[self._next].flat
-            sent = flat if self._sent_as is None else flat.to(self._sent_as)
-            work = distributed.all_reduce(sent, group=self._module.process_group, async_op=True)
-            self._works.append((work, sent, flat))
+            bucket, before = self._buckets[self._next], self._exchanges.asked()
+            if self._hook is None:
+                work = distributed.all_reduce(bucket.flat, group=self.group, async_op=True)
+                bucket.sent = (work, range(0), bucket.flat)
+            else:
+                answer = self._called(self._hook, bucket)
+                bucket.sent = (None, range(before, self._exchanges.asked()), answer)
             self._next += 1
+
+    def _called(self, hook: Callable[[Any], Any], bucket: _Buffer) -> Any:
+        """What a hook makes of a bucket."""
+        seen = HookedBucket(
+            self._next, bucket.flat, [self._parameters[place] for place in bucket.members],
+            last=self._next == len(self._buckets) - 1,
+        )  # fmt: skip
+        answer = answer_of(hook(seen))
+        if isinstance(answer, torch.Tensor) and answer.numel() == bucket.flat.numel():
+            return answer
+        self._problem(f"communication hook {self._hook_name}: its answer is no tensor of the bucket's size")
+        return bucket.flat
 
     def _finish(self) -> None:
         """The backward is over."""
@@ -183,19 +263,21 @@ class PlannedReducer:
             used = None
             if self._module.find_unused_parameters and not self._module.static_graph:
                 marks = torch.zeros(len(self._parameters), dtype=torch.int32, device=self._buckets[0].flat.device)
-                used = distributed.all_reduce(marks, group=self._module.process_group, async_op=True)
-            for number, (work, sent, flat) in enumerate(self._works):
+                used = distributed.all_reduce(marks, group=self.group, async_op=True)
+            for bucket in self._buckets:
+                work, asked, _ = bucket.sent
                 if work is not None:
                     work.wait()
-                if sent is not flat:
-                    flat.copy_(sent)
-                self._copy_back(self._buckets[number])
+                for number in asked:
+                    self._exchanges.waited(number)
+                bucket.answered(*bucket.sent)
+                self._copy_back(bucket)
             if used is not None:
                 used.wait()
-        self._works = []
+            self._rebuild()
 
     def _copy_back(self, bucket: _Buffer) -> None:
-        for place, view in zip(bucket.members, bucket.views, strict=True):
+        for place, view in zip(bucket.members, bucket.views_out, strict=True):
             grad = self._parameters[place].grad
             if grad is not None and grad.untyped_storage() is not view.untyped_storage():
                 grad.copy_(view)
@@ -216,9 +298,23 @@ class _Buffer:
             sum(one.numel() for one in parameters), dtype=parameters[0].dtype, device=parameters[0].device
         )
         held(self.flat)
-        parts = self.flat.split([one.numel() for one in parameters])
-        self.views = [part.view(one.shape) for part, one in zip(parts, parameters, strict=True)]
+        self._shapes = [tuple(one.shape) for one in parameters]
+        self.views = self.parts_of(self.flat)
+        self.views_out = self.views
+        """What is copied back, which a hook may have made. Torch keeps it, and ``sent``, until the next is there."""
+        self.sent: tuple[Any, range, Any] = (None, range(0), self.flat)
+        """Work, numbers of what a hook asked for, what comes of it."""
         self.bytes = int(self.flat.numel() * self.flat.element_size())
+
+    def answered(self, work: Any, asked: range, answer: Any) -> None:
+        """What is to be copied back is there."""
+        self.sent = (work, asked, answer)
+        self.views_out = self.views if answer is self.flat else self.parts_of(answer)
+
+    def parts_of(self, flat: Any) -> list[Any]:
+        """The gradients in a tensor of the bucket's size."""
+        parts = flat.view(-1).split([math.prod(shape) for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 class _Logger:

@@ -16,6 +16,7 @@ import torch
 
 from perfscope.profiler import torch_compat
 from perfscope.profiler.aot.torch_fake import places_in
+from perfscope.profiler.aot.torch_fake_sparse import is_sparse
 from perfscope.profiler.aot.torch_inductor_host import graph_to_host, host_as_device, is_on_device
 from perfscope.profiler.captures.compile_fusion import MOST_PAIRS, Refusal
 from perfscope.profiler.errors import DataError
@@ -223,13 +224,16 @@ class _Results:
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._places = {node: place for place, node in enumerate(inputs)}
         given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
-        self._known: list[_Result | _Given | None] | None = []
+        given.pop(None, None)
+        self._known: list[_Result | _Given | _Sparse | None] | None = []
         for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if node is None:
                 self._known.append(None)
             elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
                 self._known.append(_Given(self._places[node]))
+            elif isinstance(value, torch.Tensor) and is_sparse(value):
+                self._known.append(_Sparse(value, given))
             elif isinstance(value, torch.Tensor) and not _symbolic(value):
                 storage = _storage(value)
                 part_of = None if storage is None else given.get(storage)
@@ -253,6 +257,19 @@ class _Given:
 
     def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
         return arguments[self._place]
+
+
+class _Sparse:
+    """A sparse result: its indices and values."""
+
+    def __init__(self, value: Any, given: dict[int | None, int]) -> None:
+        self._shape, self._coalesced = tuple(value.shape), bool(value.is_coalesced())
+        parts = (value._indices(), value._values())
+        self._parts = [_Result(one, None, given.get(_storage(one)), _storage(one), None) for one in parts]
+
+    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        indices, values = (part.made(made, arguments) for part in self._parts)
+        return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, self._shape, is_coalesced=self._coalesced)
 
 
 class _Result:

@@ -20,7 +20,7 @@ from perfscope.profiler.aot.torch_cuda_answers import MOVES
 from perfscope.profiler.aot.torch_each_op import EachOp
 from perfscope.profiler.aot.torch_memory_events import NOWHERE, Block, Event, GraphCall, Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
-from perfscope.profiler.aot.torch_storages import inner, storage_of
+from perfscope.profiler.aot.torch_storages import parts_of, storage_of
 from perfscope.profiler.captures.op_graph import insert_lowest
 from perfscope.profiler.captures.op_graph_frames import Frames
 from perfscope.profiler.captures.op_graph_mode import tensors_in
@@ -126,9 +126,10 @@ class MemoryLedger:
     def moved(self, tensor: Any) -> None:
         """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
         self.names_device = True
-        block = self.block_of(tensor)
-        if block is not None and not block.device:
-            block.device, block.bytes = True, min(block.bytes, int(tensor.numel() * tensor.element_size()))
+        for part in parts_of(tensor):
+            block = self.block_of(part)
+            if block is not None and not block.device:
+                block.device, block.bytes = True, min(block.bytes, int(part.numel() * part.element_size()))
 
     def name(self, tensor: Any, category: str) -> None:
         """A tensor of the device that is for something the program itself does not say (``gradient``)."""
@@ -139,7 +140,7 @@ class MemoryLedger:
         """An op was run."""
         if self._asleep:
             return
-        sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
+        sources, results = _held_in((args, kwargs)), _held_in(result)
         said = any(map(_is_device, (*args, *kwargs.values())))
         self.names_device = self.names_device or said
         known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
@@ -184,14 +185,12 @@ class MemoryLedger:
 
         def taken(results: Any) -> None:
             for index, one in enumerate(results or ()):
+                for part in _held_in(one) if isinstance(one, torch.Tensor) else ():
+                    self._is_result(self.block_of(part), inputs)
                 block = self.block_of(one) if isinstance(one, torch.Tensor) else None
                 maker = makers[index] if index < len(makers) else None
-                if block is not None and block not in inputs:
-                    block.device = True
-                    if block.phase == "other":  # seen from the wrapper of a library, in no module's forward
-                        block.phase = "forward"
-                    if maker is not None:
-                        block.op, block.place = maker.op, maker.place
+                if block is not None and block not in inputs and maker is not None:
+                    block.op, block.place = maker.op, maker.place
                 outputs.append(block)
 
         yield taken
@@ -208,6 +207,13 @@ class MemoryLedger:
         since = [event for event in since if id(event[1]) not in short]
         # Here results are made before inputs are given up; the graph's own events say how it is.
         self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
+
+    def _is_result(self, block: Block | None, inputs: Sequence[Block | None]) -> None:
+        """A block is what a graph gave back."""
+        if block is not None and block not in inputs:
+            block.device = True
+            if block.phase == "other":  # seen from the wrapper of a library, in no module's forward
+                block.phase = "forward"
 
     def _made(self, tensor: Any, op: str, phase: StepPhase, place: Place, node: int) -> Block | None:
         thing = storage_of(tensor)
@@ -286,9 +292,18 @@ class MemoryLedger:
                 self._call(tensor, "optimizer_state")
 
     def _call(self, tensor: Any, category: str) -> None:
-        block = None if tensor is None else self.block_of(inner(tensor))
-        if block is not None and block.category is None:
-            block.category = category
+        for part in () if tensor is None else parts_of(tensor):
+            block = self.block_of(part)
+            if block is not None and block.category is None:
+                block.category = category
+
+
+def _held_in(tree: Any) -> list[Any]:
+    """The dense tensors of arguments or results, those that a sparse one consists of in its place."""
+    found = list(tensors_in(tree))
+    if all(one.layout is torch.strided for one in found):
+        return found
+    return [part for one in found for part in parts_of(one)]
 
 
 def _in_module(site: Any) -> bool:

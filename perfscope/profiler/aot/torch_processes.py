@@ -63,7 +63,13 @@ class Processes:
         self.group.install()
         self._ledger.for_device = lambda: asked_by() != "the program"  # its mesh is of the device
         if distributed.is_available():
-            plan_ddp(self._told, self._problem, lambda tensor: self._ledger.name(tensor, "gradient"))
+            plan_ddp(
+                self._told,
+                problem=self._problem,
+                note=lambda text: self.group.notes.setdefault(text),
+                held=lambda tensor: self._ledger.name(tensor, "gradient"),
+                exchanges=self.book,
+            )
 
     def install_book(self) -> None:
         """Look at ops from now on."""
