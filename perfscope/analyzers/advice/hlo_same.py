@@ -110,7 +110,7 @@ class Sames:
             applied = self._flow.module.computations[one.called[-1]].root.opcode if one.called else ""
             told = (*(one.attributes.get(name, "") for name in _ATTRIBUTES), *self._part(number))
             size = one.shape.elements
-            key = one.opcode, one.shape.dtype, size, one.value, applied, told, *operands
+            key = one.opcode, one.shape.dtype, size, one.value, one.literal, applied, told, *operands
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _part(self, number: int) -> tuple[object, ...]:

@@ -79,9 +79,11 @@ class Instruction:
     custom_call_target: str | None = None
     parameter_number: int | None = None
     value: int | None = None
-    """Of a constant that is a single 32-bit integer: what loops count with. Other literals are not kept."""
+    """Of a constant that is a single 32-bit integer: what loops count with. Of others `literal` is kept."""
     is_zero: bool = False
     """A constant that is a single floating-point number, 0: what masks leave."""
+    literal: str = field(default="", compare=False)
+    """Of a constant: the same where its value is, within one file; empty where a text leaves the value out."""
     replica_groups: tuple[tuple[int, ...], ...] | None = None
     """Groups of partition or replica ids, written out whatever the spelling; None: all devices, or no collective."""
     channel_id: int | None = None

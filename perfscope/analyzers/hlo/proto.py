@@ -7,6 +7,7 @@ without that computation, and a while's computations stand as condition, body.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -184,6 +185,7 @@ class _Conversion:
             parameter_number=proto.parameter_number if opcode == "parameter" else None,
             value=_integer(proto) if opcode == "constant" else None,
             is_zero=opcode == "constant" and _is_zero(proto),
+            literal=_literal(proto) if opcode == "constant" else "",
             replica_groups=self._replica_groups(what),
             channel_id=what.channel_id or None,
             trip_count=trip_count(config) if opcode == "while" else None,
@@ -259,6 +261,12 @@ def _integer(proto: Any) -> int | None:
         return None
     values = proto.literal.s32s or proto.literal.u32s
     return int(values[0]) if len(values) == 1 else None
+
+
+def _literal(proto: Any) -> str:
+    """A digest of a constant's value, with fields that our trimmed proto does not name; empty where it has none."""
+    data: bytes = proto.literal.SerializeToString(deterministic=True)
+    return hashlib.blake2b(data, digest_size=16).hexdigest() if data else ""
 
 
 def _is_zero(proto: Any) -> bool:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class InstructionReader:
             parameter_number=int(inside) if opcode[1] == "parameter" else None,
             value=_integer(line[opcode.end() : end]) if counter else None,
             is_zero=opcode[1] == "constant" and _is_zero(shape, line[opcode.end() : end]),
+            literal=_literal(line[opcode.end() : end]) if opcode[1] == "constant" else "",
             replica_groups=None if groups is None else self.groups.text(groups),
             channel_id=None if channel is None else int(channel),
             trip_count=trip_count(config) if opcode[1] == "while" else None,
@@ -113,11 +115,21 @@ class InstructionReader:
         return self._configs[text]
 
 
+_MOST_LITERAL = 40
+"""Characters of a constant that are kept as they are."""
 _FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 def _integer(literal: str) -> int | None:
     return int(literal) if _INTEGER.fullmatch(literal) else None
+
+
+def _literal(written: str) -> str:
+    """What tells a constant's value from others: as it is written, or a digest of that; empty where it is left out."""
+    if "..." in written:
+        return ""
+    short = len(written) <= _MOST_LITERAL
+    return written if short else hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
 
 
 def _is_zero(shape: Shape, literal: str) -> bool:
