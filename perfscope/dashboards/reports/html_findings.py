@@ -112,7 +112,7 @@ def _cell(kind: str, name: str, told: str) -> str:
 
 
 def _side(values: Sequence[object]) -> str:
-    """How wide a column may be: numbers (``n``), a word or two that stay whole (``s``), lines (``t``), lists (``l``)."""
+    """How wide a column may be: numbers (``n``), a word that stays whole (``s``), lines (``t``), lists (``l``)."""
     texts = [value for value in values if isinstance(value, str)]
     if not texts:
         return "n"

@@ -26,7 +26,7 @@ class Late:
         """Why there is no application; whoever serves it raises this."""
 
     def begin(self) -> None:
-        """Begin to make it. If that fails the main thread gets a SIGTERM (Ctrl-C may be ignored), to look at ``problem``."""
+        """Begin to make it. If that fails the main thread gets a SIGTERM, to look at ``problem``."""
         threading.Thread(target=self._made, name="dashboard", daemon=True).start()
 
     def _made(self) -> None:

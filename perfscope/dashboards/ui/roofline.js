@@ -121,24 +121,27 @@ window.perfscope_ui = window.perfscope_ui || {};
       const highest = Math.max(...device.peaks.map((peak) => peak.flops));
       const from = Math.max(10 ** axes.x0, 10 ** axes.y0 / device.bandwidth), knee = highest / device.bandwidth;
       picture.append(svg("line", { x1: x(from), y1: y(from * device.bandwidth), x2: x(knee), y2: y(highest), class: "ps-roofline" }));
-      this.slope(picture, device, x, y, from, knee);
       // Labels from the highest peak down, each below the one before it, however close their lines are.
       let last = -Infinity;
+      const taken = [];
       for (const peak of [...device.peaks].reverse()) {
         const at = y(peak.flops), knee = x(peak.flops / device.bandwidth);
         picture.append(svg("line", { x1: knee, x2: width - RIGHT, y1: at, y2: at, class: "ps-roofline" }));
         last = Math.max(at - 5, last + LABEL_PX);
-        picture.append(svg("text", { x: LEFT + 8, y: last, class: "ps-tick ps-roof-said" }, `${peak.label} ${short(peak.flops)}FLOP/s`));
+        const word = `${peak.label} ${short(peak.flops)}FLOP/s`;
+        picture.append(svg("text", { x: LEFT + 8, y: last, class: "ps-tick ps-roof-said" }, word));
+        for (let at = 0; at < word.length * LETTER_PX; at += LABEL_PX) taken.push([LEFT + 8 + at, last - 4, LABEL_PX / 2]);
         picture.append(svg("line", { x1: LEFT, x2: knee, y1: at, y2: at, class: "ps-faint" }));
       }
+      this.slope(picture, device, x, y, from, knee, taken);
     }
 
-    // The word of the slope stands above it, where discs cover it least: of points that lie on the roof there are many.
-    slope(picture, device, x, y, from, knee) {
+    // The word of the slope stands above it, where discs and the words of the peaks (`taken`) cover it least.
+    slope(picture, device, x, y, from, knee, taken) {
       const word = `memory ${short(device.bandwidth)}B/s`, long = word.length * LETTER_PX;
       const [x0, y0, x1, y1] = [x(from), y(from * device.bandwidth), x(knee), y(knee * device.bandwidth)];
       const steep = Math.atan2(y1 - y0, x1 - x0), whole = Math.hypot(x1 - x0, y1 - y0), [along, up] = [Math.cos(steep), Math.sin(steep)];
-      const discs = this.shown().drawn.map((point) => [x(point.intensity), y(point.rate), this.radius(point)]);
+      const discs = [...taken, ...this.shown().drawn.map((point) => [x(point.intensity), y(point.rate), this.radius(point)])];
       let best = null;
       for (let at = long / 2 + 8; at <= Math.max(whole - long / 2 - 8, long / 2 + 8); at += 12) {
         const [cx, cy] = [x0 + at * along + ABOVE_PX * up, y0 + at * up - ABOVE_PX * along];

@@ -27,11 +27,10 @@ def gather(trace: Trace, place: Place) -> None:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules;
-    ``nothing``: of no findings, how much that says.
+    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
 
     A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
-    `timeline.marks`. ``none``: why there is none.
+    `timeline.marks`. ``none``: why there is none. ``nothing``: of no findings, how much that says.
     """
     summary = summarize(job.analysis)
     beside = job.folder.parent / "timeline"  # made before any view is written

@@ -30,7 +30,8 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 def view(job: Job) -> dict[str, Any]:
     """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command.
 
-    ``nothing``: of no findings, how much that says; ``planned``: that nothing of it ever ran, in a sentence; ``""`` where something did.
+    ``nothing``: of no findings, how much that says. ``planned``: that nothing of it ever ran, in a sentence; ``""``
+    where something did.
     """
     summary = summarize(job.analysis)
     return {

@@ -1,4 +1,4 @@
-"""A request that comes before the dashboard is made waits for it; one that cannot be made is told by the main thread."""
+"""A request that comes before the dashboard is made waits for it; why none is made, the main thread tells."""
 
 from __future__ import annotations
 
