@@ -229,3 +229,84 @@ class TestOverAPretendedDevice:
         assert note.startswith("head: --pretend-device: the program under it raised ")
         assert not any("different ways" in one for one in held["notes"])
         assert any(line.startswith("lost-fusions: ") for line in held["failed"])
+
+
+SUMMED = """
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+MICRO = 2
+dist.init_process_group("nccl")
+layers = (layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.GELU()))
+model = DistributedDataParallel(nn.Sequential(*layers).cuda().bfloat16())
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for step in range(6):
+    for micro in range(MICRO):
+        last = micro == MICRO - 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = model(torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)).square().mean()
+            loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LOST_NO_SYNC = SUMMED.replace("contextlib.nullcontext() if last else model.no_sync()", "contextlib.nullcontext()")
+BLOCKING_SUM = SUMMED.replace("    optimizer.step()", "    dist.all_reduce(loss.detach())\n    optimizer.step()")
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+class TestOfSeveralProcesses:
+    @pytest.fixture
+    def checkout(self, tmp_path: Path) -> Path:
+        require("torch")
+        folder = tmp_path / "checkout"
+        folder.mkdir()
+        git(folder, "init", "-q")
+        (folder / ".gitignore").write_text("perfscope-runs/\n")
+        commit(folder, train=SUMMED)
+        return folder
+
+    def compared(self, checkout: Path, code: int) -> dict[str, Any]:
+        done = compare(
+            checkout, "--base", "HEAD~1", "--target", "h100x8", "--json", "c.json", "-q", "--", "train.py"
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return described(checkout / "c.json")
+
+    def line(self, text: str, of: str) -> str:
+        return f"train.py:{next(at for at, line in enumerate(text.splitlines(), 1) if of in line)}"
+
+    def test_gradients_that_are_summed_after_every_micro_batch(self, checkout: Path) -> None:
+        commit(checkout, train=LOST_NO_SYNC)
+        held = self.compared(checkout, 1)
+        (program,) = held["programs"]
+        first = program["rows"][0]
+        assert (first["change"], first["place"]) == ("new collective", self.line(SUMMED, "loss.backward()"))
+        amounts = {one["name"]: (one["base"], one["head"]) for one in program["amounts"]}
+        before, after = amounts["planned collective bytes a step"]
+        gradients = 4 * (512 * 512 + 512) * 2
+        assert before == pytest.approx(gradients * 2 * 7 / 8, abs=8)
+        assert after == 2 * before
+        assert any(line.startswith("collective-bytes: ") for line in held["failed"])
+
+    def test_a_sum_that_the_next_line_waits_for_and_back(self, checkout: Path) -> None:
+        commit(checkout, train=BLOCKING_SUM)
+        held = self.compared(checkout, 1)
+        place = self.line(BLOCKING_SUM, "dist.all_reduce")
+        (row,) = (row for row in held["programs"][0]["rows"] if row["place"] == place and "collective" in row["change"])
+        assert (row["change"], row["blocking"]) == ("new collective", 1)
+        assert f"blocking-collectives: 1 collective blocks and did not: {place}" in held["failed"]
+        commit(checkout, train=SUMMED)
+        held = self.compared(checkout, 0)
+        assert [row["change"] for row in held["programs"][0]["rows"] if "collective" in row["change"]] == [
+            "collective gone"
+        ]
+
+    def test_a_comment_is_the_same_plan(self, checkout: Path) -> None:
+        commit(checkout, train=SUMMED.replace("MICRO = 2", "# of a step\nMICRO = 2"))
+        held = self.compared(checkout, 0)
+        assert [one["identical"] for one in held["programs"]] == [True]

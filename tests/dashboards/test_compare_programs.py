@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.compare.comparison import compare
 from perfscope.dashboards.reports import (
@@ -22,7 +25,9 @@ from perfscope.dashboards.reports import (
 from perfscope.dashboards.reports.compare_document import of
 from perfscope.dashboards.reports.compare_program_json import MOST_ROWS
 from perfscope.profiler.errors import DataError
+from tests.analyzers.compare.plan_jobs import OPS, asked, job, mine
 from tests.analyzers.compare.programs import fused
+from tests.conftest import REPOSITORY
 from tests.dashboards import compared
 from tests.hlo_build import hlo_trace
 
@@ -58,8 +63,6 @@ class TestDocument:
             of(held)
 
     def test_of_very_many_rows_the_rest_is_one(self) -> None:
-        from dataclasses import replace
-
         found = compare([hlo_trace(fused())], [hlo_trace(compared.apart())])
         (program,) = found.programs
         (row,) = program.rows
@@ -114,3 +117,54 @@ class TestFaces:
         assert [case.get("name") for case in root.iter("testcase") if case.get("classname") == "perfscope.program"] == [
             "peak"
         ]
+
+
+class TestCollectivesOfPlans:
+    """Plans of eight processes: an all-reduce that the next line waits for was added, and gradients are wider."""
+
+    @pytest.fixture
+    def document(self, tmp_path: Path) -> dict[str, Any]:
+        rows = asked(2, OPS), asked(4, OPS)
+        wide = [replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
+        sides = job(tmp_path / "base", *rows), job(tmp_path / "head", *wide, mine(OPS, OPS, line=41))
+        found = compare([sides[0]], [sides[1]])
+        gates = found.gates(("programs",))
+        return compare_json.document(found, gates=["programs"], failed=gates)
+
+    @pytest.mark.parametrize("render", [compare_text.render, compare_markdown.render, compare_html.render])
+    def test_every_face_tells_of_lines_bytes_waits_and_what_is_modelled(
+        self, document: dict[str, Any], render: Any
+    ) -> None:
+        text = render(of(document))
+        for said in (
+            "train.py:41", "new collective: all-reduce, bfloat16 over 8 ranks", "+1 that block",
+            "no kernel can run beside it", "type changed: all-reduce of DistributedDataParallel",
+            "+112 MiB sent to other devices", "for it by the model",
+        ):  # fmt: skip
+            assert said in " ".join(text.split()).replace("\\_", "_"), said
+
+    def test_the_document_keeps_to_its_schema_and_its_rows_sum(self, document: dict[str, Any]) -> None:
+        schema = json.loads((REPOSITORY / "docs" / "compare-schema.json").read_text())
+        Draft202012Validator(schema).validate(document)
+        (program,) = document["programs"]
+        for whole in program["amounts"]:
+            parts = [one for row in program["rows"] for one in row["amounts"] if one["name"] == whole["name"]]
+            assert sum(one["head"] - one["base"] for one in parts) == whole["head"] - whole["base"]
+        program["rows"][0]["amounts"][0]["head"] += 1
+        with pytest.raises(DataError, match=r"planned collective.*: its rows sum to"):
+            of(document)
+
+    def test_junit_fails_the_gates_and_an_annotation_stands_at_the_line(
+        self, document: dict[str, Any], tmp_path: Path
+    ) -> None:
+        root = ET.fromstring(compare_junit.render(of(document)))
+        failed = {
+            case.get("name")
+            for case in root.iter("testcase")
+            if case.get("classname") == "perfscope.program" and case.find("failure") is not None
+        }
+        assert failed == {"collective-bytes", "blocking-collectives"}
+        (tmp_path / "train.py").write_text("")
+        lines = compare_github.annotated(of(document), tmp_path).splitlines()
+        (blocked,) = [line for line in lines if "planned collectives that block a step%3A regression" in line]
+        assert blocked.startswith("::error file=train.py,line=41,")
