@@ -75,8 +75,8 @@ form_of_compare = click.command(
     "--fail-on",
     multiple=True,
     metavar="WHAT",
-    help="As of `perfscope compare`. [programs: lost fusions, more bytes through memory, a higher peak, collectives "
-    "that block]",
+    help="As of `perfscope compare`. [programs: lost fusions, more bytes through memory, a higher peak, more "
+    "bytes between devices, collectives that block, graph breaks]",
 )
 @click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
 @quiet_option

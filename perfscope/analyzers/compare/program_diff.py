@@ -15,6 +15,8 @@ from perfscope.analyzers.hlo.module import HloModule
 MOST = 1 << 62
 """Of an amount: what a document holds exactly."""
 
+TOO_LARGE = "its amounts are too large to be taken apart"
+
 
 def program_change(
     base: HloModule,
@@ -43,7 +45,7 @@ def program_change(
     notes: list[str] = []
     rows: list[ProgramRow] = []
     if max(max(both) for both in totals.values()) > MOST:
-        totals, notes = {}, ["its amounts are too large to be taken apart"]
+        totals, notes = {}, [TOO_LARGE]
     else:
         if prints[0] != prints[1]:
             near = (lambda keys: "") if source is None else source.source_of

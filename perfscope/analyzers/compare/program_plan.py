@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.align import same_files
+from perfscope.analyzers.compare.program_diff import MOST, TOO_LARGE
 from perfscope.analyzers.compare.program_exchange import (
     exchange_digest,
     exchange_totals,
@@ -116,6 +117,15 @@ def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> 
         name: (before[name], after[name]) for name in before if name in after and not (blind and name in EXCHANGED)
     }
     rows: list[ProgramRow] = []
+    if max((max(pair) for pair in totals.values()), default=0) > MOST:
+        return ProgramChange(
+            name=head.plan.name,
+            base_fingerprint=prints[0],
+            head_fingerprint=prints[1],
+            totals={},
+            notes=(TOO_LARGE,),
+            lines=lines,
+        )
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
         rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]

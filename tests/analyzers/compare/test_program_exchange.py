@@ -300,6 +300,13 @@ class TestNotCompared:
         more = replace(plan, plan=replace(plan.plan, processes=replace(plan.plan.processes, left=3)))
         assert plan_change(plan, more).notes == ("collectives are not compared: not all of head are in the plan",)
 
+    def test_amounts_that_no_document_holds(self, tmp_path: Path) -> None:
+        found = plan_change(
+            held(job(tmp_path / "base", *BUCKETS)), held(job(tmp_path / "head", mine(3, 5, bytes=1 << 62)))
+        )  # fmt: skip
+        assert (found.totals, found.rows) == ({}, ())
+        assert found.notes == ("its amounts are too large to be taken apart",)
+
     def test_two_programs_of_one_process_say_nothing_of_it(self, tmp_path: Path) -> None:
         found = compare([job(tmp_path / "base", world=0)], [job(tmp_path / "head", world=0)])
         assert one(found).notes == ()
