@@ -80,7 +80,7 @@ def _groups(base: Sequence[PlanExchange], head: Sequence[PlanExchange], lines: L
     families: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
     for side, (every, rows, at) in enumerate(((base, left[0], lines), (head, left[1], NO_LINES))):
         for row in rows:
-            families[_family(every[row], at)][side].append(every[row])
+            families[_family(every[row], at), every[row].collective.dtype][side].append(every[row])
     yield from _met(families.values(), lines)
 
 
@@ -110,15 +110,19 @@ def _paired(
 
 
 def _met(families: Iterable[_Group], lines: LineMap) -> Iterator[_Group]:
-    """Families of one side join the other side's of the same line, else the only one of their kind."""
+    """Those of one side only join the other side's of another dtype or group at their line, else the only one alike."""
     alone: list[_Group] = []
     for group in families:
         if group[0] and group[1]:
             yield group
         else:
             alone.append(group)
-    keys: tuple[_Key, ...] = lambda one, at: (*one.who, one.place(at)), lambda one, _: (*one.who, one.ranks)
-    for at_line, key in zip((True, False), keys, strict=True):
+    keys: tuple[tuple[bool, _Key], ...] = (
+        (True, _family),
+        (True, lambda one, at: (*one.who, one.place(at))),
+        (False, lambda one, _: (*one.who, one.ranks)),
+    )
+    for at_line, key in keys:
         held: dict[Hashable, list[_Group]] = defaultdict(list)
         for group in alone:
             held[key(group[0][0], lines) if group[0] else key(group[1][0], NO_LINES)].append(group)

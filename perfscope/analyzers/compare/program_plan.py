@@ -140,11 +140,17 @@ def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> 
         head_fingerprint=prints[1],
         totals=totals,
         rows=merged(rows, totals),
-        notes=tuple(filter(None, (blind or waits_line(waits),))),
+        notes=tuple(filter(None, (*_failed(base, head), blind or waits_line(waits)))),
         lines=lines,
     )
     found.check()
     return found
+
+
+def _failed(*sides: HeldPlan) -> Iterator[str]:
+    for which, held in zip(("base", "head"), sides, strict=True):
+        if held.plan.failure is not None:
+            yield f"{which} failed while it was planned: what it would have done from there on is in no metric"
 
 
 def _digest(one: PlannedKernel) -> str:

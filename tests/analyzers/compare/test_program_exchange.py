@@ -151,6 +151,18 @@ def test_parameters_that_nobody_uses_are_asked_about(tmp_path: Path) -> None:
     assert only(found).what == "all-reduce of DistributedDataParallel, int32 over 8 ranks"
 
 
+def test_buckets_that_are_cut_otherwise_beside_them(tmp_path: Path) -> None:
+    small = tuple(replace(row, bytes=row.bytes // 2) for row in BUCKETS[:3] for _ in (0, 1))
+    found = both(tmp_path, BUCKETS[:3], (*small, asked(OPS - 1, OPS, bytes=4 * 53, dtype="int32")))
+    assert {row.change for row in one(found).rows} == {"exchanged in more parts", "new collective"}
+    assert found.programs[0].rows[0].what.endswith(", int32 over 8 ranks")
+
+
+def test_a_program_that_failed_is_named(tmp_path: Path) -> None:
+    found = compare([job(tmp_path / "base", *BUCKETS)], [job(tmp_path / "head", *BUCKETS, failure="it raised")])
+    assert one(found).notes[0].startswith("head failed while it was planned: ")
+
+
 def test_gathers_that_lost_what_ran_beside_them(tmp_path: Path) -> None:
     late = tuple(replace(row, after=row.at, until=row.at) for row in GATHERS)
     found = both(tmp_path, GATHERS, late)
