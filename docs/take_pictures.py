@@ -22,6 +22,11 @@ from tests.dashboards import chromium
 FIXTURES = REPOSITORY / "fixtures"
 TO = REPOSITORY / "docs" / "pictures"
 WIDE = 1280
+GRIDS = """[...document.querySelectorAll('.ps-grid')].every((one) => {
+  const head = one.querySelector('[role=columnheader]');
+  return head && getComputedStyle(head).visibility === 'visible';
+})"""
+"""Their code comes behind the page's, and until then they are empty."""
 
 
 def main(wanted: list[str]) -> None:
@@ -52,6 +57,7 @@ def main(wanted: list[str]) -> None:
                     tab.page.focus("#dark")
                     tab.page.keyboard.press("Space")
                 take(tab, server.base, keys)
+                tab.until(GRIDS)
                 tab.page.wait_for_timeout(900)
                 tab.page.screenshot(path=TO / f"{name}.png")
                 context.close()

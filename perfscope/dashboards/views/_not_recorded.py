@@ -32,7 +32,7 @@ JAX = (
 )
 NSYS = (
     ("memory", "memory taken from the driver", "nsys profile --cuda-memory-usage=true"),
-    ("steps", "steps", "perfscope.step(), or an NVTX range named like a step"),
+    ("steps", "steps (an NVTX range named like one does)", "perfscope.step()"),
     ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
 )
 """(key of `Trace.recorded`, what it is, how to record it), what is missed most first."""

@@ -25,10 +25,10 @@ NAME_CHARS = 400
 
 PART_HEADS = (
     Head(key="change_ns", title="change", unit="ns", width=96),
+    Head(key="line", title="at", unit="code", width=250),
+    Head(key="status", title="it is", width=104),
     Head(key="base_ns", title="base", unit="ns", width=90),
     Head(key="head_ns", title="head", unit="ns", width=90),
-    Head(key="status", title="it is", width=104),
-    Head(key="line", title="at", unit="code", width=250),
     Head(key="in_base", title="in base", unit="code", width=200),
     Head(key="in_head", title="in head", unit="code", width=200),
     Head(key="base_calls", title="calls, base", unit="count", width=110),
@@ -121,7 +121,7 @@ def _recorded(side: PartSide) -> Iterator[str]:
 def _parts(step: Step) -> Iterator[list[Any]]:
     for part in sorted(step.parts, key=lambda one: -abs(one.delta_ns)):
         yield [
-            part.delta_ns, part.base.ns, part.head.ns, shown(part.status), shown(part.place) or _why(part),
+            part.delta_ns, shown(part.place) or _why(part), shown(part.status), part.base.ns, part.head.ns,
             next(_recorded(part.base), None), next(_recorded(part.head), None), part.base.calls, part.head.calls,
             part.count_ns, part.each_ns, KIND_WORDS.get(part.kind, shown(part.kind)), shown(part.matched or ""),
         ]  # fmt: skip

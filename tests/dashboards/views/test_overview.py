@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import comb
 from pathlib import Path
@@ -91,6 +92,21 @@ def test_what_was_not_recorded_says_how_to_have_it(tmp_path: Path) -> None:
     assert missing["memory over time"] == "torch.profiler.profile(profile_memory=True)"
     assert missing["input shapes of ops"] == "torch.profiler.profile(record_shapes=True)"
     assert "lines of the program" not in missing
+
+
+def test_an_nsys_report_is_told_of_nsys(tmp_path: Path) -> None:
+    trace = TraceBuilder(recorded=EVERYTHING - {"memory"}).build()
+    trace.source = replace(trace.source, format="nsys")
+    view = view_of("overview", [trace], tmp_path)
+    assert "nsys profile --cuda-memory-usage=true" in {row["command"] for row in view["missing"]}
+    assert not any("torch.profiler" in row["command"] for row in view["missing"])
+
+
+def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
+    view = view_of("overview", [_made(again=False).build()], tmp_path)
+    assert view["first"] == []
+    assert re.fullmatch(r"No findings: \d+ rules looked and found nothing; [1-9]\d* could not look\.", view["nothing"])
+    assert view_of("findings", [_made(again=False).build()], tmp_path / "more")["nothing"] == view["nothing"]
 
 
 def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
