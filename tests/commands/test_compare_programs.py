@@ -14,6 +14,7 @@ import pytest
 from perfscope.profiler.aot.torch_pretend_fit import unfit
 from tests.aot import require
 from tests.profiler.ab_programs import commit, git, repository
+from tests.profiler.aot.distributed_programs import FULLY_SHARD
 
 MODEL = """
 import jax
@@ -305,6 +306,18 @@ class TestOfSeveralProcesses:
         assert [row["change"] for row in held["programs"][0]["rows"] if "collective" in row["change"]] == [
             "collective gone"
         ]
+
+    def test_parameters_that_are_gathered_again_in_the_backward(self, checkout: Path) -> None:
+        kept = FULLY_SHARD.replace("(block, mesh=mesh)", "(block, mesh=mesh, reshard_after_forward=False)")
+        commit(checkout, train=kept)
+        commit(checkout, train=FULLY_SHARD)
+        held = self.compared(checkout, 1)
+        (row,) = (row for row in held["programs"][0]["rows"] if "collective" in row["change"])
+        assert (row["change"], row["phase"]) == ("new collective", "backward")
+        assert row["what"].startswith("all-gather of fully_shard")
+        (amount,) = (one for one in row["amounts"] if one["name"] == "planned collectives a step")
+        assert (amount["base"], amount["head"]) == (0, 3)  # a block each
+        assert held["failed"][0].startswith("collective-bytes: ")
 
     def test_a_comment_is_the_same_plan(self, checkout: Path) -> None:
         commit(checkout, train=SUMMED.replace("MICRO = 2", "# of a step\nMICRO = 2"))
