@@ -226,7 +226,6 @@ def own(model: Model, policy: str) -> str:
         mapped_layers,
         a_mapped_model,
         in_a_shard_map,
-        a_gradient_within,
     ],
 )
 def test_the_program_is_the_one_with_the_policy(model: Model) -> None:
@@ -238,6 +237,7 @@ def test_the_program_is_the_one_with_the_policy(model: Model) -> None:
         assert text == own(model, policy), (source, policy)
 
 
+@pytest.mark.slow
 def test_rules_in_layers_of_a_list() -> None:
     """The same operations on the same shapes; XLA for a CPU has some of them in another order."""
     for source, policy in (("none", "full"), ("full", "none")):
@@ -320,13 +320,12 @@ def test_the_same_layers_on_their_own_and_in_a_gradient_within() -> None:
     assert compiled(both("none"), "full")[0] == compiled(both("full"), None)[0]
 
 
-@pytest.mark.parametrize("model", [rules_in_a_scan, a_list_in_a_branch, a_scan_in_a_branch])
-def test_gradients_outside_of_jit(model: Model) -> None:
+def test_gradients_outside_of_jit() -> None:
     one = {"up": jnp.full((LAYERS, 8, 8), 0.1), "down": jnp.full((LAYERS, 8, 8), 0.2)}
     x = jnp.linspace(-1, 1, 32).reshape(4, 8)
-    plainly = jax.grad(model("none"))(one, x)
+    plainly = jax.grad(a_scan_in_a_branch("none"))(one, x)
     with checkpointed(parse_checkpoint("full")) as book:
-        slopes = jax.grad(model("none"))(one, x)
+        slopes = jax.grad(a_scan_in_a_branch("none"))(one, x)
     assert book is not None
     assert book.changed
     for left, right in zip(jax.tree.leaves(plainly), jax.tree.leaves(slopes), strict=True):
