@@ -50,6 +50,12 @@ RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "a
 """Ops of a whole recurrent layer, or of a cell."""
 
 
+NESTED = (
+    "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the batch, or "
+    "plan one packed row)"
+)
+
+
 class PlanFrames(Frames):
     """Names of files without a folder of this machine: below the import path, else their last two parts."""
 
@@ -77,6 +83,7 @@ class FakeWorld:
         """``script``: what is run, where it is a file. ``pretended``: tensors stay on the device they are asked for."""
         self._pretended = pretended
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode.create_symbolic_nested_int = _no_nested
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
         self.recurrent = False
@@ -133,6 +140,10 @@ class FakeWorld:
             return self._value(func, args)
         except fake_tensor.DynamicOutputShapeException:
             return self._sized(mode, func, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if str(func).startswith("aten._nested_") or any(map(_is_nested, args)):
+                raise RuntimeError(NESTED) from error
+            raise
         if result is not None and is_sparse(result):
             result = with_elements(func, args, result, mode=mode, note=self.note, problem=self.problem)
         _remember(func, args, result)
@@ -201,6 +212,10 @@ class FakeWorld:
             self.reads[what, site.file, site.line, site.function, answer] += 1
 
 
+def _no_nested(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(NESTED)
+
+
 def _padded(data: Any, sizes: Any, batch_first: bool, value: float, least: int) -> Any:
     """A packed batch whose sequences are all of one length, with its lengths: what reads their number reads fakes."""
     steps = int(sizes.shape[0])
@@ -215,6 +230,10 @@ def to_host(tree: Any) -> Any:
     if not pytree.tree_any(_is_cuda, tree):
         return tree
     return pytree.tree_map_only(torch.device, lambda device: torch.device("cpu") if _is_cuda(device) else device, tree)
+
+
+def _is_nested(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.is_nested
 
 
 def _is_cuda(thing: Any) -> bool:

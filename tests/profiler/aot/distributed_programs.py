@@ -51,6 +51,41 @@ model = nn.Sequential(*(Block() for _ in range(3))).to(DEVICE)
 model = DistributedDataParallel(model, device_ids=[0] if DEVICE == "cuda" else None, bucket_cap_mb=3)
 {TAIL}"""
 
+ANSWERED = """
+if os.environ.get("ALONE"):  # futures of a group that exchanges nothing hold nothing, and hooks read them
+    exchange = dist.all_reduce
+
+    class Sent:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def get_future(self):
+            future = torch.futures.Future()
+            future.set_result([self.tensor])
+            return future
+
+    def all_reduce(tensor, **named):
+        exchange(tensor, **named)
+        return Sent(tensor)
+
+    dist.all_reduce = all_reduce
+"""
+
+COMPRESSED = (
+    DDP.replace("WORLD = dist.get_world_size()\n", f"WORLD = dist.get_world_size()\n{ANSWERED}")
+    .replace(
+        TAIL,
+        f"""
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+model.register_comm_hook(None, fp16_compress_hook)
+{TAIL}""",
+    )
+    .replace(
+        "dist.destroy_process_group()",
+        "dist.barrier()\nos._exit(0)  # futures of Python that gloo still holds end badly",
+    )
+)
+
 FULLY_SHARD = f"""{HEAD}
 from torch.distributed.fsdp import fully_shard
 mesh = init_device_mesh(DEVICE, (WORLD,))
@@ -67,6 +102,13 @@ model = nn.Sequential(*(Block() for _ in range(3))).to(DEVICE)
 for block in model:
     parallelize_module(block, mesh, {{"up": ColwiseParallel(), "down": RowwiseParallel()}})
 {TAIL}"""
+
+CLIPPED = FULLY_SHARD.replace(
+    "        optimizer.step()\n",
+    "        total = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    "        dist.all_reduce(total.full_tensor())\n"
+    "        optimizer.step()\n",
+)
 
 EVERY_KIND = f"""{HEAD}
 assert dist.get_backend() == "nccl" and os.environ["LOCAL_RANK"] == "0" and torch.cuda.device_count() == WORLD
@@ -120,6 +162,14 @@ REFUSED = {
     "from torch.distributed.fsdp import FullyShardedDataParallel\n"
     "dist.init_process_group('nccl')\nFullyShardedDataParallel(torch.nn.Linear(4, 4).cuda())\n",
     "DataParallel": "import torch\ntorch.nn.DataParallel(torch.nn.Linear(4, 4).cuda())\n",
+    "mixed_precision": "import torch\nimport torch.distributed as dist\n"
+    "from torch.distributed.fsdp import MixedPrecision\n"
+    "from torch.nn.parallel import DistributedDataParallel\n"
+    "dist.init_process_group('nccl')\n"
+    "DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), mixed_precision=MixedPrecision())\n",
+    "sparse gradients": "import torch\nimport torch.distributed as dist\n"
+    "from torch.nn.parallel import DistributedDataParallel\n"
+    "dist.init_process_group('nccl')\nDistributedDataParallel(torch.nn.Embedding(4, 4, sparse=True).cuda())\n",
     "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker0', rank=0, world_size=2)\n",
     "pipelining": "import torch\nimport torch.distributed as dist\n"
     "from torch.distributed.pipelining import PipelineStage\n"

@@ -27,6 +27,7 @@ from tests.profiler.aot import distributed_programs
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 FLOAT32 = 4
+BYTES = {"float": FLOAT32, "int": 4, "c10::Half": 2, "c10::BFloat16": 2}
 SCALARS = 64
 """Bytes: numbers that the run makes tensors of by itself and the plan does not see."""
 
@@ -93,7 +94,7 @@ def exchanged_in(events: list[dict[str, Any]], world: int) -> Counter[tuple[str,
     found: Counter[tuple[str, int]] = Counter()
     for one in events:
         if one.get("name", "").startswith("gloo:"):
-            size = FLOAT32
+            size = BYTES[one["args"]["Input type"][0]]
             for extent in one["args"]["Input Dims"][0]:
                 size *= extent
             name = one["name"].removeprefix("gloo:")
@@ -137,13 +138,25 @@ def test_data_parallel_is_planned_as_it_runs(tmp_path: Path, world: int) -> None
     assert abs(planned_peak(trace) - min(measured)) <= SCALARS
 
 
-def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:
-    trace = planned(tmp_path, distributed_programs.FULLY_SHARD, "h100x2")
+def test_compressed_gradients_are_half_of_it(tmp_path: Path) -> None:
+    trace = planned(tmp_path, distributed_programs.COMPRESSED, "h100x2")
     processes = processes_of(trace)
-    events = really_run(tmp_path, distributed_programs.FULLY_SHARD, 2)
+    events = really_run(tmp_path, distributed_programs.COMPRESSED, 2)
+    assert as_gloo_does(processes.eager) == as_gloo_does(processes.outside) == exchanged(events, 2)
+    assert {one.dtype for one in processes.eager or ()} == {"float16"}
+    assert sum(one.bytes for one in processes.eager or ()) * 2 == sum(one.bytes for one in processes.buckets)
+    assert all(one.until is not None for one in processes.eager or ())
+    events = really_run(tmp_path, distributed_programs.COMPRESSED, 2, alone=True)
+    assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
+
+
+def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:
+    trace = planned(tmp_path, distributed_programs.CLIPPED, "h100x2")
+    processes = processes_of(trace)
+    events = really_run(tmp_path, distributed_programs.CLIPPED, 2)
     assert as_gloo_does(processes.eager) == exchanged(events, 2)
     assert as_gloo_does(processes.outside) == exchanged(events, 2)
-    events = really_run(tmp_path, distributed_programs.FULLY_SHARD, 2, alone=True)
+    events = really_run(tmp_path, distributed_programs.CLIPPED, 2, alone=True)
     assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
     (work,) = trace.fact(plan_works)
     assert work.eager_exchanges is not None
@@ -209,6 +222,21 @@ def test_a_program_that_starts_its_processes_itself(tmp_path: Path) -> None:
     assert processes.world_size == 4
     assert any("8 devices" in note for note in processes.notes)
     assert [one.bytes for one in processes.eager or ()] == [65 * 64 * FLOAT32]  # once, not under no_sync()
+
+
+def test_a_sweep_over_devices_has_a_lower_peak_with_more_of_them(tmp_path: Path) -> None:
+    found = plugins.find("torch")
+    if isinstance(found, plugins.Absent):
+        pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
+    (tmp_path / "train.py").write_text(distributed_programs.FULLY_SHARD)
+    command = [sys.executable, "-m", "perfscope", "compile", "--sweep", "target=h100x2,h100x8", "--json", "sweep.json"]
+    subprocess.run([*command, "train.py"], cwd=tmp_path, check=True, capture_output=True, timeout=500)
+    few, many = json.loads((tmp_path / "sweep.json").read_text())["variants"]
+    assert (few["settings"], many["settings"]) == ({"target": "h100x2"}, {"target": "h100x8"})
+    # parameters and two states of AdamW are shared out; one block's gradients, too, when the peak is there
+    sharded = 3 * (2 * 256 * 1024 + 1024 + 256) * FLOAT32 * 3
+    assert sharded * 3 / 8 <= few["peak_bytes"] - many["peak_bytes"] <= sharded * 3 / 8 * 1.25
+    assert 0 < many["step_low_ns"] <= many["step_high_ns"]
 
 
 @pytest.mark.parametrize("what", sorted(distributed_programs.REFUSED))
