@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,24 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 from perfscope.profiler.aot import jax_checkpoint
 from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
 from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
-from perfscope.profiler.aot.jax_plugin_compat import text_of
 from perfscope.profiler.errors import DataError
+from tests.profiler.aot.policies import MARKS, step_of, under
 
-pytestmark = [
-    pytest.mark.jax,
-    pytest.mark.skipif(
-        jax.__version_info__ < (0, 10), reason=f"jax {jax.__version__}: programs are compiled from 0.10 on"
-    ),
-]
-
-POLICIES: dict[str, Any] = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
-}
+pytestmark = MARKS
 LAYERS = 4
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Of the machine code, which nobody runs here."""
 PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
 """What the program says, and what is asked for."""
 
@@ -43,10 +29,6 @@ PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
 def block(weights: Any, x: jax.Array) -> jax.Array:
     h = checkpoint_name(jax.nn.gelu(x @ weights["up"]), "hidden")
     return x + jnp.tanh(h) @ weights["down"]
-
-
-def under(policy: str, of: Callable[..., Any] = block) -> Callable[..., Any]:
-    return of if policy == "none" else jax.checkpoint(of, policy=POLICIES[policy])
 
 
 def scanned(policy: str) -> Callable[..., Any]:
@@ -59,14 +41,15 @@ def scanned(policy: str) -> Callable[..., Any]:
 def looped(policy: str) -> Callable[..., Any]:
     def loss(weights: Any, x: jax.Array) -> jax.Array:
         for at in range(LAYERS):
-            x = under(policy)(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+            x = under(policy, block)(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
         return (x**2).mean()
 
     return loss
 
 
 def jitted(policy: str) -> Callable[..., Any]:
-    return jax.jit(looped(policy))
+    model: Callable[..., Any] = jax.jit(looped(policy))
+    return model
 
 
 def jitted_layers(policy: str) -> Callable[..., Any]:
@@ -93,13 +76,10 @@ def blocked(policy: str) -> Callable[..., Any]:
 
 
 def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
-    """The compiled step without names and lines; a fresh function, as jax keeps what it traced."""
+    """As `step_of` has it."""
     one = {"up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
     weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * LAYERS), one)
-    with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
-        traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, jnp.ones((8, 16)))
-        importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
-        return text_of(traced.lower().compile(compiler_options=QUICK)), book
+    return step_of(fun, asked, weights, jnp.ones((8, 16)))
 
 
 @functools.cache

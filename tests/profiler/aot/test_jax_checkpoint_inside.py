@@ -18,29 +18,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
 from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
-from perfscope.profiler.aot.jax_plugin_compat import text_of
 from perfscope.profiler.errors import DataError
+from tests.profiler.aot.policies import MARKS, step_of, under
 
-pytestmark = [
-    pytest.mark.jax,
-    pytest.mark.skipif(
-        jax.__version_info__ < (0, 10), reason=f"jax {jax.__version__}: programs are compiled from 0.10 on"
-    ),
-]
-
-POLICIES: dict[str, Any] = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "names": jax.checkpoint_policies.save_only_these_names("kept"),
-}
+pytestmark = MARKS
 LAYERS = 3
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Of the machine code, which nobody runs here."""
 Model = Callable[[str], Callable[..., Any]]
-
-
-def under(policy: str, of: Callable[..., Any]) -> Callable[..., Any]:
-    return of if policy == "none" else jax.checkpoint(of, policy=POLICIES[policy])
 
 
 def attend(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -57,7 +40,7 @@ def _flash(q: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def _forward(q: jax.Array, k: jax.Array) -> Any:
-    return checkpoint_name(attend(q, k), "kept"), (q, k)
+    return checkpoint_name(attend(q, k), "hidden"), (q, k)
 
 
 def _backward(kept: Any, slope: jax.Array) -> Any:
@@ -194,12 +177,11 @@ def a_gradient_within(policy: str) -> Callable[..., Any]:
 
 
 def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
-    """The compiled step without names and lines; a fresh function, as jax keeps what it traced."""
+    """As `step_of` has it."""
     one = {"up": jnp.ones((16, 16)), "down": jnp.ones((16, 16))}
     weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * LAYERS), one)
-    with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
-        traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, jnp.ones((8, 16)))
-        return numbered(text_of(traced.lower().compile(compiler_options=QUICK))), book
+    text, book = step_of(fun, asked, weights, jnp.ones((8, 16)))
+    return numbered(text), book
 
 
 def numbered(text: str) -> str:
@@ -291,7 +273,7 @@ def test_only_a_rule_has_loops() -> None:
 
 
 def test_names_that_a_rule_gives() -> None:
-    text, book = compiled(rules_in_a_scan("none"), "names:kept")
+    text, book = compiled(rules_in_a_scan("none"), "names:hidden")
     assert book is not None
     assert book.changed
     assert text == own(rules_in_a_scan, "names") != own(rules_in_a_scan, "full")

@@ -1,0 +1,44 @@
+"""Policies, and programs compiled under ``--checkpoint``, for tests of `jax_checkpoint`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+
+from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
+from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
+from perfscope.profiler.aot.jax_plugin_compat import text_of
+
+MARKS = [
+    pytest.mark.jax,
+    pytest.mark.skipif(
+        jax.__version_info__ < (0, 10), reason=f"jax {jax.__version__}: programs are compiled from 0.10 on"
+    ),
+]
+POLICIES: dict[str, Any] = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
+}
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Of the machine code, which nobody runs here."""
+
+
+def under(policy: str, of: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with a policy written around it; ``none``: as it is."""
+    return of if policy == "none" else jax.checkpoint(of, policy=POLICIES[policy])
+
+
+def step_of(fun: Callable[..., Any], asked: str | None, weights: Any, x: jax.Array) -> tuple[str, Checkpoints | None]:
+    """The compiled gradient without names and lines; a fresh function, as jax keeps what it traced."""
+    with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
+        traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, x)
+        importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
+        return text_of(traced.lower().compile(compiler_options=QUICK)), book
