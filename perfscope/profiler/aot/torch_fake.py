@@ -51,8 +51,8 @@ RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "a
 
 
 NESTED = (
-    "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the batch, or "
-    "plan one packed row)"
+    "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the "
+    "batch, or plan one packed row)"
 )
 
 

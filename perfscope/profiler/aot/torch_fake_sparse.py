@@ -39,6 +39,12 @@ LOOKED_UP = ("aten._embedding_bag_backward", "aten._embedding_bag_sparse_backwar
 EMPTIED = frozenset(("aten.zero_", "aten.zeros_like", "aten.empty_like"))
 
 
+WHOLE_TABLES = (
+    "sparse gradients: ops on some rows of a table are costed as if they went over all of it, so times are too long; "
+    "peaks of memory are those of the rows"
+)
+
+
 def is_sparse(thing: Any) -> bool:
     """Whether a thing is a sparse tensor of coordinates."""
     return isinstance(thing, torch.Tensor) and thing.layout is torch.sparse_coo
@@ -60,6 +66,7 @@ def with_elements(
     if not given or packet in EMPTIED or func.namespace == "prim":
         return result
     if packet == "aten.clone" and _accumulates():
+        problem(WHOLE_TABLES)
         # the engine takes a gradient as it is where nobody else holds its parts; of a fake somebody always does
         return _sparse(given[0]._indices(), given[0]._values(), result, coalesced=given[0].is_coalesced())
     count = int(given[-1]._nnz())

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from perfscope.profiler.aot.torch_fake_hooks import Done, HookedBucket, all_reduced, answer_of  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 
 class Group:
     """Four processes of which this is one, for what asks only for their number."""

@@ -13,6 +13,8 @@ fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
 from perfscope.profiler.aot.torch_fake_sparse import with_elements  # noqa: E402
 from perfscope.profiler.aot.torch_storages import parts_of  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 aten = torch.ops.aten
 ROWS, WIDTH, LOOKED_UP = 50, 4, 6
 
