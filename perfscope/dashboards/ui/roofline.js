@@ -3,7 +3,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const HEIGHT = 470, LEFT = 76, RIGHT = 18, TOP = 16, BOTTOM = 46;
-  const LEAST_R = 3, MOST_R = 24, LABEL_PX = 13, LETTER_PX = 6.2, ABOVE_PX = 13;
+  const LEAST_R = 3, MOST_R = 24, LABEL_PX = 13, LETTER_PX = 6.2, ABOVE_PX = 13, MOST_COVERED_PX = 3;
   // Fewer FLOPs per byte than this is a move with a counter beside it: no roof but memory's is anywhere near.
   const LEAST_INTENSITY = 1e-3;
   const HUES = { compute: "var(--ps-compute)", memory: "var(--ps-memory)", link: "var(--ps-link)" };
@@ -136,7 +136,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.slope(picture, device, x, y, from, knee, taken);
     }
 
-    // The word of the slope stands above it, where discs and the words of the peaks (`taken`) cover it least.
+    // The word of the slope stands above or below it, where no discs and no words of the peaks (`taken`) are. Where there
+    // is no such place it is left out: the sentence above the picture says it too.
     slope(picture, device, x, y, from, knee, taken) {
       const word = `memory ${short(device.bandwidth)}B/s`, long = word.length * LETTER_PX;
       const [x0, y0, x1, y1] = [x(from), y(from * device.bandwidth), x(knee), y(knee * device.bandwidth)];
@@ -144,15 +145,18 @@ window.perfscope_ui = window.perfscope_ui || {};
       const discs = [...taken, ...this.shown().drawn.map((point) => [x(point.intensity), y(point.rate), this.radius(point)])];
       let best = null;
       for (let at = long / 2 + 8; at <= Math.max(whole - long / 2 - 8, long / 2 + 8); at += 12) {
-        const [cx, cy] = [x0 + at * along + ABOVE_PX * up, y0 + at * up - ABOVE_PX * along];
-        let covered = 0;
-        for (const [dx, dy, r] of discs) {
-          const side = Math.abs((dx - cx) * along + (dy - cy) * up) - long / 2, across = Math.abs((dy - cy) * along - (dx - cx) * up);
-          covered += Math.max(0, r + 8 - across) * (side < r ? 1 : 0);
+        for (const above of [ABOVE_PX, -ABOVE_PX]) {
+          const [cx, cy] = [x0 + at * along + above * up, y0 + at * up - above * along];
+          let covered = 0;
+          for (const [dx, dy, r] of discs) {
+            const side = Math.abs((dx - cx) * along + (dy - cy) * up) - long / 2, across = Math.abs((dy - cy) * along - (dx - cx) * up);
+            covered = Math.max(covered, Math.min(r + 2 - side, r + 8 - across));
+          }
+          const worth = covered + Math.abs(at - 0.6 * whole) / whole + (above < 0 ? 0.5 : 0);
+          if (covered <= MOST_COVERED_PX && (!best || worth < best.worth)) best = { worth, cx, cy };
         }
-        const far = Math.abs(at - 0.6 * whole) / whole;
-        if (!best || covered + far < best.worth) best = { worth: covered + far, cx, cy };
       }
+      if (!best) return;
       const turn = `rotate(${(steep * 180) / Math.PI} ${best.cx} ${best.cy})`;
       picture.append(svg("text", { x: best.cx, y: best.cy + 4, class: "ps-tick ps-roof-said", "text-anchor": "middle", transform: turn }, word));
     }
