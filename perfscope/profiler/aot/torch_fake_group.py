@@ -93,6 +93,10 @@ class FakeGroup:
         }.items():
             for module in modules[:2]:
                 setattr(module, name, answer)
+        if self._count > 1:
+            checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
+            for name in ("save", "async_save", "load"):
+                setattr(checkpoint, name, self._unwritten(name))
         _real_meshes(device_mesh, (lambda kind: kind) if self._pretended else on_host)
         spawning: Any = torch.multiprocessing
         spawning.spawn = self._spawn
@@ -134,6 +138,12 @@ class FakeGroup:
         def answered(*arguments: Any, **named: Any) -> None:
             self.notes[f"{name}: answered with the process's own objects, and not counted"] = None
             answer(*arguments, **named)
+
+        return answered
+
+    def _unwritten(self, name: str) -> Callable[..., Any]:
+        def answered(*_: Any, **__: Any) -> None:
+            self.notes[f"torch.distributed.checkpoint.{name}: there is no data; nothing of it is counted"] = None
 
         return answered
 
