@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as distributed
+from torch.utils._python_dispatch import _disable_current_modes
 
 from perfscope.profiler.aot.torch_fake_hooks import Done, HookedBucket, all_reduced, answer_of
 from perfscope.profiler.aot.torch_processes_file import Bucket
@@ -104,9 +106,27 @@ def plan_ddp(
     both._register_comm_hook = hook
     both._register_builtin_comm_hook = builtin
     kind._check_comm_hook = checked
+    _compile_without_modes(kind)
     works: tuple[Any, ...] = (FakeWork, distributed.Work)
     for work in works:
         work.get_future = lambda one: Done(exchanges.given(one))
+
+
+def _compile_without_modes(kind: Any) -> None:
+    """Let Dynamo compile in ``forward`` of DDP as it does elsewhere: it sets modes aside there, and forgets to here.
+
+    A view as an input (``tokens[:, :-1]``) would be made anew by the mode of the plan in the place of Dynamo's own.
+    """
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    wrapper: Any = CatchErrorsWrapper
+    compiles = wrapper.__call__
+
+    def without(self: Any, *arguments: Any, **named: Any) -> Any:
+        with _disable_current_modes() if kind._get_active_ddp_module() else nullcontext():
+            return compiles(self, *arguments, **named)
+
+    wrapper.__call__ = without
 
 
 class PlannedReducer:
