@@ -10,7 +10,9 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Processes of pytest: of the everyday tests many wait for a browser or a child, so there is one more than cores.
+WORKERS ?= 3
+SLOW_WORKERS ?= 2
 OLDEST := $(VENV)/oldest-jax
 OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml)
 
@@ -27,7 +29,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs -m "not slow"
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs -m slow
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --durations=15 -rs -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -37,7 +39,7 @@ lint: $(VENV)/.installed-test
 
 test-oldest-jax: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -c "import jax; assert f'{jax.__version__}.'.startswith('$(OLDEST_JAX).'), jax.__version__"
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS) -m jax --durations=5 -rs tests/profiler tests/commands/test_run_jax.py
+	$(OLDEST)/bin/python -m pytest -n $(SLOW_WORKERS) -m jax --durations=5 -rs tests/profiler tests/commands/test_run_jax.py
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py

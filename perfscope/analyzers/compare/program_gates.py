@@ -89,7 +89,12 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
 def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]) -> Iterator[str]:
     """A line for each gate that a program does not meet, with the lines of the code that it fails by."""
     several = len(changes) > 1
-    for gate in dict.fromkeys(gates):
+    asked = list(dict.fromkeys(gates))
+    for change in changes if asked else ():
+        if change.failed == "head":
+            lead = f"{change.name}: " if several else ""
+            yield f"{lead}programs: head failed while it was planned, and base did not: nothing of it was judged"
+    for gate in asked:
         for change in changes:
             lead = f"{change.name}: " if several else ""
             if gate.name == LOST_FUSIONS:

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from perfscope.analyzers.compare.align import same_files
 from perfscope.analyzers.compare.program_diff import MOST, TOO_LARGE
@@ -117,14 +118,17 @@ def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> 
         name: (before[name], after[name]) for name in before if name in after and not (blind and name in EXCHANGED)
     }
     rows: list[ProgramRow] = []
-    if max((max(pair) for pair in totals.values()), default=0) > MOST:
+    too_large = max((max(pair) for pair in totals.values()), default=0) > MOST
+    failed = failed_alone(base.plan, head.plan)
+    if too_large or failed:
         return ProgramChange(
             name=head.plan.name,
             base_fingerprint=prints[0],
             head_fingerprint=prints[1],
             totals={},
-            notes=(TOO_LARGE,),
+            notes=tuple(_failed(base, head)) if failed else (TOO_LARGE,),
             lines=lines,
+            failed=failed,
         )
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
@@ -145,6 +149,13 @@ def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> 
     )
     found.check()
     return found
+
+
+def failed_alone(base: TorchPlan, head: TorchPlan) -> Literal["", "base", "head"]:
+    """Which side failed while it was planned, where the other did not: what it lacks is no improvement."""
+    if (base.failure is None) == (head.failure is None):
+        return ""
+    return "base" if head.failure is None else "head"
 
 
 def _failed(*sides: HeldPlan) -> Iterator[str]:

@@ -127,11 +127,13 @@ class ProgramChange:
     notes: tuple[str, ...] = ()
     lines: LineMap = field(default=NO_LINES, repr=False)
     """Where the base's lines are in the head."""
+    failed: Literal["", "base", "head"] = ""
+    """The one side that failed while it was planned: what was seen of it is a part, and nothing is compared."""
 
     @property
     def identical(self) -> bool:
         """Both sides compute the same in the same order, whatever its parts are called."""
-        return self.base_fingerprint == self.head_fingerprint and not self.rows
+        return self.base_fingerprint == self.head_fingerprint and not self.rows and not self.failed
 
     def check(self) -> None:
         """``ValueError`` unless the rows of each metric sum to its change."""

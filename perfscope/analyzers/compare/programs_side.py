@@ -50,6 +50,8 @@ class ProgramSide:
     """Of a plan: how it was planned. What differs between two ways says nothing of the program."""
     processes: int = 0
     """Of a plan: of how many processes it is the first; 0: its program sets up none."""
+    failed: bool = False
+    """Of a plan: its program failed while it was planned."""
 
 
 def fingerprint(module: HloModule) -> str:
@@ -102,6 +104,7 @@ def _plan_side(held: HeldPlan) -> ProgramSide:
         measures={one.name: one for one in found},
         way=held.plan.way,
         processes=0 if held.plan.processes is None else held.plan.processes.world_size,
+        failed=held.plan.failure is not None,
     )
 
 

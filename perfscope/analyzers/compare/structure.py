@@ -255,6 +255,12 @@ def _of_programs(
     for mine, theirs in pairs:
         ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
         every = mine_of[id(mine)], theirs_of[id(theirs)]
+        if mine.failed != theirs.failed:
+            sides = ("base",) if mine.failed else ("head",)
+            reason = "the program failed while it was planned"
+            names = dict.fromkeys((*mine.measures, *theirs.measures))
+            lost += (NotLooked(name=f"{ahead}{name}", reason=reason, sides=sides) for name in names)
+            continue
         found.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
         other_jobs = mine.processes != theirs.processes
         if other_jobs:

@@ -159,8 +159,17 @@ def test_buckets_that_are_cut_otherwise_beside_them(tmp_path: Path) -> None:
 
 
 def test_a_program_that_failed_is_named(tmp_path: Path) -> None:
-    found = compare([job(tmp_path / "base", *BUCKETS)], [job(tmp_path / "head", *BUCKETS, failure="it raised")])
+    whole, part = job(tmp_path / "base", *BUCKETS), job(tmp_path / "head", *BUCKETS[:1], failure="it raised")
+    found = compare([whole], [part])
     assert one(found).notes[0].startswith("head failed while it was planned: ")
+    assert (one(found).rows, one(found).totals, one(found).identical) == ((), {}, False)
+    assert found.headline != "improvement"
+    assert {(lost.reason, lost.sides) for lost in found.not_looked} >= {
+        ("the program failed while it was planned", ("head",))
+    }
+    assert [gate.partition(":")[0] for gate in found.gates(("programs",))] == ["programs"]
+    mended = compare([part], [whole])
+    assert (mended.headline, mended.gates(("programs",))) == (found.headline, ())
 
 
 def test_gathers_that_lost_what_ran_beside_them(tmp_path: Path) -> None:
