@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,20 +56,28 @@ dist.destroy_process_group()
 """
 
 
+TORN = "terminate called without an active exception"
+"""C++ ends a process so that leaves while a thread of it still runs: seen once, of four that used gloo, and tried again."""
+
+
 def captured(folder: Path, planted: str, parallel: str) -> Analysis:
     program = folder / "train.py"
     program.write_text(PROGRAM)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     command = [sys.executable, "-m", "perfscope", "run", "--level", "light", "--no-report", "--", *launcher]
-    done = subprocess.run(
-        [*command, str(program), planted, parallel],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    for _ in range(2):
+        done = subprocess.run(
+            [*command, str(program), planted, parallel],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if TORN not in done.stderr:
+            break
+        shutil.rmtree(folder / "perfscope-runs", ignore_errors=True)
     assert done.returncode == 0, done.stderr
     return analyze(load_path(folder / "perfscope-runs").traces, ["straggler", "input_stall"])
 

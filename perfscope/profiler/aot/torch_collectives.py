@@ -35,7 +35,7 @@ _BY: tuple[tuple[str, AskedBy], ...] = (
     ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
     ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
     ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
-    ("perfscope/profiler/aot/torch_fake_ddp.py", "DistributedDataParallel"),
+    ("perfscope/profiler/aot/torch_fake_reducer.py", "DistributedDataParallel"),
     ("torch/distributed/tensor/", "DTensor"),
 )
 
