@@ -57,7 +57,7 @@ dist.destroy_process_group()
 
 
 TORN = "terminate called without an active exception"
-"""C++ ends a process so that leaves while a thread of it still runs: seen once, of four that used gloo, and tried again."""
+"""C++ ends a process so that leaves while a thread of it still runs: seen once, of four with gloo, and tried again."""
 
 
 def captured(folder: Path, planted: str, parallel: str) -> Analysis:
