@@ -36,7 +36,6 @@ NSYS = (
     ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
 )
 """(key of `Trace.recorded`, what it is, how to record it), what is missed most first."""
-NSYS_FORMAT = "nsys"
 
 
 def is_jax(trace: Trace) -> bool:
@@ -72,7 +71,7 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
         yield "a recording of the run: times of steps, ops and kernels", RUN
         return
     recorded = {key for one in held for key in one["recorded"]}
-    nsys = {source.format for source in analysis.sources} == {NSYS_FORMAT}
+    nsys = {source.format for source in analysis.sources} == {"nsys"}
     for key, what, command in JAX if any(one["jax"] for one in held) else NSYS if nsys else TORCH:
         if key not in recorded:
             why = next((one["why"] for one in held if one["why"]), "") if key == "op_graph" else ""

@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from perfscope.profiler.aot.torch_each_op import EachOp
-from perfscope.profiler.aot.torch_exchange import GIVEN, KINDS, NAMESPACES, RESULTS, exchange_of
+from perfscope.profiler.aot.torch_exchange import KINDS, NAMESPACES, exchange_of, written_by
 from perfscope.profiler.aot.torch_memory_events import Place
 from perfscope.profiler.aot.torch_memory_file import StepPhase
 from perfscope.profiler.aot.torch_processes_file import (
@@ -130,7 +130,7 @@ class CollectiveBook:
             return
         self.every += 1
         works = [one for item in _listed(result) if (one := _work(item)) is not None]
-        self._last = (works[0] if works else None, [ref(one) for one in _answered(func, args, kwargs)])
+        self._last = (works[0] if works else None, [ref(one) for one in written_by(func, args, kwargs)])
         rows = self._rows
         if rows is None:
             return
@@ -203,12 +203,6 @@ def asked_by() -> AskedBy:
 
 def _listed(result: Any) -> Sequence[Any]:
     return result if isinstance(result, (list, tuple)) else (result,)
-
-
-def _answered(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that a collective writes: what its future gives back."""
-    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
-    return list(tensors_in([named[name] for name in (*RESULTS, *GIVEN) if name in named][:1]))
 
 
 def _work(one: Any) -> int | None:

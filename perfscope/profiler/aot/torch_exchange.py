@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,8 @@ KINDS: dict[str, tuple[CollectiveKind, str]] = {
 }
 """Op -> (kind, whose bytes are those of the whole array)."""
 
-RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
-GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
+_RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
+_GIVEN = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,13 +69,12 @@ def exchange_of(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
     """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
     packet = func._schema.name.partition("::")[2]
     kind, whose = KINDS[packet]
-    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    named = _named(func, args, kwargs)
     tensors: list[Any] = []
     if whose == "result":
-        tensors = list(tensors_in([named[name] for name in RESULTS if name in named][:1]))
-        tensors = tensors or list(tensors_in(result))
+        tensors = _first(named, _RESULTS) or list(tensors_in(result))
     elif whose == "given":
-        tensors = list(tensors_in([named[name] for name in GIVEN if name in named][:1]))
+        tensors = _first(named, _GIVEN)
     ranks = _ranks(named)
     return Exchange(
         kind=kind,
@@ -83,6 +83,20 @@ def exchange_of(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
         ranks=ranks,
         pairs=_pair(kind, named, ranks),
     )
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that a collective writes: what its future gives back."""
+    return _first(_named(func, args, kwargs), (*_RESULTS, *_GIVEN))
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """The tensors of the first argument of these that there is."""
+    return list(tensors_in([named[name] for name in names if name in named][:1]))
 
 
 def _ranks(named: dict[str, Any]) -> tuple[int, ...]:

@@ -1,10 +1,4 @@
-"""DistributedDataParallel over tensors without data: its buckets by the documented rule, in place of torch's reducer.
-
-Torch's own reducer is C++ and needs memory behind its tensors. What is documented of it is followed here: one
-bucket for all in the first backward, then buckets in the order in which gradients were ready (1 MiB the first,
-``bucket_cap_mb`` the others, one dtype each), summed up as soon as all of theirs are there and those before them were,
-waited for at the end of the backward, and copied back unless gradients are views of buckets.
-"""
+"""DistributedDataParallel over tensors without data: what of it is changed for its hooks and its reducer to be ours."""
 
 from __future__ import annotations
 

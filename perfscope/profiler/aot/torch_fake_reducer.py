@@ -1,4 +1,10 @@
-"""What ``DistributedDataParallel`` asks of its reducer, over tensors without data: buckets, their sums, their waits."""
+"""What ``DistributedDataParallel`` asks of its reducer, over tensors without data: buckets, their sums, their waits.
+
+Torch's own reducer is C++ and needs memory behind its tensors. What is documented of it is followed here: one
+bucket for all in the first backward, then buckets in the order in which gradients were ready (1 MiB the first,
+``bucket_cap_mb`` the others, one dtype each), summed up as soon as all of theirs are there and those before them were,
+waited for at the end of the backward, and copied back unless gradients are views of buckets.
+"""
 
 from __future__ import annotations
 

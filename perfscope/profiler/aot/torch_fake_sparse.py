@@ -14,22 +14,8 @@ from typing import Any
 import torch
 
 SAME = frozenset(
-    "aten." + name
-    for name in [
-        "clone",
-        "mul",
-        "neg",
-        "div",
-        "pow",
-        "abs",
-        "sqrt",
-        "_to_copy",
-        "to",
-        "detach",
-        "copy",
-        "sparse_mask",
-        "_coalesce",
-    ]
+    f"aten.{name}"
+    for name in ("clone", "mul", "neg", "div", "pow", "abs", "sqrt", "_to_copy", "to", "detach", "copy", "sparse_mask")
 )
 """Ops whose sparse result has the elements of their last sparse argument."""
 JOINED = frozenset(("aten.add", "aten.add_", "aten.sub", "aten.sub_"))
@@ -37,7 +23,6 @@ JOINED = frozenset(("aten.add", "aten.add_", "aten.sub", "aten.sub_"))
 LOOKED_UP = ("aten._embedding_bag_backward", "aten._embedding_bag_sparse_backward")
 """An element for each index that was looked up, the second argument."""
 EMPTIED = frozenset(("aten.zero_", "aten.zeros_like", "aten.empty_like"))
-
 
 WHOLE_TABLES = (
     "sparse gradients: ops on some rows of a table are costed as if they went over all of it, so times are too long; "
