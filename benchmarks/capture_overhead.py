@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from perfscope.profiler import store
+from perfscope.model.documents import run_folders
 
 PROGRAMS = (
     ("attention", "naive"),
@@ -54,7 +54,7 @@ def measure(workload: str, variant: str, level: str, folder: Path) -> dict[str, 
     run = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "--level", level]
     captured = seconds([*run, *program], folder)
     directory = folder / "perfscope-runs" / "latest"
-    manifest = store.read(directory)
+    manifest = run_folders.read(directory)
     untraced = statistics.median(manifest.processes[0].untraced_step_ns)
     row = {"untraced_ms": untraced / 1e6, "plain_s": plain, "captured_s": captured}
     for artifact in manifest.artifacts(directory):

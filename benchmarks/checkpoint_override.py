@@ -19,10 +19,10 @@ from pathlib import Path
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.readers import hlo_proto
+from perfscope.analyzers.readers.hlo import proto
 from perfscope.commands.compile import request_of
-from perfscope.profiler.aot import compiled_file
-from perfscope.profiler.aot.compile import NothingCompiledError, compile_program
+from perfscope.model.documents import compile_manifest
+from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/checkpoint_override.py writes from here -->", "<!-- until here -->"
@@ -83,13 +83,13 @@ def _compile(out: Path, name: str, target: str, words: tuple[str, ...], checkpoi
     except NothingCompiledError as error:
         print(f"{name}: {error}", flush=True)
     else:
-        print(f"{name}: {compiled_file.load(folder).seconds:.0f} s", flush=True)
+        print(f"{name}: {compile_manifest.load(folder).seconds:.0f} s", flush=True)
 
 
 def _folder(out: Path, name: str) -> Path | None:
     """The complete run of a name."""
-    for path in sorted((out / name).glob(f"*/{compiled_file.FILE}")):
-        manifest = compiled_file.load(path.parent)
+    for path in sorted((out / name).glob(f"*/{compile_manifest.FILE}")):
+        manifest = compile_manifest.load(path.parent)
         if not path.parent.is_symlink() and manifest.complete and manifest.programs:
             return path.parent
     return None
@@ -109,8 +109,8 @@ def _compiled(out: Path, name: str) -> Compiled | None:
     folder = _folder(out, name)
     if folder is None:
         return None
-    (program,) = compiled_file.load(folder).programs
-    trace = hlo_proto.read(folder / program.file)
+    (program,) = compile_manifest.load(folder).programs
+    trace = proto.read(folder / program.file)
     timeline = memory_timeline(trace.hlo[0])
     assert timeline is not None
     cost = trace.fact(hlo_costs)[0]

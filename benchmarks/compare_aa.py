@@ -23,10 +23,10 @@ from perfscope.analyzers.compare.estimators import choose, location
 from perfscope.analyzers.compare.paired import paired_effect
 from perfscope.analyzers.compare.verdict import STEP_LEAST, from_pairs
 from perfscope.analyzers.compare.warmup import steady_part
-from perfscope.profiler.ab_launch import Place, launch_once
-from perfscope.profiler.ab_pairs import Launch, Pair, Pairs
-from perfscope.profiler.launch import Target
-from tests.analyzers.compare.simulate import WORLDS, arms, level
+from perfscope.model.documents.ab import Launch, Pair, Pairs
+from perfscope.profiler.ab.launch import ArmFolder, launch_once
+from perfscope.profiler.launch.program import Target
+from tests.compare.simulated_launches import WORLDS, arms, level
 
 SPLITS = 1000
 PAIRS = 10
@@ -36,7 +36,7 @@ REPETITIONS = 1000
 
 def record(file: Path, count: int, module: Sequence[str]) -> None:
     target = Target(arguments=tuple(module), module=True)
-    here = Place(root=Path.cwd(), folder=Path.cwd())
+    here = ArmFolder(root=Path.cwd(), folder=Path.cwd())
     for number in range(count):
         launch = launch_once(
             target, here, arm="base", phase="measure", pair=number // 2, slot=number % 2, log=file.with_suffix(".log")

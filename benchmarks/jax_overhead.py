@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from perfscope.analyzers.readers import xplane
-from perfscope.profiler import store
+from perfscope.analyzers.readers.xspace import reader as xspace_reader
+from perfscope.model.documents import run_folders
 
 PROGRAM = """
 import sys
@@ -70,9 +70,9 @@ def measure(kind: str, turns: int, folder: Path) -> dict[str, float]:
     plain = seconds([sys.executable, *program], folder)
     captured = seconds([sys.executable, "-m", "perfscope", "run", "-q", "--no-report", *program], folder)
     directory = folder / "perfscope-runs" / "latest"
-    (process,) = store.read(directory).processes
+    (process,) = run_folders.read(directory).processes
     trace = directory / process.directory / "timing.xplane.pb"
-    steps = xplane.read_file(trace).rows["steps"]
+    steps = xspace_reader.read_file(trace).rows["steps"]
     untraced = statistics.median(process.untraced_step_ns)
     return {
         "untraced_ms": untraced / 1e6,
@@ -99,19 +99,18 @@ def calls() -> dict[str, float]:
     import jax.numpy as jnp
 
     import perfscope
-    from perfscope.profiler import jax_compat_calls
-    from perfscope.profiler.captures import jax_sync
-    from perfscope.profiler.captures.jax_sites import Sites
+    from perfscope.profiler.jax import compat, host_syncs
+    from perfscope.profiler.jax.record_log import CallSites
 
     value = jnp.float32(1)
     function = jax.jit(lambda x: x + 1)
     function(value)
     row = {"read_us": each_us(value.block_until_ready), "call_us": each_us(lambda: function(value))}
-    syncs = jax_sync.SyncLog(Sites(Path.cwd()), lambda: 0)
+    syncs = host_syncs.SyncLog(CallSites(Path.cwd()), lambda: 0)
     syncs.start()
     row["read_intercepted_us"] = each_us(value.block_until_ready)
     syncs.stop()
-    undo = jax_compat_calls.on_fast_call(lambda called: None)
+    undo = compat.on_fast_call(lambda called: None)
     assert undo is not None
     row["call_hooked_us"] = each_us(lambda: function(value))
     undo()

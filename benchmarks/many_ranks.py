@@ -58,7 +58,7 @@ def make(sources: Sequence[Path], folder: Path, ranks: int) -> int:
 
 def as_run(folder: Path, ranks: int) -> Path:
     """Put the files that ``make`` wrote into a run directory below ``folder``."""
-    from perfscope.profiler.run import PROCESS_FILE, RUN_FILE, Capture, Process, Run, dump
+    from perfscope.model.documents.run import PROCESS_FILE, RUN_FILE, Capture, Process, Run, dump
 
     home = folder / "made"
     home.mkdir()
@@ -78,7 +78,7 @@ def as_run(folder: Path, ranks: int) -> Path:
 def measure(folder: Path, jobs: int) -> dict[str, float]:
     """Analyze ``folder`` in this process, which does nothing else."""
     start = time.perf_counter()
-    from perfscope.analyzers.scale.judge import judge_paths
+    from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.reports import render
 
     judged = judge_paths([folder], jobs=jobs)

@@ -28,8 +28,8 @@ from perfscope.analyzers.advice.step_model import Policy, StepModel  # noqa: E40
 from perfscope.analyzers.advice.step_model_torch import torch_step_model  # noqa: E402
 from perfscope.analyzers.facts.recompute import recompute_regions  # noqa: E402
 from perfscope.analyzers.facts.step_windows import step_windows  # noqa: E402
-from perfscope.analyzers.load import load_one  # noqa: E402
-from perfscope.analyzers.units import format_bytes, format_ns  # noqa: E402
+from perfscope.analyzers.readers.load import load_one  # noqa: E402
+from perfscope.model.units import format_bytes, format_ns  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/memory_plans.py writes from here -->", "<!-- to here -->"

@@ -25,9 +25,9 @@ from perfscope.analyzers.advice.simulate import Simulator
 from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.readers import hlo_proto
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.hlo import proto
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
 
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 SOURCES = (*POLICIES, "names")
@@ -64,7 +64,7 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
         if policy in SOURCES:
             groups.setdefault(stem, {})[policy] = path
     for stem, members in groups.items():
-        traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
+        traces = {policy: proto.read(path) for policy, path in members.items()}
         models = {policy: found for policy, trace in traces.items() for found in _models(trace)}
         peaks = {policy: _peak(trace) for policy, trace in traces.items()}
         again = {policy: recomputed_flops(trace, 0) for policy, trace in traces.items()}
@@ -94,16 +94,16 @@ def partial_rows(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int]]
         stem, policy, first = path.name.removesuffix(ENDING).rsplit("-", 2)
         count = int(first.removeprefix("first"))
         for source in (folder / f"{stem}-none{ENDING}" for folder in folders):
-            for model in _models(hlo_proto.read(source)) if source.is_file() else ():
+            for model in _models(proto.read(source)) if source.is_file() else ():
                 keep: Policy = "keep"
                 policies = [POLICIES[policy] if at < count else keep for at in range(len(model.regions))]
-                yield f"{stem}-{policy}", count, Simulator(model).run(policies).peak_bytes, _peak(hlo_proto.read(path))
+                yield f"{stem}-{policy}", count, Simulator(model).run(policies).peak_bytes, _peak(proto.read(path))
 
 
 def order_errors(folders: Sequence[Path]) -> Iterator[tuple[str, float]]:
     """Each program as XLA compiled it, ordered as is thought here: its peak against that of XLA's order, as a share."""
     for path in sorted(path for folder in folders for path in folder.glob(f"*{ENDING}")):
-        trace = hlo_proto.read(path)
+        trace = proto.read(path)
         found, _ = planned_peak(Values(graph_of(trace.hlo[0])))
         yield path.name.removesuffix(ENDING), found / _peak(trace) - 1
 

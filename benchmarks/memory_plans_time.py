@@ -19,8 +19,8 @@ from memory_plans_jax import ENDING, POLICIES, SOURCES, _models
 from perfscope.analyzers.advice.simulate import Simulator, todays
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_saving import once_ns
-from perfscope.analyzers.readers import hlo_proto
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.hlo import proto
+from perfscope.model.trace import Trace
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/memory_plans_time.py writes from here -->", "<!-- to here -->"
@@ -70,7 +70,7 @@ def rows(folders: Sequence[Path]) -> Iterator[Row]:
         if policy in SOURCES and "unrolled" not in stem and "listed" not in stem:
             groups.setdefault(stem, {})[policy] = path
     for stem, members in groups.items():
-        traces = {policy: hlo_proto.read(path) for policy, path in members.items()}
+        traces = {policy: proto.read(path) for policy, path in members.items()}
         times = {policy: step_ms(trace) for policy, trace in traces.items()}
         for source, trace in traces.items():
             for model in _models(trace):

@@ -54,7 +54,7 @@ def replay(found):
 """
 READERS = {
     "perfscope, read": (
-        "from pathlib import Path\nfrom perfscope.analyzers.readers.torch_memory import read",
+        "from pathlib import Path\nfrom perfscope.analyzers.readers.torch_memory.reader import read",
         "trace = read(Path(sys.argv[1]))\n"
         "entries, peak = trace.source.events_read, int(trace.rows['memory']['allocated_bytes'].max())",
     ),

@@ -24,8 +24,8 @@ from perfscope.analyzers.estimate.calibrate import Calibration, InstructionError
 from perfscope.analyzers.facts.hlo_program import program_labels
 from perfscope.analyzers.hardware import named_device
 from perfscope.analyzers.hardware.target import Target
-from perfscope.analyzers.load import load
-from perfscope.analyzers.units import format_ns
+from perfscope.analyzers.readers.load import load
+from perfscope.model.units import format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

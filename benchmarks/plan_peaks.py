@@ -24,12 +24,12 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.memory_plans import POLICIES, SIZES  # noqa: E402
 from perfscope.analyzers.hardware.target_text import parse_target  # noqa: E402
-from perfscope.analyzers.load import load_one  # noqa: E402
-from perfscope.analyzers.units import format_bytes  # noqa: E402
+from perfscope.analyzers.readers.load import load_one  # noqa: E402
 from perfscope.commands.compile import request_of  # noqa: E402
-from perfscope.profiler.aot import watch  # noqa: E402
-from perfscope.profiler.aot.compile import compile_program  # noqa: E402
-from perfscope.profiler.aot.torch_memory_file import PlanMemory  # noqa: E402
+from perfscope.model.documents.torch_plan import PlanMemory  # noqa: E402
+from perfscope.model.units import format_bytes  # noqa: E402
+from perfscope.profiler.ahead.common import child_process  # noqa: E402
+from perfscope.profiler.ahead.common.compile import compile_program  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "compile-torch.md"
 BEGIN, END = "<!-- benchmarks/plan_peaks.py writes from here -->", "<!-- to here -->"
@@ -38,9 +38,9 @@ STEPS = 6
 """The plan is of the second step (eager) and the fourth (compiled); inputs of all steps are made before the first."""
 EAGER, COMPILED = 1, 3
 
-CHILD = watch.CHILD
+CHILD = child_process.CHILD
 OWN_KERNELS = """
-from perfscope.profiler.aot import child, torch_inductor_host
+from perfscope.profiler.ahead import child, torch_inductor_host
 
 def as_it_is(_):
     import torch._inductor.config
@@ -79,7 +79,7 @@ def planned(folder: Path, size: str, policy: str, *, own: bool) -> PlanMemory:
     if not done:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "child.py").write_text(OWN_KERNELS)
-        watch.CHILD = folder / "child.py" if own else CHILD
+        child_process.CHILD = folder / "child.py" if own else CHILD
         target = parse_target("h100", None)
         os.environ["PYTHONPATH"] = str(REPOSITORY)
         request = request_of(_words(size, policy), module=False, framework="torch", target=target)

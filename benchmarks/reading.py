@@ -37,7 +37,7 @@ PERFSCOPE = """
 import sys, time
 t = time.perf_counter()
 from pathlib import Path
-from perfscope.analyzers.readers.kineto import read
+from perfscope.analyzers.readers.kineto.reader import read
 from perfscope.analyzers.facts.device_time import device_times
 trace = read(Path(sys.argv[1]))
 read_s = time.perf_counter() - t

@@ -24,11 +24,11 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.trace import Rows, Source, Trace
-from perfscope.analyzers.trace.tables import TABLES
 from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.workshop import MADE_BY
 from perfscope.dashboards.views import Gathered, Job, Place, view_module
+from perfscope.model.trace import Rows, Source, Trace
+from perfscope.model.trace.tables import TABLES
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
 NAMES = 2_000

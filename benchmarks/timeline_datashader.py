@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from timeline_image import HEIGHT, WIDTH, Image, png
 
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 class Shaded(Image):

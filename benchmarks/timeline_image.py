@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -18,15 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers import finding
 from perfscope.analyzers.rules import RULES
-from perfscope.analyzers.trace import MEMORY_TABLES, RECORDED
-from perfscope.analyzers.trace.tables import TABLES
 from perfscope.dashboards.reports import sweep_document
 from perfscope.dashboards.reports.compare_document import json_schema
+from perfscope.model import finding
+from perfscope.model.trace import MEMORY_TABLES, RECORDED
+from perfscope.model.trace.tables import TABLES
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.trace.columns import Column
+    from perfscope.model.trace.columns import Column
 
 DOCS = Path(__file__).resolve().parent
 GENERATED = "<!-- Written by docs/generate.py; `make docs` writes it again. -->"

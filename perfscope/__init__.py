@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from perfscope.ahead import compile_for as compile_for
     from perfscope.analyzers.engine import Analysis as Analysis
     from perfscope.analyzers.engine import analyze as analyze
-    from perfscope.analyzers.finding import Finding as Finding
-    from perfscope.analyzers.finding import Outcome as Outcome
-    from perfscope.analyzers.load import load_all as load_all
-    from perfscope.analyzers.load import load_one as load
-    from perfscope.analyzers.trace import Trace as Trace
+    from perfscope.analyzers.readers.load import load_all as load_all
+    from perfscope.analyzers.readers.load import load_one as load
     from perfscope.dashboards import figures as figures
     from perfscope.dashboards.comparison import compare as compare
-    from perfscope.profiler.annotate import region as region
-    from perfscope.profiler.annotate import step as step
+    from perfscope.model.finding import Finding as Finding
+    from perfscope.model.finding import Outcome as Outcome
+    from perfscope.model.trace import Trace as Trace
+    from perfscope.profiler.session.annotate import region as region
+    from perfscope.profiler.session.annotate import step as step
 
     __version__: str
 
@@ -51,16 +51,16 @@ __all__ = [
 _HOMES = {
     "Analysis": "perfscope.analyzers.engine:Analysis",
     "CompiledFor": "perfscope.ahead:CompiledFor",
-    "Finding": "perfscope.analyzers.finding:Finding",
-    "Outcome": "perfscope.analyzers.finding:Outcome",
-    "Trace": "perfscope.analyzers.trace:Trace",
+    "Finding": "perfscope.model.finding:Finding",
+    "Outcome": "perfscope.model.finding:Outcome",
+    "Trace": "perfscope.model.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
     "compare": "perfscope.dashboards.comparison:compare",
     "compile_for": "perfscope.ahead:compile_for",
-    "load": "perfscope.analyzers.load:load_one",
-    "load_all": "perfscope.analyzers.load:load_all",
-    "region": "perfscope.profiler.annotate:region",
-    "step": "perfscope.profiler.annotate:step",
+    "load": "perfscope.analyzers.readers.load:load_one",
+    "load_all": "perfscope.analyzers.readers.load:load_all",
+    "region": "perfscope.profiler.session.annotate:region",
+    "step": "perfscope.profiler.session.annotate:step",
 }
 
 

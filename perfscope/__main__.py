@@ -12,7 +12,7 @@ import click
 
 from perfscope.commands.group import PipeClosedError, cli
 from perfscope.commands.options import Flags
-from perfscope.profiler.errors import DATA_UNREADABLE, DONE, PerfscopeError
+from perfscope.model.errors import DATA_UNREADABLE, DONE, PerfscopeError
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell says it."""
@@ -60,11 +60,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _report(line: str, code: int, *, verbose: bool) -> int:
     """One line on stderr, with nothing in it that could steer a terminal."""
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     if verbose:
         traceback.print_exc()
-    print(f"perfscope: {shown(line, LINE_LIMIT)}", file=sys.stderr)
+    print(f"perfscope: {sanitize(line, LINE_LIMIT)}", file=sys.stderr)
     return code
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.aot.compiled_file import Compiled
+from perfscope.model.documents.compile_manifest import Compiled
+from perfscope.model.trace import Trace
 
 DEFAULT_LIMIT_S = 900.0
 
@@ -58,28 +58,28 @@ def compile_for(
     """
     from perfscope.analyzers.hardware.target_request import target_request
     from perfscope.analyzers.hardware.target_text import parse_target
-    from perfscope.analyzers.scale.judge import judge_paths
-    from perfscope.profiler.aot import compiled_file, jax_export
-    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-    from perfscope.profiler.aot.compile import compile_program
-    from perfscope.profiler.aot.request import Limits, Request
-    from perfscope.profiler.aot.watch import most_memory
+    from perfscope.analyzers.judge import judge_paths
+    from perfscope.model.documents import compile_manifest
+    from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
+    from perfscope.profiler.ahead.common.child_process import default_memory_limit
+    from perfscope.profiler.ahead.common.compile import compile_program
+    from perfscope.profiler.ahead.jax import export
 
     asked = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")
     told = target_request(parse_target(target, memory), configured=True)
     platform = "tpu" if told.platform == "tpu" else "rocm" if told.vendor == "AMD" else "cuda"
-    code, function = jax_export.export(fn, args, kwargs, platform, asked)
+    code, function = export.export(fn, args, kwargs, platform, asked)
     with tempfile.TemporaryDirectory(prefix="perfscope-export-") as scratch:
         file = Path(scratch) / "exported"
         file.write_bytes(code)
         request = Request(
             framework="jax", arguments=(function,), module=False, target=told, exported=str(file),
-            checkpoint=None if asked is None else str(asked), limits=Limits(seconds=limit, memory_bytes=most_memory()),
+            checkpoint=None if asked is None else str(asked), limits=Limits(seconds=limit, memory_bytes=default_memory_limit()),
         )  # fmt: skip
         kept = compile_program(
             request, root=None if folder is None else Path(folder), name=name or function, command=(function,)
         )
     judged = judge_paths([kept])
     return CompiledFor(
-        folder=kept, manifest=compiled_file.load(kept), trace=judged.loaded.traces[0], analysis=judged.analysis
+        folder=kept, manifest=compile_manifest.load(kept), trace=judged.loaded.traces[0], analysis=judged.analysis
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.trace import CallKind, CopyKind, HostMemory, Rows, SliceKind, Source, Trace
-from perfscope.analyzers.trace.tables import TABLES
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import CallKind, CopyKind, HostMemory, Rows, SliceKind, Source, Trace
+from perfscope.model.trace.tables import TABLES
 
 EVERYTHING = frozenset(
     {

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
+from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "bool": 1, "int64": 8}
 POINTWISE = {

@@ -8,7 +8,7 @@ from textwrap import dedent
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.text import module_of
-from perfscope.analyzers.trace import Source, Trace
+from perfscope.model.trace import Source, Trace
 from tests.build import TraceBuilder
 
 GPU = 'backend_config={"operation_queue_id":"0"}'

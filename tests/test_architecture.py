@@ -31,7 +31,7 @@ REGISTRIES = {
     "perfscope.analyzers.rules": ("RULES", {"NEEDS", "check"}),
     "perfscope.commands": ("COMMANDS", set[str]()),
     "perfscope.dashboards.reports": ("REPORTS", {"SUFFIXES", "render"}),
-    "perfscope.profiler.captures": ("CAPTURES", {"available"}),
+    "perfscope.profiler.session.pass_runner": ("CAPTURES", {"available"}),
 }
 """Package -> the name of its registry, and the names every module of its kind has."""
 

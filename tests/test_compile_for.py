@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope.profiler.aot import plugins
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.profiler.ahead.targets import plugins
 from tests.aot import require
 
 MLP = """
@@ -92,7 +92,7 @@ def test_a_sharded_function(tmp_path: Path) -> None:
 
 def test_no_such_target() -> None:
 
-    with pytest.raises(AskedWronglyError, match="no such device"):
+    with pytest.raises(UsageError, match="no such device"):
         perfscope.compile_for(len, target="h1000")
 
 
@@ -114,12 +114,12 @@ def under_checkpoints() -> tuple[Any, Any, tuple[Any, ...]]:
 def test_a_policy_is_nobody_elses() -> None:
     """What is jitted in this process, before and after and in another thread, is as it was."""
     plain, _, arguments = under_checkpoints()
-    from perfscope.profiler.aot import jax_export
-    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
+    from perfscope.model.documents.compile_request import parse_checkpoint
+    from perfscope.profiler.ahead.jax import export
 
     def exported(asked: str | None) -> bytes:
         policy = None if asked is None else parse_checkpoint(asked)
-        return jax_export.export(plain, arguments, {}, "cuda", policy)[0]
+        return export.export(plain, arguments, {}, "cuda", policy)[0]
 
     assert b"optimization_barrier" not in exported(None)
     head = json.loads(exported("full").partition(b"\n")[2].partition(b"\n")[0])
@@ -129,7 +129,7 @@ def test_a_policy_is_nobody_elses() -> None:
     assert b"optimization_barrier" not in exported(None)
     assert "remat" not in str(plain.trace(*arguments).jaxpr)
     other, _, _ = under_checkpoints()
-    from perfscope.profiler.aot.jax_checkpoint import checkpointed
+    from perfscope.profiler.ahead.jax.checkpoint.rewrite import checkpointed
 
     with checkpointed(parse_checkpoint("full"), thread=threading.get_ident()) as book:
         thread = threading.Thread(target=other.trace, args=arguments)
@@ -137,7 +137,7 @@ def test_a_policy_is_nobody_elses() -> None:
         thread.join()
     assert book is not None
     assert book.differentiated == 0
-    with pytest.raises(AskedWronglyError, match=r"^checkpoint fll: no such policy"):
+    with pytest.raises(UsageError, match=r"^checkpoint fll: no such policy"):
         perfscope.compile_for(plain, *arguments, checkpoint="fll")
 
 

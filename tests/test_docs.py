@@ -15,10 +15,10 @@ from types import ModuleType
 
 import pytest
 
-import perfscope.analyzers.rules as rules
+from perfscope.analyzers import rules as rules
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.finding import AbstainError
 from perfscope.commands import COMMANDS
+from perfscope.model.finding import AbstainError
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 

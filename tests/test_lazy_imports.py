@@ -47,7 +47,7 @@ def test_starting_up_loads_nothing_heavy(program: str) -> None:
         "import perfscope.profiler",
         "import perfscope; perfscope.step; perfscope.region",
         "import perfscope; perfscope.analyze; perfscope.load; perfscope.Finding",
-        "import perfscope.analyzers.load, perfscope.dashboards.reports.html_report, perfscope.notebook",
+        "import perfscope.analyzers.readers.load, perfscope.dashboards.reports.html_report, perfscope.dashboards.report.notebook",
     ],
 )
 def test_no_framework_before_it_is_needed(program: str) -> None:
@@ -56,4 +56,4 @@ def test_no_framework_before_it_is_needed(program: str) -> None:
 
 def test_this_check_can_fail() -> None:
     assert loaded_by("import perfscope, plotly", HEAVY) != []
-    assert "numpy" in loaded_by("import perfscope.analyzers.trace", HEAVY)
+    assert "numpy" in loaded_by("import perfscope.model.trace", HEAVY)

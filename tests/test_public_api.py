@@ -12,7 +12,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.load import load_all, load_one
+from perfscope.analyzers.readers.load import load_all, load_one
 from tests.build import TraceBuilder
 
 NAMES = [

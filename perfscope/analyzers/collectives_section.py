@@ -15,7 +15,7 @@ from perfscope.analyzers.ranks.pairs import PairKind, kinds_of
 from perfscope.analyzers.ranks.processes import process_sets
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

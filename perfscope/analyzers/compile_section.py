@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfscope.analyzers.compile_log import CacheResult
 from perfscope.analyzers.facts.compile_summary import CompileSummary, compile_summary
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CacheResult
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

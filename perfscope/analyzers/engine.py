@@ -15,13 +15,13 @@ from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.analyzers.memory_section import NO_MEMORY, MemorySection, memory_section
 from perfscope.analyzers.plan_section import NO_PLANS, PlanSection, plan_section
 from perfscope.analyzers.program_outcomes import merge_programs
 from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
 from perfscope.analyzers.rules import load_rule, rule_ids
-from perfscope.analyzers.trace import RECORDED, Source, Trace
+from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
+from perfscope.model.trace import RECORDED, Source, Trace
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Analysis:
         return tuple(sorted(pairs, key=lambda pair: _cost_order(pair[1])))
 
     def _repr_html_(self) -> str:
-        from perfscope.notebook import analysis_html
+        from perfscope.dashboards.report.notebook import analysis_html
 
         return analysis_html(self)
 

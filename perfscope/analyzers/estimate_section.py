@@ -18,8 +18,8 @@ from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_program import program_labels
 from perfscope.analyzers.hardware import find_device
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.trace_memories import Memory, trace_memories
-from perfscope.analyzers.memory.timeline import MemoryPhase
-from perfscope.analyzers.trace import Trace
+from perfscope.model.memory import MemoryPhase
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from perfscope.analyzers.facts.plan_breaks import planned_breaks
 from perfscope.analyzers.facts.plan_fusion import pairs_apart
 from perfscope.analyzers.facts.plan_time import GraphWork, PlanWork, Work, plan_works
 from perfscope.analyzers.plan_exchanges import ExchangeSummary, exchange_summary
-from perfscope.analyzers.torch_plan import PlanPlace, PlanTotals, Registers, totals
-from perfscope.analyzers.torch_plan_memory import PlanMemory, as_written, fits
-from perfscope.analyzers.trace import Trace
+from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class GraphRow:
     compile_id: str
     direction: str
     function: str | None
-    place: PlanPlace | None
+    place: PlanLine | None
     calls: int
     nodes: int
     kernels: int
@@ -61,7 +60,7 @@ class KernelRow:
     calls: int
     members: int
     ops: tuple[str, ...]
-    places: tuple[PlanPlace, ...]
+    places: tuple[PlanLine, ...]
     read_bytes: int
     written_bytes: int
     reread_bytes: int
@@ -82,7 +81,7 @@ class ApartRow:
     direction: str
     reason: str
     shared_bytes: int
-    place: PlanPlace | None
+    place: PlanLine | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,7 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
     plan, target = work.held.plan, trace.target
-    step, capacity = as_written(plan), None if target is None else target.memory_bytes
+    step, capacity = memory_as_run(plan), None if target is None else target.memory_bytes
     kernels = sorted(_merged(_kernels(work)), key=lambda row: -row.calls * (row.read_bytes + row.written_bytes))
     apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
     broken = [

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfscope.analyzers.finding import Cell, Finding, Outcome
+from perfscope.model.finding import Cell, Finding, Outcome
 
 ROWS_OF_EACH = 3
 """Evidence rows of a program where several share a finding: its worst."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.hot_instructions import HotSpots, hot_instructions
 from perfscope.analyzers.facts.programs import Program, programs
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

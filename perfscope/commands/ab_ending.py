@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.commands.compare_outputs import Outputs, show_screen, write_outputs
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.ab_judge import AbResult
     from perfscope.analyzers.compare.ab_profiles import Profiles
-    from perfscope.profiler.ab_pairs import Launch, Pairs
-    from perfscope.profiler.ab_state import State
+    from perfscope.model.documents.ab import AbState, Launch, Pairs
 
 RESULT_FILE = "result.json"
 
@@ -22,7 +21,7 @@ RESULT_FILE = "result.json"
 def end(
     result: AbResult,
     found: Pairs,
-    state: State,
+    state: AbState,
     *,
     fail_on: Sequence[str],
     strict: bool,
@@ -33,7 +32,7 @@ def end(
     """Compare the profiled launches, write the document everywhere it was asked for, show it; the exit code."""
     from perfscope.analyzers.compare.ab_profiles import compare_profiles
     from perfscope.dashboards.reports import ab_document, compare_document, compare_json, write
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
     lost = [f"profiled launch of {one.arm}: {one.problem}" for one in found.lost]
@@ -44,7 +43,7 @@ def end(
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(compare_document.of(held), failed, verbose=verbose)
         if not quiet:
-            _say(f"launches and runs kept in {shown(str(state.directory), 400)}")
+            _say(f"launches and runs kept in {sanitize(str(state.directory), 400)}")
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and any(inconclusive(result, profiles)) else DONE
@@ -71,7 +70,7 @@ def inconclusive(result: AbResult, profiles: Profiles) -> Iterator[str]:
                 yield one.result.name
 
 
-def _folder(state: State, launch: Launch) -> Path:
+def _folder(state: AbState, launch: Launch) -> Path:
     assert launch.run is not None
     return state.profiled / launch.run
 

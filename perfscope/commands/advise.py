@@ -11,14 +11,14 @@ import click
 
 from perfscope.commands.inputs import device_named, spare
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, AskedWronglyError, DataError
+from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.advice.step_model import StepModel
-    from perfscope.analyzers.trace import Trace
     from perfscope.dashboards.reports.advice_plan_rows import PlansView
+    from perfscope.model.trace import Trace
 
 MOST_VERIFIED = 9_999
 """Plans that ``--verify`` without a number compiles: all."""
@@ -65,20 +65,20 @@ def memory(
     """
     from perfscope.analyzers.advice.models import step_models
     from perfscope.analyzers.advice.plans import plan_memory
-    from perfscope.analyzers.load import load_path
+    from perfscope.analyzers.readers.load import load_path
     from perfscope.dashboards.reports.advice_plan_rows import plans_view
 
     allowed = None if budget is None else parse_size(budget)
     name = None if device is None else device_named(device).name
     most = None if verify is None else parse_most(verify)
     if html_file == "-":
-        raise AskedWronglyError("--html -: a page goes into a file; --json - prints the plans")
+        raise UsageError("--html -: a page goes into a file; --json - prints the plans")
     loaded = load_path(path)
     for trace in loaded.traces:
         if trace.target is None:
             trace.judged_device = name
         elif name is not None:
-            raise AskedWronglyError(f"--device {name}: {path} was compiled for {trace.target.shown}")
+            raise UsageError(f"--device {name}: {path} was compiled for {trace.target.shown}")
     steps = step_models(loaded.traces)
     unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
     if not steps.models:
@@ -102,7 +102,7 @@ def parse_most(text: str) -> int:
     if text == "all":
         return MOST_VERIFIED
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
-        raise AskedWronglyError(
+        raise UsageError(
             f"--verify {text[:40]}: how many plans? The run goes in front: perfscope advise memory RUN --verify 2"
         )
     return int(text)
@@ -125,12 +125,12 @@ def parse_size(text: str) -> int:
     """``80GiB``, ``80G``, ``80GB`` (decimal), ``1.5 TiB``, ``1073741824`` in bytes; ``AskedWronglyError`` else."""
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
     if found is None:
-        raise AskedWronglyError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
+        raise UsageError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
     number, prefix, suffix = found[1], found[2].lower(), (found[3] or "").lower()
     factor = _DECIMAL[prefix + "b"] if prefix and suffix == "b" else 1 << _UNITS[prefix]
     size = round(float(number) * factor)
     if not 0 < size < 1 << 62:
-        raise AskedWronglyError(f"--budget {text[:40]}: not a memory; write 80GiB, 512MiB or a number of bytes")
+        raise UsageError(f"--budget {text[:40]}: not a memory; write 80GiB, 512MiB or a number of bytes")
     return size
 
 
@@ -138,7 +138,7 @@ def _write(
     view: PlansView, json_file: str | None, html_file: str | None, *, inputs: Sequence[str], quiet: bool
 ) -> None:
     from perfscope.dashboards.reports import advice_plan_html, advice_plan_json, write
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     spare(inputs, [file for file in (json_file, html_file) if file is not None and file != "-"])
     for file, render in ((json_file, advice_plan_json.render), (html_file, advice_plan_html.render)):
@@ -147,7 +147,7 @@ def _write(
         elif file is not None:
             write(file, render(view))
             if not quiet:
-                click.echo(f"perfscope: wrote {shown(file)}", err=True)
+                click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
 
 
 def _print(view: PlansView) -> None:

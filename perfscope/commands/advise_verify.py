@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.profiler.errors import AskedWronglyError, DataError, PerfscopeError
+from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.advice.plans import Plan
     from perfscope.analyzers.advice.step_model import StepModel
     from perfscope.analyzers.advice.verified import VerifiedPlan
     from perfscope.analyzers.hardware.target import Target
-    from perfscope.analyzers.trace import Trace
-    from perfscope.profiler.aot.compiled_file import Compiled, CompiledProgram
+    from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
+    from perfscope.model.trace import Trace
 
 VERIFIED = "verified"
 """Folder of a run that holds the programs compiled to verify its plans."""
@@ -83,10 +83,10 @@ def _of_recording(trace: Trace) -> str | None:
     """That of a run of `perfscope run`, for the device that it was recorded on where that can be compiled for."""
     from perfscope.analyzers.facts.program_device import program_device
     from perfscope.analyzers.hardware.target_text import parse_target
-    from perfscope.profiler import store
+    from perfscope.model.documents import run_folders
 
     try:
-        command = store.read(Path(trace.source.path)).command
+        command = run_folders.read(Path(trace.source.path)).command
     except PerfscopeError:
         return None
     words = command[1:] if command[:1] == ("python",) else command
@@ -109,14 +109,14 @@ def exact_note(command: str, *, verifiable: bool) -> str:
 
 def compiled_run(trace: Trace) -> tuple[Path, Compiled]:
     """Folder and manifest of a run of `perfscope compile`; ``AskedWronglyError`` for whatever else."""
-    from perfscope.profiler.aot import compiled_file
+    from perfscope.model.documents import compile_manifest
 
     path = Path(trace.source.path)
     if trace.source.format != "compiled":
-        raise AskedWronglyError(f"{path}: --verify takes a run of perfscope compile, whose program it compiles again")
-    manifest = compiled_file.load(path)
+        raise UsageError(f"{path}: --verify takes a run of perfscope compile, whose program it compiles again")
+    manifest = compile_manifest.load(path)
     if manifest.framework != "jax":
-        raise AskedWronglyError(f"{path}: --verify is for JAX programs; this is a plan of PyTorch")
+        raise UsageError(f"{path}: --verify is for JAX programs; this is a plan of PyTorch")
     return path, manifest
 
 
@@ -132,7 +132,7 @@ def _program(trace: Trace, folder: Path, manifest: Compiled, model: StepModel) -
 
 def _unchanged(folder: Path, manifest: Compiled) -> None:
     """``DataError`` in one line unless the program is there as it was compiled."""
-    from perfscope.profiler.aot.sweep_key import sources_digest
+    from perfscope.profiler.ahead.common.build_key import sources_digest
 
     words, module = _words(manifest)
     again = "compile it again (perfscope compile), then verify that run"
@@ -160,7 +160,7 @@ def _verified(
     one: VerifiedPlan, folder: Path, manifest: Compiled, program: CompiledProgram, target: Target, *, quiet: bool
 ) -> VerifiedPlan:
     from perfscope.analyzers.advice.verified import compiled_step
-    from perfscope.analyzers.load import load_path
+    from perfscope.analyzers.readers.load import load_path
 
     assert one.checkpoint is not None
     place = _kept(folder, manifest, one.checkpoint)
@@ -180,11 +180,11 @@ def _verified(
 
 def _kept(folder: Path, manifest: Compiled, word: str) -> Path | None:
     """What an earlier call compiled from the same sources with the same compiler; the latest."""
-    from perfscope.profiler.aot import compiled_file
+    from perfscope.model.documents import compile_manifest
 
     for place in _folders(folder / VERIFIED):
         try:
-            found = compiled_file.load(place)
+            found = compile_manifest.load(place)
         except DataError:
             continue
         same = found.sources == manifest.sources and found.versions == manifest.versions
@@ -208,7 +208,7 @@ def _compiled(
     word: str, folder: Path, manifest: Compiled, program: CompiledProgram, target: Target, *, quiet: bool
 ) -> Path:
     from perfscope.commands.compile import compiled_in, request_of
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     words, module = _words(manifest)
     request = request_of(
@@ -216,5 +216,5 @@ def _compiled(
         checkpoint=word, until_exit=manifest.until_exit, seconds=SECONDS,
     )  # fmt: skip
     if not quiet:
-        print(f"perfscope: compiling {shown(program.name)} with --checkpoint {word}", file=sys.stderr)
+        print(f"perfscope: compiling {sanitize(program.name)} with --checkpoint {word}", file=sys.stderr)
     return compiled_in(request, folder / VERIFIED, f"{program.name}-{word}", quiet=quiet)

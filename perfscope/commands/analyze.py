@@ -9,14 +9,14 @@ import click
 
 from perfscope.commands.inputs import device_named, spare
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
+from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.load import Loaded, Skipped
-    from perfscope.analyzers.scale.judge import Mapper
+    from perfscope.analyzers.judge import Mapper
+    from perfscope.analyzers.readers.load import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html")
 SEVERITIES = ("low", "medium", "high")
@@ -72,8 +72,8 @@ def analyze(
     one and compared.
     """
     from perfscope.analyzers.hardware.topology import read_topology
+    from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.rules import load_rule
-    from perfscope.analyzers.scale.judge import judge_paths
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
@@ -112,10 +112,10 @@ def _cluster(address: str, jobs: int | None) -> Mapper:
     """The workers of a Dask scheduler; how many there are is the cluster's affair."""
     from functools import partial
 
-    from perfscope.analyzers.scale.cluster import work_on_cluster
+    from perfscope.analyzers.readers.workers import work_on_cluster
 
     if jobs is not None:
-        raise AskedWronglyError("--jobs is for this machine; with --scheduler the cluster's workers decide")
+        raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
     return partial(work_on_cluster, address=address)
 
 
@@ -128,27 +128,27 @@ def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
 
 def _tell(skipped: Sequence[Skipped]) -> None:
     """On stderr: which files of a folder were not read; each damaged trace has its own line."""
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     others = [one for one in skipped if not one.broken]
     for one in skipped:
         if one.broken:
-            click.echo(f"perfscope: {shown(one.path)}: not read: {shown(one.reason)}", err=True)
+            click.echo(f"perfscope: {sanitize(one.path)}: not read: {sanitize(one.reason)}", err=True)
     if others:
-        named = ", ".join(shown(one.path) for one in others[:MOST_NAMED])
+        named = ", ".join(sanitize(one.path) for one in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
 
 
 def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool, verbose: bool) -> None:
     from perfscope.dashboards.reports import render, write
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     for form, output in targets:
         options = {"verbose": verbose} if form == "text" else {}
         write(output, render(analysis, form, **options))
         if not quiet:
-            click.echo(f"perfscope: wrote {shown(output)}", err=True)
+            click.echo(f"perfscope: wrote {sanitize(output)}", err=True)
 
 
 def _print(analysis: Analysis, form: str, *, verbose: bool) -> None:

@@ -10,7 +10,7 @@ import click
 
 from perfscope.commands.kept import opened, record, store_option
 from perfscope.commands.options import verbose_option
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 
 MOST_MIB = 64
 KEPT = 20
@@ -55,17 +55,17 @@ def set_(
     verbose: bool,
 ) -> None:
     """Give RUN the name, with its files: a run, `latest`, or a recording."""
-    from perfscope.analyzers.load import resolve
-    from perfscope.profiler.commits import is_hash
-    from perfscope.profiler.run_store.exchange import check_name
-    from perfscope.profiler.run_store.packs import pack
+    from perfscope.analyzers.readers.load import resolve
+    from perfscope.model.commits import is_commit_hash
+    from perfscope.profiler.store.exchange import check_name
+    from perfscope.profiler.store.packs import pack
 
     try:
         check_name(name)
     except DataError as error:
-        raise AskedWronglyError(str(error)) from error
-    if commit is not None and not is_hash(commit):
-        raise AskedWronglyError(f"--commit {commit}: not a commit's hash, written out")
+        raise UsageError(str(error)) from error
+    if commit is not None and not is_commit_hash(commit):
+        raise UsageError(f"--commit {commit}: not a commit's hash, written out")
     held = opened(store)
     held.is_empty()  # a store that cannot be used is told before the work
     place = resolve(run)

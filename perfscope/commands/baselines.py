@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.kept import Decorated, opened
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.profiler.run_store.runs import Baseline, RunStore
+    from perfscope.profiler.store.runs import Baseline, RunStore
 
 PREFIX = "baseline:"
 ANY = ""
@@ -60,15 +60,15 @@ def sides(base: str | None, head: str | None, baseline: str | None, *, store: st
     """
     if baseline is not None:
         if base is not None and head is not None:
-            raise AskedWronglyError("--baseline stands for BASE: name HEAD alone")
+            raise UsageError("--baseline stands for BASE: name HEAD alone")
         one = base if base is not None else head
         if one is None and baseline == ANY:
-            raise AskedWronglyError("--baseline needs HEAD: perfscope compare --baseline [NAME] HEAD")
+            raise UsageError("--baseline needs HEAD: perfscope compare --baseline [NAME] HEAD")
         name, found = (ANY, baseline) if one is None else (baseline, one)
         path, notes = nearest(found, name or None, store=store)
         return Sides(base=path, head=resolved(found, store=store), notes=notes)
     if base is None or head is None:
-        raise AskedWronglyError("compare needs BASE and HEAD, or --baseline [NAME] HEAD")
+        raise UsageError("compare needs BASE and HEAD, or --baseline [NAME] HEAD")
     return Sides(base=resolved(base, store=store), head=resolved(head, store=store))
 
 
@@ -119,13 +119,13 @@ class _Facts:
 
 def _facts(head: str) -> _Facts:
     from perfscope.analyzers.compare.run_record import hardware_of, uid_of
-    from perfscope.analyzers.load import resolve
-    from perfscope.profiler import store as runs
-    from perfscope.profiler.commits import here
+    from perfscope.analyzers.readers.load import resolve
+    from perfscope.model.commits import current_commit
+    from perfscope.model.documents import run_folders as runs
 
     place = resolve(head)
     if not (place.is_dir() and runs.is_run(place)):
-        return _Facts(uid=uid_of(place), name=None, command=(), commit=here(), dirty=True, hardware=None)
+        return _Facts(uid=uid_of(place), name=None, command=(), commit=current_commit(), dirty=True, hardware=None)
     run = runs.read(place)
     git = run.git or {}
     said = git.get("commit")
@@ -133,14 +133,14 @@ def _facts(head: str) -> _Facts:
         uid=uid_of(place),
         name=run.name,
         command=run.command,
-        commit=said if isinstance(said, str) else here(),
+        commit=said if isinstance(said, str) else current_commit(),
         dirty=git.get("dirty") is not False,
         hardware=hardware_of(run),
     )
 
 
 def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[str, ...]]:
-    from perfscope.profiler.commits import ancestry, count_between
+    from perfscope.model.commits import ancestry, commits_between
 
     line = ancestry(facts.commit)
     behind = [one for one in found if one.run.commit in line]
@@ -157,7 +157,7 @@ def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[s
     elif commit == facts.commit:
         where += ", HEAD's own commit"
     elif commit is not None and facts.commit is not None:
-        count = count_between(commit, facts.commit)
+        count = commits_between(commit, facts.commit)
         where += f", {count} commit{'s' * (count != 1)} before HEAD" if count is not None else ""
     notes = [f"baseline {chosen.name}: {chosen.run.id}{where}"]
     if _other_machine(chosen, facts):
@@ -191,7 +191,7 @@ def _none(held: RunStore, name: str | None, program: str | None = None) -> DataE
 
 def _path_of(held: RunStore, one: Baseline) -> Path:
     """The run's own folder if it is as it was, else its files unpacked."""
-    from perfscope.profiler.run_store.packs import fetch, unpack
+    from perfscope.profiler.store.packs import fetch, unpack
 
     folder = Path(RUNS_FOLDER)
     own = folder / one.run.id
@@ -218,7 +218,7 @@ def _path_of(held: RunStore, one: Baseline) -> Path:
 def _is_whole(own: Path, one: Baseline) -> bool:
     """Whether that folder is the baseline's run with all that it recorded."""
     from perfscope.analyzers.compare.run_record import uid_of
-    from perfscope.profiler import store as runs
+    from perfscope.model.documents import run_folders as runs
 
     plain = own.name == one.run.id and not own.name.startswith(".")  # an id may come from a stranger's store
     if not plain or not own.is_dir() or not runs.is_run(own) or uid_of(own) != one.run.uid:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, AskedWronglyError, DataError
+from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
     from perfscope.dashboards.hosts.sticky import CodeHost
@@ -77,7 +77,7 @@ def comment(
 
     marker(key)  # before anything is read: it may be no key
     if link is not None and _LINK.fullmatch(link) is None:
-        raise AskedWronglyError(f"--link {link}: an https address, without spaces and brackets")
+        raise UsageError(f"--link {link}: an https address, without spaces and brackets")
     asked = _Asked(host=host or _host(), repository=repository, number=number, variable=variable)
     text = _text(comparison, markdown, key, link)
     body = sticky.compose(text, key, (GitHub if asked.host == "github" else GitLab).limit, link if markdown else None)
@@ -111,13 +111,13 @@ def _host() -> Literal["github", "gitlab"]:
         return "gitlab"
     if os.environ.get("GITHUB_REPOSITORY"):
         return "github"
-    raise AskedWronglyError("--host github|gitlab: this is a job of neither; say also --repository and --pr")
+    raise UsageError("--host github|gitlab: this is a job of neither; say also --repository and --pr")
 
 
 def _text(comparison: str | None, markdown: str | None, key: str, link: str | None) -> str:
     """What is to be said, as Markdown."""
     if (comparison is None) == (markdown is None):
-        raise AskedWronglyError("what is to be posted: COMPARISON.json, or --markdown FILE")
+        raise UsageError("what is to be posted: COMPARISON.json, or --markdown FILE")
     if comparison is not None:
         from perfscope.dashboards.reports import compare_document, compare_markdown
 
@@ -137,7 +137,7 @@ def _token(variable: str) -> str:
     """From the environment only: what stands on a command line is seen by every process of the machine."""
     token = os.environ.get(variable, "")
     if not token.strip():
-        raise AskedWronglyError(f"{variable} is not set: a token that may comment (docs/ci.md)")
+        raise UsageError(f"{variable} is not set: a token that may comment (docs/ci.md)")
     return token
 
 
@@ -153,10 +153,10 @@ def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
         return FROM_FORK
     repository = asked.repository or os.environ.get("GITHUB_REPOSITORY")
     if not repository:
-        raise AskedWronglyError("--repository OWNER/NAME: which one? GITHUB_REPOSITORY is not set")
+        raise UsageError("--repository OWNER/NAME: which one? GITHUB_REPOSITORY is not set")
     number = asked.number or event.number
     if number is None and event.run is None:
-        raise AskedWronglyError("--pr N: what started this job names no pull request")
+        raise UsageError("--pr N: what started this job names no pull request")
     if event.run is not None and not event.run.of_pull_request and number is None:
         return "the run that has ended was not of a pull request"
     variable = asked.variable or "GITHUB_TOKEN"
@@ -186,7 +186,7 @@ def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
         return FROM_FORK
     project = asked.repository or os.environ.get(f"{of_target}_ID")
     if not project:
-        raise AskedWronglyError("--repository PROJECT: which one? CI_PROJECT_ID is not set")
+        raise UsageError("--repository PROJECT: which one? CI_PROJECT_ID is not set")
     number = asked.number or _number(os.environ.get("CI_MERGE_REQUEST_IID", ""))
     variable = asked.variable or "GITLAB_TOKEN"
     web = "" if asked.repository else os.environ.get(f"{of_target}_URL", "")
@@ -196,5 +196,5 @@ def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:10]) > 0):
-        raise AskedWronglyError("--pr N: this is no pipeline of a merge request (CI_MERGE_REQUEST_IID is not set)")
+        raise UsageError("--pr N: this is no pipeline of a merge request (CI_MERGE_REQUEST_IID is not set)")
     return int(text)

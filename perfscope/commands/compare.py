@@ -14,13 +14,13 @@ from perfscope.commands.compare_sets import compare_sets, is_set
 from perfscope.commands.inputs import spare
 from perfscope.commands.kept import store_option
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.compare.comparison import Comparison
-    from perfscope.analyzers.load import Loaded
+    from perfscope.analyzers.readers.load import Loaded
 
 GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 NOTHING = "none"
@@ -73,7 +73,7 @@ def compare(
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
     from perfscope.analyzers.compare.comparison import compare as compared
-    from perfscope.analyzers.load import load_path
+    from perfscope.analyzers.readers.load import load_path
 
     check_gates(fail_on)
     named = sides(base, head, baseline, store=store)
@@ -98,9 +98,9 @@ def check_gates(fail_on: Sequence[str]) -> None:
     for one in fail_on:
         if one not in (*GATES, NOTHING) and not program_gates.program_gate(one):
             known = ", ".join((*GATES, *program_gates.GATES, NOTHING))
-            raise AskedWronglyError(f"--fail-on {one}: not one of {known}")
+            raise UsageError(f"--fail-on {one}: not one of {known}")
     if NOTHING in fail_on and len(fail_on) > 1:
-        raise AskedWronglyError(f"--fail-on {NOTHING}: and {next(one for one in fail_on if one != NOTHING)}?")
+        raise UsageError(f"--fail-on {NOTHING}: and {next(one for one in fail_on if one != NOTHING)}?")
 
 
 def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ...]:

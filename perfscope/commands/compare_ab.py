@@ -13,8 +13,8 @@ import click
 from perfscope.commands.compare_outputs import Outputs, output_options
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.store import STAMP
+from perfscope.model.documents.run_folders import STAMP
+from perfscope.model.errors import DataError, UsageError
 
 FLAG = "--ab"
 PROGRAMS = "--programs"
@@ -167,18 +167,18 @@ def ab(
     """
     from perfscope.analyzers.compare.ab_judge import AbJudge
     from perfscope.commands.ab_ending import end
-    from perfscope.profiler import ab as runner
-    from perfscope.profiler import ab_state
-    from perfscope.profiler.ab_worktrees import checkout
+    from perfscope.model.documents import ab as ab_state
+    from perfscope.profiler.ab import runner as runner
+    from perfscope.profiler.ab.worktrees import checkout
 
     words, kind = context.meta[TARGET]
     if not words:
-        raise AskedWronglyError("nothing to run: give script.py, -m module, or -- command")
+        raise UsageError("nothing to run: give script.py, -m module, or -- command")
     repository = checkout()
     if resume is None:
         if base is None:
-            raise AskedWronglyError("--base REF: which commit to compare with?")
-        plan = ab_state.Plan(
+            raise UsageError("--base REF: which commit to compare with?")
+        plan = ab_state.AbPlan(
             command=words,
             kind=kind,
             base=repository.commit(base),
@@ -237,6 +237,6 @@ def no_word(line: str) -> None:
 
 def tell_user(line: str) -> None:
     """A line on stderr, fit to be shown."""
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
-    print(f"perfscope: {shown(line)}", file=sys.stderr, flush=True)
+    print(f"perfscope: {sanitize(line)}", file=sys.stderr, flush=True)

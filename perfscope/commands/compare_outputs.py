@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -53,9 +53,9 @@ class Outputs:
         asked = [file if file == STDOUT else os.path.abspath(file) for file in self._asked().values()]
         twice = next((file for file in asked if asked.count(file) > 1), None)
         if twice is not None:
-            raise AskedWronglyError(f"{twice}: two reports cannot go there")
+            raise UsageError(f"{twice}: two reports cannot go there")
         if self.github and self.on_stdout() is not None:
-            raise AskedWronglyError("--github: its annotations go to stdout, and another report has it alone")
+            raise UsageError("--github: its annotations go to stdout, and another report has it alone")
         for file in self.files().values():
             if not Path(file).parent.is_dir():
                 raise DataError(f"{file}: cannot be written: no such folder")
@@ -91,13 +91,13 @@ def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False
     Whether stdout is taken by one: nothing else may be printed there then. ``DataError``: a file cannot be written.
     """
     from perfscope.dashboards.reports import compare_document, write
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     document = compare_document.of(held)  # what nobody could read is not written
     for form, file in outputs.files().items():
         write(file, _text(form, held, document))
         if not quiet:
-            click.echo(f"perfscope: wrote {shown(file)}", err=True)
+            click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
     if outputs.github:
         tell_github(document)
     alone = outputs.on_stdout()
@@ -115,12 +115,12 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
     from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import compare_text
     from perfscope.dashboards.reports.compare_github import inert
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     screen = compare_text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
     click.echo(inert(screen), nl=False, color=True)
     if failed:
-        said = "".join(f"perfscope: gate not met: {shown(line)}\n" for line in failed)
+        said = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
         click.echo(inert(said), nl=False, err=True)
 
 

@@ -13,14 +13,14 @@ from perfscope.commands.compare_outputs import Outputs, output_options, show_scr
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, AskedWronglyError
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.compare.comparison import Comparison
-    from perfscope.analyzers.trace import Trace
-    from perfscope.profiler.ab_pairs import Arm
+    from perfscope.model.documents.ab import Arm
+    from perfscope.model.trace import Trace
 
 FLAG = "--programs"
 PRETEND = "--pretend-device"
@@ -109,14 +109,14 @@ def programs(
     """
     from perfscope.analyzers.hardware.target_text import parse_target
     from perfscope.commands.compare import check_gates
-    from perfscope.profiler.ab_programs import Compilation, compile_both, refused
-    from perfscope.profiler.ab_worktrees import checkout
+    from perfscope.profiler.ab.programs import Compilation, compile_both, refused
+    from perfscope.profiler.ab.worktrees import checkout
 
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
-        raise AskedWronglyError("nothing to compile: give -- script.py or -m module")
+        raise UsageError("nothing to compile: give -- script.py or -m module")
     if base is None:
-        raise AskedWronglyError("--base REF: which commit to compare with?")
+        raise UsageError("--base REF: which commit to compare with?")
     check_gates(fail_on)
     machine = parse_target(target, memory)
     repository = checkout()
@@ -171,10 +171,10 @@ def end(
     ``notes``: what is to be said of how it was compiled.
     """
     from perfscope.analyzers.compare.comparison import compare
-    from perfscope.analyzers.load import load
+    from perfscope.analyzers.readers.load import load
     from perfscope.commands.compare import own_gates
     from perfscope.dashboards.reports import compare_document, compare_json, write
-    from perfscope.dashboards.shown import shown, shown_value
+    from perfscope.model.untrusted_text import sanitize, sanitize_value
 
     sides = load(folders["base"]), load(folders["head"])
     found = compare(*sides)
@@ -182,12 +182,12 @@ def end(
     gates = own_gates(found, fail_on)
     failed = found.gates(gates)
     held = compare_json.document(found, failed=failed, gates=gates)
-    held["method"] |= shown_value(method | _planned(sides))
+    held["method"] |= sanitize_value(method | _planned(sides))
     write(directory / RESULT_FILE, compare_json.as_text(held))
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(compare_document.of(held), failed, verbose=verbose)
         if not quiet:
-            tell_user(f"what was compiled is kept in {shown(str(directory), 400)}")
+            tell_user(f"what was compiled is kept in {sanitize(str(directory), 400)}")
     if failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if strict and _open(found) else DONE
@@ -195,24 +195,26 @@ def end(
 
 def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
     """What is said of the method where nothing was compiled, but planned in one way."""
-    from perfscope.analyzers.torch_plan import way_in_words
+    from perfscope.model.torch_plan import planning_mode_text
 
     traces = [trace for side in sides for trace in side]
     ways = {held.plan.way for trace in traces for held in trace.torch_plans}
     machines = {trace.target.shown for trace in traces if trace.target is not None}
     if len(ways) != 1 or len(machines) != 1 or any(trace.hlo for trace in traces):
         return {}
-    return {"kind": f"planned once each for {machines.pop()}, {way_in_words(ways.pop())}; nothing was compiled or run"}
+    return {
+        "kind": f"planned once each for {machines.pop()}, {planning_mode_text(ways.pop())}; nothing was compiled or run"
+    }
 
 
 def _planned_otherwise(folders: dict[Arm, Path]) -> list[str]:
     """Sides that could not be planned over a pretended device, and why."""
-    from perfscope.profiler.aot import compiled_file
+    from perfscope.model.documents import compile_manifest
 
     return [
         f"{arm}: {note}"
         for arm, folder in folders.items()
-        for note in compiled_file.load(folder).notes
+        for note in compile_manifest.load(folder).notes
         if note.startswith(f"{PRETEND}: ")
     ]
 
@@ -224,11 +226,11 @@ def _open(found: Comparison) -> bool:
 
 def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
     """What a side saw and did not compile: it is in no gate."""
-    from perfscope.profiler.aot import compiled_file
+    from perfscope.model.documents import compile_manifest
 
     said = []
     for arm, folder in folders.items():
-        manifest = compiled_file.load(folder)
+        manifest = compile_manifest.load(folder)
         if not manifest.complete:
             said.append(f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not say why'}")
         said += [f"{arm}: {one.name} was not compiled: {one.reason}" for one in manifest.not_compiled]

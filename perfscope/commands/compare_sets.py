@@ -8,8 +8,8 @@ from pathlib import Path
 from perfscope.commands.baselines import Sides
 from perfscope.commands.compare_outputs import Outputs, show_screen, write_outputs
 from perfscope.commands.inputs import spare
-from perfscope.profiler import store
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
+from perfscope.model.documents import run_folders
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE
 
 
 def is_set(path: str) -> bool:
@@ -46,4 +46,4 @@ def compare_sets(
 
 
 def _manifests(sides: list[tuple[Path, ...] | None]) -> list[str]:
-    return [str(file) for runs in sides for run in runs or () for file in store.manifests(run)]
+    return [str(file) for runs in sides for run in runs or () for file in run_folders.manifests(run)]

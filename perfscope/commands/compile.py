@@ -12,11 +12,11 @@ import click
 from perfscope.commands.analyze import SEVERITIES, gate
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
-from perfscope.profiler.errors import DONE, GATE_NOT_MET, AskedWronglyError
+from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hardware.target import Target
-    from perfscope.profiler.aot.request import Framework, Request
+    from perfscope.model.documents.compile_request import Framework, Request
 
 DEFAULT_TARGET = "h100"
 DEFAULT_LIMIT_S = 900.0
@@ -131,13 +131,13 @@ def compile_(
 
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
-        raise AskedWronglyError("nothing to compile: give script.py or -m module")
+        raise UsageError("nothing to compile: give script.py or -m module")
     most = None if host_memory is None else _bytes(host_memory)
     if sweeps or fit is not None:
         from perfscope.commands.compile_sweep import SweepAsked, compile_sweep
 
         if fail_on is not None:
-            raise AskedWronglyError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
+            raise UsageError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
         (first, *_) = _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device)
         asked = SweepAsked(
             sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
@@ -153,7 +153,7 @@ def compile_(
             ),
         )  # fmt: skip
     if jobs is not None or again or html_file is not None:
-        raise AskedWronglyError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
+        raise UsageError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
     resolved = parse_target(target, memory)
     worst = DONE
     for one in _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device):
@@ -184,18 +184,17 @@ def request_of(
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
     from perfscope.analyzers.hardware.target_request import target_request
-    from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-    from perfscope.profiler.aot.request import Limits, Request
-    from perfscope.profiler.aot.watch import most_memory
+    from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
+    from perfscope.profiler.ahead.common.child_process import default_memory_limit
 
     if checkpoint is not None and framework != "jax":
-        raise AskedWronglyError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")
+        raise UsageError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")
     return Request(
         framework=framework,
         arguments=words,
         module=module,
         target=target_request(target, configured=framework == "jax"),
-        limits=Limits(seconds=seconds, memory_bytes=memory_bytes or most_memory()),
+        limits=Limits(seconds=seconds, memory_bytes=memory_bytes or default_memory_limit()),
         functions=functions,
         checkpoint=None if checkpoint is None else str(parse_checkpoint(checkpoint)),
         until_exit=until_exit,
@@ -207,8 +206,8 @@ def request_of(
 
 def compiled_in(request: Request, output: Path, name: str | None, *, quiet: bool) -> Path:
     """The run folder; while it is made a line on a terminal says what goes on."""
-    from perfscope.dashboards.shown import shown
-    from perfscope.profiler.aot.compile import NothingCompiledError, compile_program
+    from perfscope.model.untrusted_text import sanitize
+    from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 
     progress = _Progress(quiet=quiet)
     try:
@@ -216,7 +215,7 @@ def compiled_in(request: Request, output: Path, name: str | None, *, quiet: bool
     except NothingCompiledError as error:
         progress.clear()
         for line in error.lines:
-            print(f"  {shown(line)}", file=sys.stderr)
+            print(f"  {sanitize(line)}", file=sys.stderr)
         raise
     finally:
         progress.clear()
@@ -231,9 +230,9 @@ class _Progress:
 
     def __call__(self, text: str) -> None:
         if self._on:
-            from perfscope.dashboards.shown import shown
+            from perfscope.model.untrusted_text import sanitize
 
-            said = f"perfscope: {shown(text)[:60]} ({time.monotonic() - self._began:.0f} s)"
+            said = f"perfscope: {sanitize(text)[:60]} ({time.monotonic() - self._began:.0f} s)"
             print(f"\r\x1b[2K{said}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
@@ -246,7 +245,7 @@ def _frameworks(
     asked: str, words: tuple[str, ...], *, module: bool, pretend_device: bool = False
 ) -> tuple[Framework, ...]:
     """Which frameworks' parts of the program are looked at; ``AskedWronglyError`` where that is none."""
-    from perfscope.profiler.aot.frameworks import frameworks_of
+    from perfscope.profiler.ahead.common.program import frameworks_of
 
     found = frameworks_of(words, module=module)
     if asked == "jax":
@@ -254,9 +253,9 @@ def _frameworks(
     elif asked == "torch":
         found = ("torch",)
     if not found:
-        raise AskedWronglyError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
+        raise UsageError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
     if pretend_device and "torch" not in found:
-        raise AskedWronglyError("--pretend-device is for PyTorch programs: XLA compiles for the target anyway")
+        raise UsageError("--pretend-device is for PyTorch programs: XLA compiles for the target anyway")
     return found
 
 
@@ -268,11 +267,11 @@ def _bytes(text: str) -> int:
 
 def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: bool, verbose: bool) -> int:
     """Analyze the folder, write its reports into it, print the page."""
-    from perfscope.analyzers.scale.judge import judge_paths
+    from perfscope.analyzers.judge import judge_paths
     from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import render, write
     from perfscope.dashboards.reports.compiled_text import compiled_page
-    from perfscope.profiler.aot import compiled_file
+    from perfscope.model.documents import compile_manifest
 
     judged = judge_paths([folder])
     for form in ("html", "json"):
@@ -281,7 +280,7 @@ def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: b
         write(json_file, render(judged.analysis, "json"))
     if not quiet:
         page = compiled_page(
-            compiled_file.load(folder), judged.loaded.traces[0], judged.analysis, str(folder),
+            compile_manifest.load(folder), judged.loaded.traces[0], judged.analysis, str(folder),
             width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose,
         )  # fmt: skip
         click.echo(page, nl=False, color=True)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.profiler.errors import DATA_UNREADABLE, DONE, DataError
+from perfscope.model.errors import DATA_UNREADABLE, DONE, DataError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hardware.target import Target
-    from perfscope.analyzers.sweep.point import Point
+    from perfscope.analyzers.sweep.front import VariantPoint
     from perfscope.dashboards.reports.sweep_document import Sweep
-    from perfscope.profiler.aot.request import Request
-    from perfscope.profiler.aot.sweep_axes import Axis, Variant
-    from perfscope.profiler.aot.sweep_worker import Outcome
+    from perfscope.model.documents.compile_request import Request
+    from perfscope.profiler.ahead.sweep.axes import Axis, Variant
+    from perfscope.profiler.ahead.sweep.worker import Outcome
 
     RequestFor = Callable[[tuple[str, ...], Target, str | None], Request]
 
@@ -61,9 +61,8 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     variant was compiled.
     On an interrupt what is done is written and printed, and the interrupt goes on.
     """
-    from perfscope.profiler.aot.sweep_axes import parse_axes, variants
-    from perfscope.profiler.aot.sweep_fit import fit_axis
-    from perfscope.profiler.store import create
+    from perfscope.model.documents.run_folders import create
+    from perfscope.profiler.ahead.sweep.axes import fit_axis, parse_axes, variants
 
     axes = parse_axes(asked.sweeps)
     searched = None if asked.fit is None else fit_axis(asked.fit, axes)
@@ -102,7 +101,7 @@ class _Sweep:
     ) -> None:
         self.asked, self.axes, self.searched, self.variants = asked, axes, searched, variants
         self.folder, self.name, self.created_utc = folder, name, created_utc
-        self.points: list[Point | None] = [None] * len(variants)
+        self.points: list[VariantPoint | None] = [None] * len(variants)
         self.notes: list[str] = []
         self._request_for = request_for
         self._requests: dict[int, Request] = {}
@@ -113,7 +112,7 @@ class _Sweep:
 
     def run(self) -> None:
         """Compile all variants, or those that a search needs."""
-        from perfscope.profiler.aot.sweep_key import sources_digest
+        from perfscope.profiler.ahead.common.build_key import sources_digest
 
         (self.folder / VARIANTS).mkdir()
         self._sources = sources_digest(self.asked.words, module=self.asked.module)
@@ -126,10 +125,10 @@ class _Sweep:
 
     def _search(self, sizes: int) -> None:
         """Halve the sizes of each combination of the rest until the largest that fits is known."""
-        from perfscope.profiler.aot.sweep_fit import Bisection, most_tries
+        from perfscope.profiler.ahead.sweep.axes import Bisection, max_compilations
 
         self.notes.append(
-            f"of {sizes:,} sizes up to {most_tries(sizes)} were compiled, halving what was left; peaks need not grow "
+            f"of {sizes:,} sizes up to {max_compilations(sizes)} were compiled, halving what was left; peaks need not grow "
             "evenly, so of sizes that are not in the table nothing is claimed"
         )
         lines = {begin: Bisection(sizes) for begin in range(0, len(self.variants), sizes)}
@@ -147,9 +146,9 @@ class _Sweep:
 
     def _compile(self, numbers: Sequence[int]) -> None:
         """Take what an earlier sweep has, and compile the rest."""
-        from perfscope.profiler.aot.sweep_key import variant_key
-        from perfscope.profiler.aot.sweep_run import run_jobs
-        from perfscope.profiler.aot.sweep_worker import Job
+        from perfscope.profiler.ahead.common.build_key import variant_key
+        from perfscope.profiler.ahead.sweep.pool import run_jobs
+        from perfscope.profiler.ahead.sweep.worker import Job
 
         self._wanted += numbers
         root = self.folder / VARIANTS
@@ -181,7 +180,7 @@ class _Sweep:
         from perfscope.commands.terminal import color_wanted, width_of
         from perfscope.dashboards.reports import sweep_html, sweep_text, write
         from perfscope.dashboards.reports.sweep_document import dump
-        from perfscope.dashboards.shown import shown
+        from perfscope.model.untrusted_text import sanitize
 
         document = self._write()
         page = sweep_html.render(document)
@@ -192,17 +191,17 @@ class _Sweep:
             elif file is not None:
                 write(file, text)
                 if not self.asked.quiet:
-                    click.echo(f"perfscope: wrote {shown(file)}", err=True)
+                    click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
         if not self.asked.quiet and self.asked.json_file != "-":
             color = color_wanted(sys.stdout)
             text = sweep_text.render(document, width=width_of(sys.stdout), color=color)
             click.echo(text, nl=False, color=True)
-            click.echo(f"\n  {shown(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
+            click.echo(f"\n  {sanitize(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
 
     def _ended(self, number: int, outcome: Outcome) -> None:
-        from perfscope.analyzers.sweep.judge import too_much, used_bytes
-        from perfscope.analyzers.sweep.point import Point
-        from perfscope.dashboards.shown import shown
+        from perfscope.analyzers.sweep.evaluate import exceeds_memory, required_bytes
+        from perfscope.analyzers.sweep.front import VariantPoint
+        from perfscope.model.untrusted_text import sanitize
 
         settings = self.variants[number].settings
         if outcome.state == "compiled":
@@ -210,11 +209,11 @@ class _Sweep:
         elif outcome.state == "stopped":
             return
         else:
-            refused = too_much(outcome.reason)
+            refused = exceeds_memory(outcome.reason)
             target = self._request(number).target
-            self.points[number] = Point(
+            self.points[number] = VariantPoint(
                 settings=settings, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
-                peak_bytes=used_bytes(outcome.reason) if refused else None, memory_bytes=target.memory_bytes,
+                peak_bytes=required_bytes(outcome.reason) if refused else None, memory_bytes=target.memory_bytes,
                 folder=f"{VARIANTS}/{outcome.folder}" if outcome.folder else "", seconds=outcome.seconds,
                 host_bytes=outcome.host_bytes,
             )  # fmt: skip
@@ -224,13 +223,13 @@ class _Sweep:
             done = sum(one is not None for one in self.points)
             of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
             what = _said(point)
-            click.echo(f"perfscope: {of}: {shown(point.words())}: {shown(what, 200)}", err=True)
+            click.echo(f"perfscope: {of}: {sanitize(point.words())}: {sanitize(what, 200)}", err=True)
 
     def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
-        from perfscope.analyzers.sweep.judge import judged
-        from perfscope.profiler.store import write_atomically
+        from perfscope.analyzers.sweep.evaluate import evaluate_variant
+        from perfscope.model.documents.run_folders import write_atomically
 
-        point = judged(folder, self.variants[number].settings)
+        point = evaluate_variant(folder, self.variants[number].settings)
         where = Path(VARIANTS) / folder.name if not reused else _beside(folder, self.folder)
         self.points[number] = replace(
             point, folder=str(where), reused=reused, seconds=None if outcome is None else outcome.seconds,
@@ -241,16 +240,15 @@ class _Sweep:
             write_atomically(folder / KEPT, _kept_text(key), durable=False)
 
     def _write(self) -> Sweep:
-        from perfscope.analyzers.sweep.front import Swept
-        from perfscope.analyzers.sweep.point import Point
+        from perfscope.analyzers.sweep.front import Swept, VariantPoint
         from perfscope.dashboards.reports.sweep_document import FILE, dump, sweep_document
-        from perfscope.profiler.environment import redact
-        from perfscope.profiler.store import write_atomically
+        from perfscope.model.documents.run_folders import write_atomically
+        from perfscope.model.environment import redact
 
         numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))
         points = [
             point if (point := self.points[number]) is not None
-            else Point(settings=self.variants[number].settings, state="not reached")
+            else VariantPoint(settings=self.variants[number].settings, state="not reached")
             for number in numbers
         ]  # fmt: skip
         tried = {value for point in points for name, value in point.settings if name == self.axes[-1].name}
@@ -272,20 +270,20 @@ class _Sweep:
 
 def _need_compilers(requests: Sequence[Request]) -> None:
     """Refuse before anything is begun where not one variant could be compiled."""
-    from perfscope.profiler.aot import plugins
-    from perfscope.profiler.aot.sweep_key import kind_of
+    from perfscope.profiler.ahead.common.build_key import compiler_kind
+    from perfscope.profiler.ahead.targets import plugins
 
-    found = {kind_of(one): plugins.find(kind_of(one)) for one in requests}
-    absent = [one for one in found.values() if isinstance(one, plugins.Absent)]
+    found = {compiler_kind(one): plugins.find(compiler_kind(one)) for one in requests}
+    absent = [one for one in found.values() if isinstance(one, plugins.MissingPlugin)]
     if absent and len(absent) == len(found):
         one = absent[0]
         raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {one.reason}; {one.install}")
 
 
 def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Request:
-    from perfscope.profiler.aot.sweep_axes import is_own
+    from perfscope.profiler.ahead.sweep.axes import is_reserved
 
-    own = is_own("checkpoint", asked.words)
+    own = is_reserved("checkpoint", asked.words)
     return request_for(variant.arguments, _target(asked, variant), variant.value("checkpoint") if own else None)
 
 
@@ -295,8 +293,8 @@ def _target(asked: SweepAsked, variant: Variant) -> Target:
     return parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
 
 
-def _said(point: Point) -> str:
-    from perfscope.analyzers.units import format_bytes, format_ns
+def _said(point: VariantPoint) -> str:
+    from perfscope.model.units import format_bytes, format_ns
 
     if point.state == "failed":
         return f"failed: {point.reason}"

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import click
 
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError
 
 Status = Literal["ok", "absent", "problem"]
 
@@ -46,7 +46,7 @@ try:
         if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available")()]
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
-from perfscope.profiler.captures import CAPTURES, unavailable
+from perfscope.profiler.session.pass_runner import CAPTURES, unavailable
 found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if not tool.startswith("jax_")}
 print("\\n" + json.dumps(found))
 """
@@ -61,7 +61,7 @@ try:
     from perfscope.profiler import jax_compat
     found["jax"], found["jaxlib"] = jax_compat.version()
     found["apis"] = jax_compat.private_apis()
-    from perfscope.profiler.captures import CAPTURES, unavailable
+    from perfscope.profiler.session.pass_runner import CAPTURES, unavailable
     found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if tool.startswith("jax_")}
     found["devices"] = [f"{one.platform} ({one.device_kind})" for one in jax.local_devices()]
 except Exception as error:
@@ -108,9 +108,9 @@ def doctor(*, as_json: bool) -> None:
 
 
 def _shown(text: str) -> str:
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
-    return shown(text)
+    return sanitize(text)
 
 
 def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _jax_checks(probe: dict[str, Any]) -> list[Check]:
 
 
 def _smi(name: str, *arguments: str) -> Check:
-    from perfscope.profiler.environment import ask
+    from perfscope.model.environment import ask
 
     if shutil.which(name) is None:
         return Check(name=name, status="absent", text="not on PATH; driver and clocks stay unknown")
@@ -220,15 +220,15 @@ def _rocm() -> Check:
 def _nsys() -> Check:
     if shutil.which("nsys") is None:
         return Check(name="nsys", status="absent", text="not on PATH")
-    from perfscope.profiler.captures import nsys
+    from perfscope.profiler.nsys import command
 
-    found = nsys.probe()
+    found = command.probe()
     if isinstance(found, str):
         return Check(name="nsys", status="problem", text=found)
     counters = (
         "may sample the GPUs' counters" if found.gpu_metrics else "no counters of GPUs (none here, or not allowed)"
     )
-    traces = ", ".join(name for name in nsys.TRACES["deep"] if name in found.traces)
+    traces = ", ".join(name for name in command.TRACES["deep"] if name in found.traces)
     return Check(name="nsys", status="ok", text=f"{found.version or 'unknown version'}, traces {traces}; {counters}")
 
 
@@ -276,7 +276,7 @@ def _variables() -> Check:
 
 
 def _disk() -> Check:
-    from perfscope.analyzers.units import format_bytes
+    from perfscope.model.units import format_bytes
 
     place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path()
     free = shutil.disk_usage(place).free

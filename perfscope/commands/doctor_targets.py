@@ -16,12 +16,12 @@ MOVE = "a folder of its own, named by PERFSCOPE_PLUGINS, is not on its path"
 
 def target_checks() -> list[Check]:
     """One line a platform; the command that brings what is not here."""
-    from perfscope.profiler.aot import plugins
+    from perfscope.profiler.ahead.targets import plugins
 
     checks = []
     for kind in plugins.KINDS:
         found = plugins.find(kind)
-        if isinstance(found, plugins.Absent):
+        if isinstance(found, plugins.MissingPlugin):
             status: Status = "problem" if found.wrong else "absent"
             checks.append(Check(name=NAMES[kind], status=status, text=found.reason, advice=found.install))
             continue
@@ -37,7 +37,7 @@ def target_checks() -> list[Check]:
 
 def _pretence(version: str) -> Check:
     """Whether the device can be pretended to this torch: by what is known of it, nothing is tried."""
-    from perfscope.profiler.aot.torch_pretend_fit import unfit
+    from perfscope._cut.torch_pretend_fit import unfit
 
     # Wheels for the CPU say so; those without a word are for CUDA on the only system that it is made for.
     why = unfit(version, for_gpu="+cpu" not in version)

@@ -10,13 +10,13 @@ import click
 
 from perfscope.commands.inputs import spare
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, AskedWronglyError
+from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.trace import Trace
     from perfscope.dashboards.exports import Subject
+    from perfscope.model.trace import Trace
 
 FORMATS = ("perfetto", "chrome", "speedscope", "parquet", "tensorboard")
 TIMELINES = ("perfetto", "chrome")
@@ -42,18 +42,18 @@ def export(
     all ranks on one timeline; a name that ends in .gz is packed. `speedscope` holds stacks of the host and of compiled
     programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
     """
-    from perfscope.analyzers.load import load_path, note_missing
+    from perfscope.analyzers.readers.load import load_path, note_missing_ranks
     from perfscope.dashboards.exports import Subject, module_of
     from perfscope.dashboards.exports import export as write
     from perfscope.dashboards.exports.clocks import apart
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     if align and form not in TIMELINES:
-        raise AskedWronglyError(f"--align-clocks: --to {form} has no common timeline ({', '.join(TIMELINES)} have)")
+        raise UsageError(f"--align-clocks: --to {form} has no common timeline ({', '.join(TIMELINES)} have)")
     traces: list[Trace] = []
     for path in paths:
         traces += load_path(path, alone=False).traces
-    note_missing(traces)
+    note_missing_ranks(traces)
     target = Path(output) if output is not None else _named_after(paths[0], module_of(form).SUFFIX)
     _spare_inputs(paths, traces, target)
     subject = _judged(traces) if findings and form in TIMELINES else Subject(traces=tuple(traces))
@@ -61,8 +61,8 @@ def export(
     remarks = [*remarks, *write(subject, form, target)]
     if not quiet:
         for remark in remarks:
-            click.echo(f"perfscope: {shown(remark, 1_000)}", err=True)
-        click.echo(f"perfscope: wrote {shown(str(target))}", err=True)
+            click.echo(f"perfscope: {sanitize(remark, 1_000)}", err=True)
+        click.echo(f"perfscope: wrote {sanitize(str(target))}", err=True)
     return DONE
 
 
@@ -94,4 +94,4 @@ def _spare_inputs(paths: Sequence[str], traces: Sequence[Trace], target: Path) -
     place = target.resolve()
     for path in paths:
         if target.exists() and place.is_relative_to(Path(path).resolve()):
-            raise AskedWronglyError(f"{target}: is a file of {path} itself; the export needs another one")
+            raise UsageError(f"{target}: is a file of {path} itself; the export needs another one")

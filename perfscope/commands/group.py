@@ -9,7 +9,7 @@ import click
 
 from perfscope.commands import COMMANDS
 from perfscope.commands.options import Flags
-from perfscope.profiler.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError
 
 
 class PipeClosedError(Exception):

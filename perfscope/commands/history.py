@@ -10,14 +10,14 @@ import click
 
 from perfscope.commands.kept import add_new, opened, store_option
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.profiler.run_store.record import StoredRun
-    from perfscope.profiler.run_store.runs import RunStore
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.profiler.store.runs import RunStore
 
 LAST = 200
 """Runs, unless more are asked for: a year of working days."""
@@ -51,10 +51,10 @@ def history(
     """
     from perfscope.analyzers.compare.series import history as made
     from perfscope.dashboards.reports import history_html, history_json, history_text, write
-    from perfscope.profiler.commits import ancestry, count_between, here
+    from perfscope.model.commits import ancestry, commits_between, current_commit
 
     if json_file == "-" and html_file == "-":
-        raise AskedWronglyError("--json - and --html -: stdout holds one of them")
+        raise UsageError("--json - and --html -: stdout holds one of them")
     held = opened(store)
     held.is_empty()  # a store that cannot be used is told before runs are read
     if not held.database.shared:
@@ -62,13 +62,13 @@ def history(
     runs = held.runs(branch=branch, name=name, last=last)
     if not runs:
         raise DataError(_nothing(held.shown, branch, name))
-    found = made(runs, metrics=_metrics(metric, runs), order=ancestry(here()))
+    found = made(runs, metrics=_metrics(metric, runs), order=ancestry(current_commit()))
     if not found.series:
         raise DataError(f"{held.shown}: none of {len(runs)} runs finished and has a metric")
     alone = "-" in (json_file, html_file)
     for file, text in (
         (json_file, history_json.render(found) if json_file is not None else ""),
-        (html_file, history_html.render(found, count_between=count_between) if html_file is not None else ""),
+        (html_file, history_html.render(found, count_between=commits_between) if html_file is not None else ""),
     ):
         if file == "-":
             click.echo(text, nl=False)
@@ -84,7 +84,7 @@ def history(
             width=width_of(sys.stdout),
             color=color_wanted(sys.stdout),
             verbose=verbose,
-            count_between=count_between,
+            count_between=commits_between,
         )
         click.echo(screen, nl=False, color=True)
 
@@ -108,7 +108,7 @@ def _metrics(asked: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | 
     close = [name for name in names if asked.lower() in name.lower()]
     if asked in names or close:
         return (asked,) if asked in names else tuple(close)
-    raise AskedWronglyError(f"{asked}: no such metric; there are {', '.join(names)}")
+    raise UsageError(f"{asked}: no such metric; there are {', '.join(names)}")
 
 
 def _nothing(where: str, branch: str | None, name: str | None) -> str:

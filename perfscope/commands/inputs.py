@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ def device_named(name: str) -> Device:
     if found is None:
         close = close_names(name)
         known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
-        raise AskedWronglyError(f"--device {name}: not in the hardware tables; {known}")
+        raise UsageError(f"--device {name}: not in the hardware tables; {known}")
     return found
 
 
@@ -30,4 +30,4 @@ def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
     known = {Path(file).resolve() for file in inputs}
     for output in outputs:
         if Path(output).resolve() in known:
-            raise AskedWronglyError(f"{output}: is the trace itself; what is written needs another file")
+            raise UsageError(f"{output}: is the trace itself; what is written needs another file")

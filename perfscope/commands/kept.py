@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError
 
 if TYPE_CHECKING:
-    from perfscope.profiler.run_store.record import StoredRun
-    from perfscope.profiler.run_store.runs import RunStore
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.profiler.store.runs import RunStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -32,8 +32,8 @@ def store_option(command: Decorated) -> Decorated:
 
 def opened(asked: str | None) -> RunStore:
     """The store that is meant; it is made or asked when it is first used."""
-    from perfscope.profiler.run_store.address import address
-    from perfscope.profiler.run_store.runs import RunStore
+    from perfscope.profiler.store.address import address
+    from perfscope.profiler.store.runs import RunStore
 
     return RunStore(address(asked))
 
@@ -43,7 +43,7 @@ def record(path: str | Path, *, branch: str | None = None, commit: str | None = 
     from dataclasses import replace
 
     from perfscope.analyzers.compare.run_record import record_of
-    from perfscope.profiler.commits import branch_of
+    from perfscope.model.commits import branch_of
 
     made = record_of(path, branch=branch, commit=commit)
     return cleaned(made if made.branch is not None else replace(made, branch=branch_of(made.commit)))
@@ -53,10 +53,10 @@ def cleaned(made: StoredRun) -> StoredRun:
     """The record without control characters, secrets and homes in its texts."""
     import msgspec
 
-    from perfscope.dashboards.shown import shown_value
-    from perfscope.profiler.run_store.record import StoredRun
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.model.untrusted_text import sanitize_value
 
-    return msgspec.convert(shown_value(asdict(made)), StoredRun)
+    return msgspec.convert(sanitize_value(asdict(made)), StoredRun)
 
 
 def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:
@@ -65,7 +65,7 @@ def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int,
     Runs that are still running wait for the next time. How far it is stands on a terminal, unless ``quiet``.
     """
     from perfscope.analyzers.compare.run_record import uid_of
-    from perfscope.profiler import store as runs
+    from perfscope.model.documents import run_folders as runs
 
     added, trouble = 0, []
     known = {uid_of(place): place for place in runs.directories(folder)}

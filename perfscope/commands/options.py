@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

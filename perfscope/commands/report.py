@@ -9,7 +9,7 @@ import click
 from perfscope.commands.compare_outputs import STDOUT, rendered, show_screen, tell_github
 from perfscope.commands.inputs import spare
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.profiler.errors import DONE, AskedWronglyError
+from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -34,16 +34,16 @@ def report(
     `--to github` prints annotations and adds to the summary of the job.
     """
     from perfscope.dashboards.reports import compare_document, compare_text, write
-    from perfscope.dashboards.shown import shown
+    from perfscope.model.untrusted_text import sanitize
 
     if key is not None and form != "markdown":
-        raise AskedWronglyError("--key: only a comment (--to markdown) has one")
+        raise UsageError("--key: only a comment (--to markdown) has one")
     if link is not None and form not in ("markdown", "github"):
-        raise AskedWronglyError("--link: only a comment (--to markdown) or a summary (--to github) has one")
+        raise UsageError("--link: only a comment (--to markdown) or a summary (--to github) has one")
     document = compare_document.read(comparison)
     if form == "github":
         if output != STDOUT:
-            raise AskedWronglyError("-o: annotations go to stdout, where the runner reads them")
+            raise UsageError("-o: annotations go to stdout, where the runner reads them")
         tell_github(document, link=link)
         return DONE
     if output != STDOUT:
@@ -53,7 +53,7 @@ def report(
         else:
             write(output, _made(document, form, key, link))
         if not quiet:
-            click.echo(f"perfscope: wrote {shown(output)}", err=True)
+            click.echo(f"perfscope: wrote {sanitize(output)}", err=True)
         return DONE
     if form == "text":
         show_screen(document, verbose=verbose)

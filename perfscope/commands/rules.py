@@ -15,7 +15,7 @@ from perfscope.commands.terminal import show
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfscope.analyzers.finding import Rule
+    from perfscope.model.finding import Rule
 
 _HEADING = re.compile(r"[A-Z][A-Za-z ]{2,40}:")
 """A section of a page: ``Why it costs:`` at the beginning of a paragraph."""
@@ -69,7 +69,7 @@ def _show_page(rule: Rule) -> None:
     """The docstring, its paragraphs filled to the width, and what the rule needs in words."""
     from rich.text import Text
 
-    from perfscope.analyzers.trace import RECORDED
+    from perfscope.model.trace import RECORDED
 
     lines = [Text(rule.id.replace("_", "-"), style="bold")]
     for paragraph in paragraphs(inspect.cleandoc(rule.doc)):

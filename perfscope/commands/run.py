@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
-from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
-from perfscope.profiler.gather import WAIT_S
-from perfscope.profiler.options import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
+from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
+from perfscope.model.errors import PerfscopeError, UsageError
+from perfscope.profiler.launch.shared_run import WAIT_S
 
 if TYPE_CHECKING:
-    from perfscope.profiler.launch import Target
-    from perfscope.profiler.record import Recorded
+    from perfscope.profiler.launch.program import Target
+    from perfscope.profiler.launch.record import Recorded
 
 TARGET = "perfscope.run.target"
 """Key of ``Context.meta`` that holds what stands behind our own options."""
@@ -125,11 +125,11 @@ def run(
     Options before the program are perfscope's, everything behind it is the program's. It sees what it
     sees under plain python; its steps are found by themselves.
     """
-    from perfscope.dashboards.shown import shown
-    from perfscope.profiler.record import record
+    from perfscope.model.untrusted_text import sanitize
+    from perfscope.profiler.launch.record import record
 
     if whole and (steps is not None or step_annotation is not None):
-        raise AskedWronglyError("--whole takes the program as one step: it goes without --steps and --step-annotation")
+        raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
     options = CaptureOptions(
         level=level,
         steps=None if steps is None else parse_steps(steps),
@@ -156,16 +156,16 @@ def run(
             if verbose:
                 traceback.print_exc()
             cause = str(error) if isinstance(error, PerfscopeError) else f"{type(error).__name__}: {error}"
-            print(f"perfscope: no report: {shown(cause)}", file=sys.stderr)
+            print(f"perfscope: no report: {sanitize(cause)}", file=sys.stderr)
     return recorded.code
 
 
 def _target(context: click.Context) -> Target:
-    from perfscope.profiler.launch import Target
+    from perfscope.profiler.launch.program import Target
 
     words, kind = context.meta[TARGET]
     if not words:
-        raise AskedWronglyError("nothing to run: give script.py, -m module, or -- command")
+        raise UsageError("nothing to run: give script.py, -m module, or -- command")
     return Target(arguments=words, module=kind == "module", command=kind == "command")
 
 
@@ -183,11 +183,11 @@ def _say_alone(recorded: Recorded) -> None:
 
 def _say_captures(recorded: Recorded) -> None:
     """What was captured and what was not, on stderr."""
-    from perfscope.profiler.ranks import RUN_ID
-    from perfscope.profiler.tasks import left_nothing, named, ranks_of
+    from perfscope.model.documents.run import list_numbers, missing_ranks, ranks_of
+    from perfscope.profiler.session.ranks import RUN_ID
 
     lines = list(recorded.run.notes)
-    if recorded.run.processes and (missing := left_nothing(*ranks_of(recorded.run))):
+    if recorded.run.processes and (missing := missing_ranks(*ranks_of(recorded.run))):
         lines.append(missing)
     if recorded.earlier:
         lines.append(f"an earlier run has that name: this one is {recorded.directory.name}")
@@ -203,7 +203,7 @@ def _say_captures(recorded: Recorded) -> None:
                 what = f"{capture.pass_name} pass {'incomplete' if capture.artifact else 'missing'}: {capture.reason}"
                 missing_in.setdefault(what, []).append(process.rank)
     for what, ranks in missing_in.items():
-        lines.append(f"{named('rank', ranks)}: {what}" if len(recorded.run.processes) > 1 else what)
+        lines.append(f"{list_numbers('rank', ranks)}: {what}" if len(recorded.run.processes) > 1 else what)
     for line in lines:
         print(f"perfscope: {line}", file=sys.stderr)
 
@@ -212,7 +212,7 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     """Analyze the run, write its reports into it, print the short one on stderr."""
     if not recorded.run.artifacts(recorded.directory):
         return
-    from perfscope.analyzers.scale.judge import judge_paths
+    from perfscope.analyzers.judge import judge_paths
     from perfscope.commands.terminal import color_wanted, width_of
     from perfscope.dashboards.reports import render, write
 
@@ -220,8 +220,8 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:
-        shown = render(analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr))
-        print(shown, file=sys.stderr)
+        sanitize = render(analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr))
+        print(sanitize, file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
         print(f"  look    {_serving(recorded.directory)}", file=sys.stderr)
 
@@ -231,7 +231,7 @@ def _serving(directory: Path) -> str:
     from importlib.util import find_spec
 
     from perfscope.commands.serve import NEEDED
-    from perfscope.profiler.store import LATEST, RUNS_FOLDER
+    from perfscope.model.documents.run_folders import LATEST, RUNS_FOLDER
 
     newest = Path(RUNS_FOLDER, LATEST)
     which = LATEST if newest.exists() and newest.samefile(directory) else shlex.quote(str(directory))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.terminal import width_of
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perfscope.profiler.store import Listed
+    from perfscope.model.documents.run_folders import ListedRun
 
 PIPE_WIDTH = 160
 """Columns where no terminal says how many it has: an id and a usual command fit on one line."""
@@ -42,17 +42,17 @@ BELOW = "    "
 )
 def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
     """List the runs in this folder, the newest first."""
-    from perfscope.profiler import store
-    from perfscope.profiler.run_listing import row_of
+    from perfscope.model.documents import run_folders
+    from perfscope.model.documents.run_folders import row_of
 
     if keep is not None:
-        removed = store.prune(folder, keep)
+        removed = run_folders.prune(folder, keep)
         if as_json:
             click.echo(json.dumps({"removed": [path.name for path in removed]}))
         else:
-            click.echo(f"removed {len(removed)} runs from {folder}, kept {len(store.kept(folder))}")
+            click.echo(f"removed {len(removed)} runs from {folder}, kept {len(run_folders.kept_directories(folder))}")
         return
-    listed = store.list_runs(folder)
+    listed = run_folders.list_runs(folder)
     if as_json:
         click.echo(json.dumps([row_of(one) for one in listed], indent=1))
     elif not listed:
@@ -61,10 +61,10 @@ def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
         _print_table(listed)
 
 
-def _print_table(listed: list[Listed]) -> None:
-    from perfscope.analyzers.units import format_ns
-    from perfscope.dashboards.shown import shown
-    from perfscope.profiler.run_listing import row_of
+def _print_table(listed: list[ListedRun]) -> None:
+    from perfscope.model.documents.run_folders import row_of
+    from perfscope.model.units import format_ns
+    from perfscope.model.untrusted_text import sanitize
 
     rows: list[tuple[str, ...]] = [("run", "state", "ranks", "steps", "a step", "passes", "command")]
     for one in listed:
@@ -80,7 +80,7 @@ def _print_table(listed: list[Listed]) -> None:
             planned = {capture.pass_name for process in one.run.processes for capture in process.captures}
             captured = f"{len(row['captures'])}/{len(planned)}"
             cells = [row["id"], state, str(row["ranks"]), str(row["steps"]), step, captured, " ".join(row["command"])]
-        rows.append(tuple(shown(cell) for cell in cells))
+        rows.append(tuple(sanitize(cell) for cell in cells))
     width = width_of(sys.stdout) if sys.stdout.isatty() else PIPE_WIDTH
     for line in _lines(rows, width):
         click.echo(line)

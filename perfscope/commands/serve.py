@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import click
 
 from perfscope.commands.options import quiet_option
-from perfscope.profiler.errors import AskedWronglyError, NotStartedError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import NotStartedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,14 +84,14 @@ def serve(
         raise NotStartedError(f"serve needs {', '.join(absent)}: pip install 'perfscope[ui]'")
     from waitress.server import create_server
 
-    from perfscope.analyzers.load import resolve
+    from perfscope.analyzers.readers.load import resolve
     from perfscope.dashboards.server.guard import hosts_of, new_token, read_token
     from perfscope.dashboards.server.late import Late
     from perfscope.dashboards.server.shelf import Shelf
     from perfscope.dashboards.server.workshop import Workshop, default_cache
 
     if no_token and host not in (LOCAL, "localhost", "::1"):
-        raise AskedWronglyError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
+        raise UsageError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
     base = f"/{base_path.strip('/')}/".replace("//", "/")
     token = None if no_token else (new_token() if token_file is None else read_token(token_file))
     shelf = Shelf([resolve(path) for path in paths] or (_here(),))
@@ -149,7 +149,7 @@ def _address(url: str) -> str:
     except ValueError:
         whole = False
     if not whole:
-        raise AskedWronglyError(f"--perfetto-ui {url}: no address of a page (https://...)")
+        raise UsageError(f"--perfetto-ui {url}: no address of a page (https://...)")
     return url
 
 
@@ -184,5 +184,5 @@ def _login() -> str:
 
 def _here() -> str:
     if not Path(RUNS_FOLDER).is_dir():
-        raise AskedWronglyError(f"no {RUNS_FOLDER} in this folder: name a run, a trace or a folder")
+        raise UsageError(f"no {RUNS_FOLDER} in this folder: name a run, a trace or a folder")
     return RUNS_FOLDER

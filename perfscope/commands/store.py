@@ -10,10 +10,10 @@ import click
 
 from perfscope.commands.kept import add_new, cleaned, opened, record, store_option
 from perfscope.commands.options import verbose_option
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 if TYPE_CHECKING:
-    from perfscope.profiler.run_store.runs import RunStore
+    from perfscope.profiler.store.runs import RunStore
 
 
 @click.group()
@@ -35,8 +35,8 @@ def import_(
     verbose: bool,
 ) -> None:
     """Put runs, folders of runs, recordings or an export into the store. What is there already stays."""
-    from perfscope.profiler import store as runs
-    from perfscope.profiler.run_store.exchange import import_file, looks_like_export
+    from perfscope.model.documents import run_folders as runs
+    from perfscope.profiler.store.exchange import import_file, looks_like_export
 
     held = opened(store)
     held.prepare()
@@ -66,7 +66,7 @@ def _count(number: object, what: str) -> str:
 
 
 def _runs_below(place: Path) -> list[str | Path]:
-    from perfscope.profiler import store as runs
+    from perfscope.model.documents import run_folders as runs
 
     return [*runs.directories(place)] if place.is_dir() and not runs.is_run(place) else [str(place)]
 
@@ -89,7 +89,7 @@ def export_(
     verbose: bool,
 ) -> None:
     """Write runs, their baselines and the files of these into one FILE (a tar)."""
-    from perfscope.profiler.run_store.exchange import export
+    from perfscope.profiler.store.exchange import export
 
     held = opened(store)
     found = held.runs(branch=branch, name=name, last=last)
@@ -126,7 +126,7 @@ def status(as_json: bool, store: str | None, verbose: bool) -> None:
 
 
 def _status(held: RunStore) -> dict[str, str | int | None]:
-    from perfscope.profiler.run_store import schema
+    from perfscope.profiler.store import schema
 
     empty = held.is_empty()
     runs, newest = held.counts()

@@ -22,8 +22,8 @@ from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import State as Readiness
 from perfscope.dashboards.server.workshop import Workshop
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Exports
+from perfscope.model.untrusted_text import sanitize
 
 TICK_MS = 1_000
 """Between two looks at what is being read."""
@@ -155,7 +155,7 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> 
 
 def _listed(shelf: Shelf) -> list[dict[str, str]]:
     """What the picker offers: everything that is open now."""
-    return [{"value": item.key, "label": shown(item.title)} for item in shelf.items()]
+    return [{"value": item.key, "label": sanitize(item.title)} for item in shelf.items()]
 
 
 def _mark_of_list(listed: list[dict[str, str]]) -> str:
@@ -190,7 +190,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         if mark == drawn:
             return (*(no_update,) * 6, *choice)
         live = [] if state is None else _live(state, asked)
-        item = None if asked.item is None else {"key": asked.item.key, "title": shown(asked.item.title)}
+        item = None if asked.item is None else {"key": asked.item.key, "title": sanitize(asked.item.title)}
         return children(), _menu(asked), live, asked.whose, item, mark, *choice
 
     @app.callback(
@@ -275,7 +275,7 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
         item = asked.item
-        return lambda: progress(f"Reading {shown(item.title)}", item.key, state), mark_of(state)
+        return lambda: progress(f"Reading {sanitize(item.title)}", item.key, state), mark_of(state)
     if "problem" in view:
         return lambda: said(str(view["problem"])), "problem"
     import dataclasses
@@ -302,7 +302,7 @@ def _live(state: Readiness, asked: Asked) -> Any:
     if state.stage == "gone":
         return html.Span("its files are gone; this is what they held", className="ps-warn")
     if state.stage == "failed" and state.folder is not None:
-        return html.Span(f"its files have changed and cannot be read: {shown(state.told)}", className="ps-warn")
+        return html.Span(f"its files have changed and cannot be read: {sanitize(state.told)}", className="ps-warn")
     if state.stale and state.stage in ("working", "waiting"):
         return "its files have changed: reading them again"
     if asked.item is not None and asked.item.running():

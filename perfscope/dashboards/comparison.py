@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.compare.comparison import Comparison
 from perfscope.analyzers.compare.comparison import compare as compared
-from perfscope.analyzers.load import load_all
-from perfscope.analyzers.trace import Trace
-from perfscope.dashboards.shown import shown
+from perfscope.analyzers.readers.load import load_all
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -64,7 +64,7 @@ class DrawnComparison(Comparison):
         rows, same = metric_rows(held)
         per = "step" if held.step is None else held.step.per
         metrics = [
-            (shown(one.name), value(one, one.base), value(one, one.head), change(one), verdict(one))
+            (sanitize(one.name), value(one, one.base), value(one, one.head), change(one), verdict(one))
             for one in rows[:MOST_METRICS]
         ]
         exact = [one for one in held.causes if one.exact]

@@ -18,8 +18,8 @@ from perfscope.dashboards.app import create_app
 from perfscope.dashboards.server.guard import hosts_of, read_token
 from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.workshop import Workshop, default_cache
-from perfscope.profiler.errors import AskedWronglyError
-from perfscope.profiler.store import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import UsageError
 
 PREFIX = "PERFSCOPE_SERVE_"
 
@@ -29,7 +29,7 @@ def application(environment: Mapping[str, str] | None = None) -> Any:
     held = os.environ if environment is None else environment
     file = held.get(f"{PREFIX}TOKEN_FILE")
     if not file:
-        raise AskedWronglyError(f"{PREFIX}TOKEN_FILE: name a file with the token that the pages ask for")
+        raise UsageError(f"{PREFIX}TOKEN_FILE: name a file with the token that the pages ask for")
     names = tuple(filter(None, held.get(f"{PREFIX}HOSTS", "").split(",")))
     base = f"/{held.get(f'{PREFIX}BASE_PATH', '').strip('/')}/".replace("//", "/")
     paths = held.get(f"{PREFIX}PATHS", RUNS_FOLDER).split(os.pathsep)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.reports.compare_json import as_text
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
 from tests.browser.kineto import Kineto
 from tests.dashboards.compared import in_turns

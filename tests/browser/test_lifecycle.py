@@ -133,11 +133,11 @@ def test_no_path_leads_out(server: Server, path: str) -> None:
 
 def test_a_live_run_says_so_and_grows(tab: Tab, tmp_path: Path) -> None:
     """A run whose program has not ended: its state is held by a lock."""
-    from perfscope.profiler import store
+    from perfscope.model.documents import run_folders
 
     runs = tmp_path / "perfscope-runs"
-    directory = store.create(runs, "live")
-    with store.alive(directory), serving(tmp_path, runs) as server:
+    directory = run_folders.create(runs, "live")
+    with run_folders.alive(directory), serving(tmp_path, runs) as server:
         (directory / "run.json").write_text("{}")
         tab.page.goto(f"{server.base}runs?token={server.token}")
         tab.until("document.body.innerText.includes('running')")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
 from tests.commands.kept_runs import put_run, repository
 from tests.profiler.run_store.records import stored

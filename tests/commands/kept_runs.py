@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.run_store.address import VARIABLE
+from perfscope.profiler.store.address import VARIABLE
 from tests.conftest import REPOSITORY
 from tests.profiler.test_commits import git
 

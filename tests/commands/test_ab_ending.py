@@ -7,9 +7,9 @@ import pytest
 from perfscope.analyzers.compare.ab_judge import AbResult
 from perfscope.analyzers.compare.ab_profiles import Profiles
 from perfscope.commands.ab_ending import gates_not_met, inconclusive
-from perfscope.profiler.ab_pairs import Pairs
-from tests.analyzers.compare.test_ab_judge import CALIBRATION, JUDGE, pairs
-from tests.analyzers.compare.two_runs import gpu_run
+from perfscope.model.documents.ab import Pairs
+from tests.compare.runs import gpu_run
+from tests.compare.test_ab import CALIBRATION, JUDGE, pairs
 from tests.dashboards.test_ab_document import QUIET, WORSE, profiles
 
 ITEM = profiles(gpu_run(), gpu_run(item=True))

@@ -10,14 +10,14 @@ from types import ModuleType
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers import load as loading
 from perfscope.analyzers.advice.step_model import StepModel
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers import load as loading
 from perfscope.commands.advise import parse_size
-from perfscope.profiler.errors import AskedWronglyError
-from tests.analyzers.advice.steps import layers
+from perfscope.model.errors import UsageError
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
+from tests.checkpointing.steps import layers
 
 
 class Reader(ModuleType):
@@ -162,5 +162,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "80 GiB GiB", "9" * 30, "٣GiB", "999999999T"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(AskedWronglyError):
+    with pytest.raises(UsageError):
         parse_size(text)

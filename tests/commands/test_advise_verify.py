@@ -16,11 +16,11 @@ from perfscope.analyzers.advice.plans import plan_memory
 from perfscope.analyzers.advice.recomputed import predicted_recompute, recomputed_flops
 from perfscope.analyzers.advice.verified import setting
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.load import load_path
+from perfscope.analyzers.readers.load import load_path
 from perfscope.commands.advise_verify import VERIFIED, exact_command
-from perfscope.profiler.aot import compiled_file
-from perfscope.profiler.aot.compiled_file import Checkpointed
-from perfscope.profiler.aot.sweep_key import sources_digest
+from perfscope.model.documents import compile_manifest
+from perfscope.model.documents.compile_manifest import Checkpointed
+from perfscope.profiler.ahead.common.build_key import sources_digest
 from tests.conftest import REPOSITORY
 
 FIXTURES = REPOSITORY / "fixtures" / "programs-h100"
@@ -29,8 +29,8 @@ WORDS = {"dots": "attention-policy-dots", "full": "attention-policy-full"}
 
 
 def manifest_of(folder: Path, **changes: Any) -> None:
-    held = compiled_file.load(folder)
-    (folder / compiled_file.FILE).write_bytes(compiled_file.dump(msgspec.structs.replace(held, **changes)))
+    held = compile_manifest.load(folder)
+    (folder / compile_manifest.FILE).write_bytes(compile_manifest.dump(msgspec.structs.replace(held, **changes)))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "perfscope-runs" / "one"
     shutil.copytree(NONE, folder)
     manifest_of(folder, command=("train.py", "--lr", "0.1"), sources=digest)
-    versions = compiled_file.load(folder).versions
+    versions = compile_manifest.load(folder).versions
     for word, name in WORDS.items():
         place = folder / VERIFIED / name
         shutil.copytree(FIXTURES / name, place)

@@ -12,11 +12,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.__main__ import run
-from perfscope.analyzers import load as loading
 from perfscope.analyzers import rules
-from perfscope.analyzers.finding import Finding, Severity
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers import load as loading
+from perfscope.model.errors import DataError
+from perfscope.model.finding import Finding, Severity
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope.__main__ import run
-from tests.analyzers.readers.test_programs_joined import program
+from tests.programs.test_programs import program
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:

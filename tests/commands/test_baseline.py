@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.commands.baselines import resolved, sides
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 from tests.commands.kept_runs import ITEM, put_run, repository
 from tests.profiler.test_commits import git
 
@@ -119,7 +119,7 @@ def test_an_id_from_a_strangers_store_leads_nowhere(
     from dataclasses import replace
 
     from perfscope.analyzers.compare import run_record
-    from perfscope.profiler.run_store.runs import RunStore
+    from perfscope.profiler.store.runs import RunStore
     from tests.profiler.run_store.records import stored
 
     RunStore(RUNS / "store.sqlite").set_baseline("main", replace(stored(), id=hostile), None)
@@ -304,5 +304,5 @@ def test_a_recording_as_baseline(line: list[str], capsys: pytest.CaptureFixture[
 def test_two_of_them_can_be_compared(kept: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     found = sides("baseline:main", str(kept[2]), None)
     assert Path(found.base).name == kept[0].name, "the newest that was set"
-    with pytest.raises(AskedWronglyError):
+    with pytest.raises(UsageError):
         sides("baseline:main", None, None)

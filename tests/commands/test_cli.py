@@ -16,7 +16,7 @@ import pytest
 
 from perfscope import __main__ as program
 from perfscope.commands import COMMANDS, group
-from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
+from perfscope.model.errors import DataError, NotStartedError, UsageError
 from tests.conftest import REPOSITORY
 
 
@@ -49,7 +49,7 @@ def raising(error: BaseException) -> Any:
     ("error", "code", "line"),
     [
         (DataError("t.json: cut off at byte 7"), 4, "perfscope: t.json: cut off at byte 7\n"),
-        (AskedWronglyError("no: such rule"), 2, "perfscope: no: such rule\n"),
+        (UsageError("no: such rule"), 2, "perfscope: no: such rule\n"),
         (NotStartedError("x: not found"), 125, "perfscope: x: not found\n"),
         (MemoryError(), 4, "perfscope: not enough memory for this input\n"),
         (KeyboardInterrupt(), 130, ""),

@@ -14,7 +14,7 @@ import pytest
 
 from perfscope.analyzers.compare.comparison import compare
 from perfscope.dashboards.reports import compare_json
-from tests.analyzers.compare.two_runs import gpu_run
+from tests.compare.runs import gpu_run
 from tests.dashboards.hosts.fake import BOT, GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, pull, served
 from tests.profiler.programs import environment, plain
 

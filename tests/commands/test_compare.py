@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers import load as loading
-from perfscope.analyzers.trace import Trace
-from tests.analyzers.compare.two_runs import gpu_run, host_run
+from perfscope.analyzers.readers import load as loading
+from perfscope.model.trace import Trace
+from tests.compare.runs import gpu_run, host_run
 
 
 class Reader(ModuleType):

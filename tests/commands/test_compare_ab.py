@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.ab_state import LAUNCHES_FILE
+from perfscope.model.documents.ab import LAUNCHES_FILE
 from tests.profiler.ab_programs import git, repository, sleeps
 from tests.profiler.programs import plain
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.aot.torch_pretend_fit import unfit
+from perfscope._cut.torch_pretend_fit import unfit
 from tests.aot import require
 from tests.profiler.ab_programs import commit, git, repository
 from tests.profiler.aot.distributed_programs import FULLY_SHARD

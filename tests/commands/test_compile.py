@@ -9,7 +9,7 @@ import pytest
 
 import perfscope
 from perfscope.__main__ import run
-from perfscope.profiler.aot import compiled_file
+from perfscope.model.documents import compile_manifest
 from tests.aot import require
 
 SCRIPT = """
@@ -69,9 +69,9 @@ def test_a_script_for_an_h100(project: Path, capfd: pytest.CaptureFixture[str]) 
     assert "value" not in shown.out
     assert shown.err == ""
     folder = (project / "perfscope-runs" / "latest").resolve()
-    manifest = compiled_file.load(folder)
+    manifest = compile_manifest.load(folder)
     by_name = {one.name: one for one in manifest.programs}
-    assert by_name["jit_step"].place == compiled_file.Place(file="train.py", line=16)
+    assert by_name["jit_step"].place == compile_manifest.CompiledLine(file="train.py", line=16)
     assert by_name["jit_step"].alias_bytes == 256 * 256 * 2
     assert manifest.complete
     assert manifest.command == ("train.py", "--lr", "0.1", "--name=x")
@@ -104,7 +104,7 @@ def test_a_script_for_an_h100(project: Path, capfd: pytest.CaptureFixture[str]) 
 def test_only_the_function_asked_for(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     require("gpu-nvidia")
     assert _compile("-q", "--function", "train.py:step") == 0
-    manifest = compiled_file.load((project / "perfscope-runs" / "latest").resolve())
+    manifest = compile_manifest.load((project / "perfscope-runs" / "latest").resolve())
     assert [one.name for one in manifest.programs] == ["jit_step"]
     assert _compile("-q", "--function", "nothing") == 4
     said = capfd.readouterr().err
@@ -145,7 +145,7 @@ def test_two_builds_have_one_fingerprint_and_no_difference(project: Path, capfd:
     assert _compile("-q", "-o", "first", "--function", "step") == 0
     (project / "train.py").write_text("# a line more\n" + SCRIPT)
     assert _compile("-q", "-o", "second", "--function", "step") == 0
-    first, second = (compiled_file.load((project / name / "latest").resolve()) for name in ("first", "second"))
+    first, second = (compile_manifest.load((project / name / "latest").resolve()) for name in ("first", "second"))
     assert [one.fingerprint for one in first.programs] == [one.fingerprint for one in second.programs]
     assert run(["compare", "first/latest", "second/latest"]) == 0
     assert "no change" in capfd.readouterr().out
@@ -208,7 +208,7 @@ def test_without_a_compiler_the_line_says_how_to_get_one(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERFSCOPE_PLUGINS", str(project / "none"))
-    from perfscope.profiler.aot import plugins
+    from perfscope.profiler.ahead.targets import plugins
 
     if isinstance(plugins.find("tpu"), plugins.Plugin):
         pytest.skip("libtpu is in the environment itself")

@@ -10,10 +10,10 @@ import pytest
 from perfscope.__main__ import run
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.load import load_path
-from perfscope.profiler.aot import compiled_file
-from perfscope.profiler.aot.compiled_file import CheckpointPlace, Compiled, Place
-from perfscope.profiler.aot.sweep_axes import is_own, parse_axes, variants
+from perfscope.analyzers.readers.load import load_path
+from perfscope.model.documents import compile_manifest
+from perfscope.model.documents.compile_manifest import CheckpointSite, Compiled, CompiledLine
+from perfscope.profiler.ahead.sweep.axes import is_reserved, parse_axes, variants
 from tests.aot import require
 
 PROGRAM = """
@@ -71,7 +71,7 @@ def compiled(*words: str) -> tuple[Compiled, tuple[int, int, int]]:
     assert timeline is not None
     cost = trace.fact(hlo_costs)[0]
     again = cost.phases["recompute"].flops if "recompute" in cost.phases else 0
-    return compiled_file.load(folder), (timeline.peak_bytes, cost.total.flops, again)
+    return compile_manifest.load(folder), (timeline.peak_bytes, cost.total.flops, again)
 
 
 @pytest.mark.aot
@@ -87,9 +87,9 @@ def test_a_program_without_a_flag_for_it(here: Path, capfd: pytest.CaptureFixtur
     assert cost == own["full"]
     assert manifest.programs[0].fingerprint == full[0].programs[0].fingerprint
     assert manifest.checkpoint is not None
-    place = Place(file="train.py", line=SCAN)
+    place = CompiledLine(file="train.py", line=SCAN)
     assert manifest.checkpoint.policy == "full"
-    assert manifest.checkpoint.places == (CheckpointPlace(kind="scan", how="wrapped", place=place, count=6),)
+    assert manifest.checkpoint.places == (CheckpointSite(kind="scan", how="wrapped", place=place, count=6),)
     manifest, cost = compiled("--checkpoint", "none", "train.py", "full")
     assert cost == own["none"]
     assert manifest.programs[0].fingerprint == none[0].programs[0].fingerprint
@@ -148,7 +148,7 @@ def test_a_sweep_over_policies(here: Path) -> None:
     peaks = {one["settings"]["checkpoint"]: one["peak_bytes"] for one in document["variants"]}
     assert 0 < peaks["full"] < 0.6 * peaks["none"]
     assert document["axes"][0]["kind"] == "choice"
-    manifests = [compiled_file.load(file.parent / one["folder"]) for one in document["variants"]]
+    manifests = [compile_manifest.load(file.parent / one["folder"]) for one in document["variants"]]
     assert [one.command for one in manifests] == [("train.py", "none")] * 2
 
 
@@ -160,7 +160,7 @@ def test_nothing_to_checkpoint_is_no_program(here: Path, capfd: pytest.CaptureFi
     error = capfd.readouterr().err
     assert "nothing.py: --checkpoint full: nothing could be checkpointed: what it differentiates has no loop" in error
     (folder,) = (one for one in here.glob("perfscope-runs/*") if not one.is_symlink())
-    assert compiled_file.load(folder).programs == ()
+    assert compile_manifest.load(folder).programs == ()
 
 
 @pytest.mark.parametrize(
@@ -182,5 +182,5 @@ def test_the_axis_is_the_program_s_only_where_it_has_a_place_for_it() -> None:
     axes = parse_axes(["checkpoint=none,full@train.py:3"])
     assert [one.arguments for one in variants(axes, ("train.py", "--lr", "1"))] == [("train.py", "--lr", "1")] * 2
     braced = ("train.py", "--resume={checkpoint}")
-    assert not is_own("checkpoint", braced)
+    assert not is_reserved("checkpoint", braced)
     assert [one.arguments[1] for one in variants(axes, braced)] == ["--resume=none", "--resume=full@train.py:3"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.profiler.aot import plugins
+from perfscope.profiler.ahead.targets import plugins
 
 PROGRAM = """
 import argparse, sys
@@ -105,7 +105,7 @@ def test_without_a_compiler_it_is_one_line(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("jax")
-    absent = plugins.Absent(kind="gpu-nvidia", reason="no compiler", install="pip install one")
+    absent = plugins.MissingPlugin(kind="gpu-nvidia", reason="no compiler", install="pip install one")
     monkeypatch.setattr(plugins, "find", lambda kind: absent)
     assert run(["compile", "--sweep", "n=128,256", "train.py"]) == 4
     assert capsys.readouterr().err == "perfscope: h100 cannot be compiled for here: no compiler; pip install one\n"

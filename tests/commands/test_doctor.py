@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfscope.commands import doctor as module
-from perfscope.profiler.captures import CAPTURES
+from perfscope.profiler.session.pass_runner import CAPTURES
 from tests.profiler.programs import environment
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from perfscope.commands.doctor import Check
 from perfscope.commands.doctor_targets import PRETENCE, target_checks
-from perfscope.profiler.aot import plugins
+from perfscope.profiler.ahead.targets import plugins
 
 
 def said(monkeypatch: pytest.MonkeyPatch, version: str | None, platform: str = "linux") -> list[Check]:
     """The line with that torch on that system; none where torch or triton is absent."""
     monkeypatch.setattr(sys, "platform", platform)
 
-    def find(kind: plugins.Kind) -> plugins.Plugin | plugins.Absent:
+    def find(kind: plugins.Kind) -> plugins.Plugin | plugins.MissingPlugin:
         if kind != "torch" or version is None:
-            return plugins.Absent(kind=kind, reason="not here", install=None)
+            return plugins.MissingPlugin(kind=kind, reason="not here", install=None)
         versions = {"torch": version, "triton": "3.7.0"}
         return plugins.Plugin(kind=kind, versions=versions, folder=Path("triton"), own_folder=True)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.commands.export import FORMATS
 from perfscope.dashboards.exports import EXPORTS, Subject, export, module_of
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 from tests.dashboards.exports.built import everything
 from tests.dashboards.exports.same import totals
 
@@ -30,7 +30,7 @@ def test_the_command_knows_every_format() -> None:
         module = module_of(form)
         assert module.SUFFIX
         assert isinstance(module.FOLDER, bool)
-    with pytest.raises(AskedWronglyError, match="svg: no such export format; there are chrome, parquet"):
+    with pytest.raises(UsageError, match="svg: no such export format; there are chrome, parquet"):
         module_of("svg")
 
 

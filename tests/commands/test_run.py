@@ -11,7 +11,7 @@ import click
 import pytest
 
 from perfscope.commands.run import TARGET, run
-from perfscope.profiler import store
+from perfscope.model.documents import run_folders
 from tests.profiler.programs import LOOP, captured, environment, plain, write
 
 
@@ -96,8 +96,8 @@ def test_two_runs_never_share_a_directory_and_latest_is_the_second(tmp_path: Pat
     first, second = sorted(path for path in (tmp_path / "perfscope-runs").iterdir() if not path.is_symlink())
     ids = {first.name, second.name}
     assert all("-twice-" in name for name in ids)
-    assert store.find("latest", tmp_path / "perfscope-runs").name in ids
-    assert store.load_run(first / "run.json").id == first.name
+    assert run_folders.find("latest", tmp_path / "perfscope-runs").name in ids
+    assert run_folders.load_run(first / "run.json").id == first.name
 
 
 @pytest.mark.torch

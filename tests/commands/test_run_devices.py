@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.load import load_path
+from perfscope.analyzers.readers.load import load_path
 from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.jax, pytest.mark.slow]

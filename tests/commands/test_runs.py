@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.commands.runs import _lines, runs
-from perfscope.profiler import store
-from perfscope.profiler.run import Capture, Process, Run
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Capture, Process, Run
 
 
 def put(
@@ -37,7 +37,7 @@ def put(
         window_ns=window[0],
         window_steps=window[1],
     )
-    store.write(
+    run_folders.write(
         directory,
         Run(
             id=name,

@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.commands import serve
 from perfscope.dashboards.server import viewer
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 HOSTS = frozenset({"127.0.0.1"})
 
@@ -49,7 +49,7 @@ def test_behind_a_proxy_there_is_no_second_port() -> None:
     "url", ["", "perfetto.example", "javascript:alert(1)", "file:///etc/passwd", "https://", "http://[x"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(AskedWronglyError, match="--perfetto-ui"):
+    with pytest.raises(UsageError, match="--perfetto-ui"):
         serve._address(url)
 
 

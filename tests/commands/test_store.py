@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.profiler.run_store.address import VARIABLE
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.address import VARIABLE
+from perfscope.profiler.store.runs import RunStore
 from tests.commands.kept_runs import ITEM, put_run
 from tests.profiler.run_store.records import stored
 
@@ -91,7 +91,7 @@ def test_out_of_one_store_and_into_another(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_texts_of_an_export_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
-    from perfscope.profiler.run_store.exchange import export
+    from perfscope.profiler.store.exchange import export
 
     theirs = RunStore(Path("theirs.sqlite"))
     theirs.put(stored(0, notes=("\x1b[2Jclear", "token=abcdefgh12345"), command=("/home/alice/train.py",)))

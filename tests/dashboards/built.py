@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import Place
 from perfscope.analyzers.compile_section import CompileSection, RankCompile
 from perfscope.analyzers.engine import Analysis, Step
 from perfscope.analyzers.facts.compile_phases import Stage
@@ -18,12 +17,13 @@ from perfscope.analyzers.facts.hot_instructions import HotInstruction, HotPlace,
 from perfscope.analyzers.facts.memory_picture import Band, MemoryPicture
 from perfscope.analyzers.facts.programs import Execution, LeastTime, Program
 from perfscope.analyzers.facts.trace_memories import Growing, Held, HeldCategory, Holders, Memory, Reserved
-from perfscope.analyzers.finding import Finding, Outcome, Where
-from perfscope.analyzers.memory.timeline import KnownBy, Line, MemoryPhase
 from perfscope.analyzers.memory_section import MemoryEntry, MemorySection, RankMemory
 from perfscope.analyzers.programs_section import ProgramsSection
-from perfscope.analyzers.trace import Source
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.compile_log import CodeLine
+from perfscope.model.finding import Finding, Outcome, Where
+from perfscope.model.memory import KnownBy, MemoryPhase, SourceLine
+from perfscope.model.trace import Source
+from perfscope.model.trace.tables import MemoryCategory
 
 MS = 1_000_000
 
@@ -167,7 +167,7 @@ def programs(name: str = "jit_step", file: str = "train.py", scope: str = "mlp/d
 
 def compiled(name: str = "forward", file: str = "/home/alice/proj/model/net.py", path: str = "x.log") -> CompileSection:
     """One process: a frame that was compiled three times and broke once, and a kernel of it that ran."""
-    line = Place(file=file, line=41, function=name, code=name)
+    line = CodeLine(file=file, line=41, function=name, code=name)
     stages = {Stage.KERNELS: 9_000 * MS, Stage.TRACING: 1_000 * MS}
     frame = FrameSummary(
         function=name, after_line=None, place=line, compiles=3, restarts=1,
@@ -250,7 +250,7 @@ def hostile(name: str) -> Analysis:
 
 def memory(name: str) -> MemorySection:
     """Two ranks' device memory in which everything is called ``name``: 30 B at the peak, half of them an activation."""
-    line = Line(file=name, line=1, function=name)
+    line = SourceLine(file=name, line=1, function=name)
     held = Holders(rows=(Held(name=name, bytes=30, blocks=2, members=2, line=line),))
     category = HeldCategory(
         category=MemoryCategory.ACTIVATION, bytes=15, blocks=1, known_by=KnownBy.OP, place=line, name=name,

@@ -9,8 +9,8 @@ from typing import Any
 from perfscope.analyzers.compare.comparison import compare
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_document import Document, of
-from tests.analyzers.compare.programs import apart, fused
-from tests.analyzers.compare.two_runs import gpu_run
+from tests.compare.programs import fused_program, split_program
+from tests.compare.runs import gpu_run
 from tests.hlo_build import hlo_trace
 
 _WORDS = ("schema", "headline", "verdict", "unit", "better", "known", "per", "arm", "change", "severity", "basis")
@@ -30,7 +30,7 @@ def same() -> dict[str, Any]:
 
 def programs() -> dict[str, Any]:
     """Compiled programs whose head has lost a fusion in each of three layers, behind a line that was changed."""
-    base, head = fused(layers=3), apart(layers=3)
+    base, head = fused_program(layers=3), split_program(layers=3)
     held = compare_json.document(compare([hlo_trace(base)], [hlo_trace(head)]), gates=["programs"])
     (program,) = held["programs"]
     program["rows"][0]["source"] = "model.py:9"

@@ -11,13 +11,13 @@ import pytest
 
 from perfscope.analyzers.compare.ab_judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab_profiles import Profiles, compare_profiles
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import ab_document, compare_document, compare_text
 from perfscope.dashboards.reports.compare_json import as_text
 from perfscope.dashboards.reports.compare_rows import is_quiet
-from perfscope.profiler.ab_pairs import Pairs
-from tests.analyzers.compare.test_ab_judge import CALIBRATION, pairs
-from tests.analyzers.compare.two_runs import gpu_run
+from perfscope.model.documents.ab import Pairs
+from perfscope.model.trace import Trace
+from tests.compare.runs import gpu_run
+from tests.compare.test_ab import CALIBRATION, pairs
 from tests.profiler.test_ab import plan
 
 JUDGE = AbJudge(pairs=10, least=0.02)

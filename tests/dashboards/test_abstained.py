@@ -6,8 +6,8 @@ from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.facts.memory_judged import NO_MEMORY
 from perfscope.analyzers.rules import RULES
 from perfscope.dashboards.reports.abstained import could_not_look
-from tests.analyzers.facts.memory_build import MemoryBuilder
 from tests.build import EVERYTHING
+from tests.memory.build import MemoryBuilder
 
 ON_MEMORY = ("memory_fragmentation", "memory_leak", "oom_near", "peak_owner")
 

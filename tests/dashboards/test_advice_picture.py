@@ -14,7 +14,7 @@ from perfscope.analyzers.advice.step_model import StepModel
 from perfscope.dashboards.reports.advice_plan_html import render
 from perfscope.dashboards.reports.advice_plan_rows import PlansView, plans_view
 from perfscope.dashboards.reports.advice_plan_svg import caption, front_picture
-from tests.analyzers.advice.steps import checkpointed, layers
+from tests.checkpointing.steps import checkpointed, layers
 from tests.dashboards.chromium import Page, binary, browser
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
-from perfscope.dashboards.shown import MASK
+from perfscope.model.untrusted_text import MASK
 from tests.dashboards.built import hostile
 from tests.dashboards.test_html_report import Parsed
 from tests.dashboards.test_markdown import OUR_TAGS

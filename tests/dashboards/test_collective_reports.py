@@ -13,9 +13,9 @@ from perfscope.analyzers.collectives_section import CollectivesSection
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.collective_rows import collectives_view, ranks_text
-from tests.analyzers.ranks.build import rank_set
 from tests.conftest import REPOSITORY
 from tests.dashboards.built import analysis
+from tests.ranks.build import rank_set
 
 LATE = [[0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 300.0, 0.0], [50.0, 0.0, 0.0, 20.0]]
 SENTENCE = (

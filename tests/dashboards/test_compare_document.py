@@ -12,8 +12,8 @@ import pytest
 from perfscope.analyzers.compare.comparison import compare
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_document import MOST_BYTES, Document, of, parse, read
-from perfscope.profiler.errors import DataError
-from tests.analyzers.compare.two_runs import gpu_run, host_run
+from perfscope.model.errors import DataError
+from tests.compare.runs import gpu_run, host_run
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from perfscope.dashboards.reports import compare_github, compare_html, compare_j
 from perfscope.dashboards.reports.compare_document import of, parse
 from perfscope.dashboards.reports.compare_embedded import MOST_CHARACTERS, embedded
 from perfscope.dashboards.reports.compare_svg import axis_of, fall_bar, falls, interval_bar, launches_chart
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import sanitize
 from tests.dashboards import compared
 from tests.dashboards.chromium import binary, browser
 from tests.dashboards.test_compare_markdown import NAMES
@@ -304,7 +304,7 @@ def test_names_are_cut_in_every_face() -> None:
     document = compared.hostile(name)
     for text in (compare_junit.render(document), compare_github.annotated(document, Path("/nowhere"))):
         assert "n" * 5_000 not in text
-        assert shown(name) in text
+        assert sanitize(name) in text
 
 
 def test_a_document_of_many_rows_is_drawn_in_part() -> None:

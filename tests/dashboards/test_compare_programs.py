@@ -24,9 +24,8 @@ from perfscope.dashboards.reports import (
 )
 from perfscope.dashboards.reports.compare_document import of
 from perfscope.dashboards.reports.compare_program_json import MOST_ROWS
-from perfscope.profiler.errors import DataError
-from tests.analyzers.compare.plan_jobs import OPS, asked, job, mine
-from tests.analyzers.compare.programs import fused
+from perfscope.model.errors import DataError
+from tests.compare.programs import OPS, ddp_all_reduce, fused_program, job, program_all_reduce
 from tests.conftest import REPOSITORY
 from tests.dashboards import compared
 from tests.hlo_build import hlo_trace
@@ -43,7 +42,7 @@ def held() -> dict[str, Any]:
 
 
 def identical() -> dict[str, Any]:
-    return compare_json.document(compare([hlo_trace(fused())], [hlo_trace(fused(suffix="x", shift=4))]))
+    return compare_json.document(compare([hlo_trace(fused_program())], [hlo_trace(fused_program(suffix="x", shift=4))]))
 
 
 class TestDocument:
@@ -63,7 +62,7 @@ class TestDocument:
             of(held)
 
     def test_of_very_many_rows_the_rest_is_one(self) -> None:
-        found = compare([hlo_trace(fused())], [hlo_trace(compared.apart())])
+        found = compare([hlo_trace(fused_program())], [hlo_trace(compared.split_program())])
         (program,) = found.programs
         (row,) = program.rows
         rows = tuple(replace(row, place=f"model.py:{at}") for at in range(MOST_ROWS + 7))
@@ -124,9 +123,9 @@ class TestCollectivesOfPlans:
 
     @pytest.fixture
     def document(self, tmp_path: Path) -> dict[str, Any]:
-        rows = asked(2, OPS), asked(4, OPS)
+        rows = ddp_all_reduce(2, OPS), ddp_all_reduce(4, OPS)
         wide = [replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
-        sides = job(tmp_path / "base", *rows), job(tmp_path / "head", *wide, mine(OPS, OPS, line=41))
+        sides = job(tmp_path / "base", *rows), job(tmp_path / "head", *wide, program_all_reduce(OPS, OPS, line=41))
         found = compare([sides[0]], [sides[1]])
         gates = found.gates(("programs",))
         return compare_json.document(found, gates=["programs"], failed=gates)

@@ -14,7 +14,7 @@ from perfscope.dashboards.reports.compare_document import Document, of
 from perfscope.dashboards.reports.compare_rows import headline, part_words, told
 from perfscope.dashboards.reports.compare_words import change, number, signed_ns, value, verdict
 from perfscope.dashboards.reports.text_page import NARROWEST
-from tests.analyzers.compare.two_runs import gpu_run, host_run
+from tests.compare.runs import gpu_run, host_run
 
 
 @pytest.fixture(scope="module")

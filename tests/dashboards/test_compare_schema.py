@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 
 from perfscope.analyzers.compare.comparison import compare
-from perfscope.analyzers.load import load_path
+from perfscope.analyzers.readers.load import load_path
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_document import json_schema, of
 from perfscope.dashboards.reports.compare_embedded import embedded
-from tests.analyzers.compare.two_runs import gpu_run, host_run
+from tests.compare.runs import gpu_run, host_run
 from tests.conftest import REPOSITORY
 from tests.dashboards import compared
 

@@ -9,8 +9,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.compare.comparison import Comparison
 from perfscope.analyzers.compare.comparison import compare as compared
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from tests.analyzers.compare.two_runs import gpu_run
+from perfscope.model.errors import DataError, UsageError
+from tests.compare.runs import gpu_run
 from tests.dashboards.test_html_report import Parsed
 
 
@@ -30,7 +30,7 @@ def test_paths(corpus: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AskedWronglyError, match="a side holds no trace"):
+    with pytest.raises(UsageError, match="a side holds no trace"):
         perfscope.compare([], gpu_run())
     with pytest.raises(DataError):
         perfscope.compare(tmp_path / "none", gpu_run())

@@ -11,15 +11,15 @@ from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.compile_section import CompileSection, RankCompile
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.finding import Outcome
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.rules import load_rule, rule_ids
-from perfscope.analyzers.trace import RECORDED
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.abstained import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
 from perfscope.dashboards.reports.compile_rows import compile_view
 from perfscope.dashboards.reports.compile_words import headline
 from perfscope.dashboards.reports.summary import summarize
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED
 from tests.conftest import REPOSITORY, corpus_files
 from tests.dashboards.built import MS, analysis, compiled, source
 

@@ -8,14 +8,13 @@ from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.estimate import Range
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.estimate_words import of_step, range_text
-from tests.analyzers.estimate.build import target
-from tests.analyzers.estimate.test_calibrate import chain
-from tests.analyzers.estimate.test_program import ASYNC
-from tests.analyzers.test_estimate_section import compiled
+from perfscope.model.trace import Trace
 from tests.hlo_build import hlo_module, hlo_trace, recorded_trace
+from tests.predict.targets import target
+from tests.predict.test_calibration import chain
+from tests.predict.test_programs import ASYNC, compiled
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
 

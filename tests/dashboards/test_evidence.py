@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.finding import Cell
 from perfscope.dashboards.reports.evidence import evidence_cell, evidence_header, evidence_headers, shown_rows
 from perfscope.dashboards.reports.summary import summarize
+from perfscope.model.finding import Cell
 from tests.build import TraceBuilder
 
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -11,10 +11,10 @@ import pytest
 import perfscope
 from perfscope.analyzers.engine import Step
 from perfscope.dashboards import figures
-from perfscope.profiler.errors import AskedWronglyError
-from tests.analyzers.test_memory_section import of_rank
+from perfscope.model.errors import UsageError
 from tests.build import TraceBuilder
 from tests.dashboards.built import MS, STEPS, device
+from tests.memory.test_section import of_rank
 
 pytest.importorskip("plotly")
 
@@ -52,7 +52,7 @@ def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:
     assert max(map(sum, zip(*stacked, strict=True))) * 1024 * 1024 == pytest.approx(1100)
     assert list(figure.data[-1].x) == [pytest.approx(0.015)]
     assert figure.layout.title.text == "Memory of cuda:0, measured"
-    with pytest.raises(AskedWronglyError, match="no such memory in the trace; it has: cuda:0"):
+    with pytest.raises(UsageError, match="no such memory in the trace; it has: cuda:0"):
         figures.memory_timeline(trace, "cuda:9")
 
 

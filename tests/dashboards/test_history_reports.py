@@ -12,7 +12,7 @@ import pytest
 from perfscope.analyzers.compare.series import history
 from perfscope.dashboards.reports import history_html, history_json, history_text
 from perfscope.dashboards.reports.history_rows import amount, percent, programs, scale, sparkline
-from perfscope.profiler.run_store.record import StoredMetric, StoredRun
+from perfscope.model.documents.stored_run import StoredMetric, StoredRun
 from tests.dashboards import chromium
 from tests.profiler.run_store.records import stored
 

@@ -13,10 +13,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Step
-from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.html_findings import FIRST_ROWS, MOST_FINDINGS
 from perfscope.dashboards.reports.html_report import MOST_STEPS, render
 from perfscope.dashboards.reports.json_report import document
+from perfscope.model.finding import Finding, Outcome
 from tests.conftest import REPOSITORY
 from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, device, hostile, source
 

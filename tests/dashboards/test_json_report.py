@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.json_report import document, render
+from perfscope.model.finding import Finding, Outcome
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 from tests.dashboards.built import HOSTILE_NAMES, analysis, hostile

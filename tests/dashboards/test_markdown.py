@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from perfscope.analyzers.finding import Finding, Outcome, Where
 from perfscope.dashboards.reports.markdown import MOST_CHARACTERS, code, escape, in_html, render
+from perfscope.model.finding import Finding, Outcome, Where
 from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, hostile
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.html_report import render
-from tests.analyzers.facts.memory_build import MemoryBuilder
+from perfscope.model.trace import Trace
 from tests.dashboards.chromium import Page, binary, browser
+from tests.memory.build import MemoryBuilder
 
 GIB = 1 << 30
 OVERLAPS = """(() => {

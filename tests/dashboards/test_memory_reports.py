@@ -10,19 +10,19 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.finding import Finding, Outcome
-from perfscope.analyzers.memory.timeline import Line
 from perfscope.analyzers.memory_section import MemorySection
 from perfscope.analyzers.rules import RULES
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.memory_rows import memory_view
 from perfscope.dashboards.reports.memory_svg import ceiling, legend, memory_chart
 from perfscope.dashboards.reports.summary import OF_MEMORY, summarize
-from tests.analyzers.facts.memory_build import MemoryBuilder
-from tests.analyzers.test_memory_section import of_rank
+from perfscope.model.finding import Finding, Outcome
+from perfscope.model.memory import SourceLine
 from tests.conftest import REPOSITORY
 from tests.dashboards.built import analysis
 from tests.dashboards.test_html_report import Parsed
+from tests.memory.build import MemoryBuilder
+from tests.memory.test_section import of_rank
 
 TITLE = "Memory of cuda:2 on rank 2, the fullest of 4 ranks"
 HEADLINE = "peak 1.08 KiB at 15.0 us of 200 us: step 4, forward, aten::mm, train.py:3"
@@ -187,7 +187,7 @@ def test_what_broke_is_said_and_nothing_is_silent() -> None:
 def test_names_of_strangers_are_words(judged: Analysis) -> None:
     evil = "<script>alert(1)</script>|`x`\x1b[31m"
     entry = judged.memory.entries[0]
-    line = Line(file=f"/home/alice/{evil}.py", line=3)
+    line = SourceLine(file=f"/home/alice/{evil}.py", line=3)
     category = replace(entry.worst.by_category[0], place=line, name=evil)
     rows = tuple(replace(one, name=evil, line=line) for one in entry.worst.by_line.rows)
     worst = replace(

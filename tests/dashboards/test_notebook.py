@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.finding import Finding, Outcome
-from perfscope.notebook import MOST_FINDINGS, analysis_html, trace_html
+from perfscope.dashboards.report.notebook import MOST_FINDINGS, analysis_html, trace_html
+from perfscope.model.finding import Finding, Outcome
 from tests.build import TraceBuilder
 from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, hostile
 from tests.dashboards.test_html_report import Parsed

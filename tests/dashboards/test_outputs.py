@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.dashboards.exports.files import whole_file
 from perfscope.dashboards.reports import write
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 
 def exported(path: Path, text: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load
 from perfscope.analyzers.plan_section import plan_section
-from perfscope.analyzers.torch_plan import Registers
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.reports.html_page import page
 from perfscope.dashboards.reports.html_plan import plan_card
 from perfscope.dashboards.reports.plan_rows import plan_views
+from perfscope.model.torch_plan import Registers
 from tests.conftest import REPOSITORY
 from tests.dashboards.chromium import binary, browser
 

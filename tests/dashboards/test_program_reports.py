@@ -9,16 +9,15 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Analysis, TimedWindow, analyze
-from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.analyzers.programs_section import ProgramsSection
 from perfscope.dashboards.reports import html_report, json_report, markdown, text
 from perfscope.dashboards.reports.program_rows import NO_PEAKS, NO_PEAKS_CPU, programs_view
 from perfscope.dashboards.reports.summary import summarize
-from tests.analyzers.facts.test_programs import loop, step
-from tests.analyzers.test_programs_section import cpu_trace
+from perfscope.model.finding import Finding, Outcome
 from tests.conftest import REPOSITORY
 from tests.dashboards.built import MS, analysis, programs, source
 from tests.hlo_build import hlo_trace, recorded_trace
+from tests.programs.test_programs import cpu_trace, loop, step
 
 
 def section(**changes: object) -> ProgramsSection:

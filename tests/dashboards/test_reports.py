@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.reports import REPORTS, format_of, render, write
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 from tests.dashboards.built import analysis
 
 
@@ -33,7 +33,7 @@ def test_the_list_is_sorted_and_knows_every_report_in_the_folder() -> None:
 
 
 def test_unknown_format() -> None:
-    with pytest.raises(AskedWronglyError, match="pdf: no such report format; there are html, json, markdown, text"):
+    with pytest.raises(UsageError, match="pdf: no such report format; there are html, json, markdown, text"):
         render(analysis(), "pdf")
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.dashboards.shown import MASK, clean, scrub, shorten, shown, shown_value
+from perfscope.model.untrusted_text import MASK, clean, sanitize, sanitize_value, scrub, shorten
 
 
 @given(st.text())
 def test_nothing_invisible_is_left(text: str) -> None:
-    assert not {unicodedata.category(character) for character in shown(text)} & {
+    assert not {unicodedata.category(character) for character in sanitize(text)} & {
         "Cc",
         "Cf",
         "Cs",
@@ -23,12 +23,12 @@ def test_nothing_invisible_is_left(text: str) -> None:
         "Zl",
         "Zp",
     }
-    shown(text).encode()
+    sanitize(text).encode()
 
 
 @given(st.text(), st.integers(min_value=3, max_value=50))
 def test_never_longer_than_asked(text: str, limit: int) -> None:
-    assert len(shown(text, limit)) <= limit
+    assert len(sanitize(text, limit)) <= limit
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_never_longer_than_asked(text: str, limit: int) -> None:
     ],
 )
 def test_terminal_sequences_and_controls(text: str, expected: str) -> None:
-    assert shown(text) == expected
+    assert sanitize(text) == expected
 
 
 def test_a_megabyte_of_name_keeps_both_ends() -> None:
     name = "begin" + "k" * 1_000_000 + "end"
-    assert len(shown(name)) == 160
-    assert shown(name).startswith("begin")
-    assert shown(name).endswith("end")
+    assert len(sanitize(name)) == 160
+    assert sanitize(name).startswith("begin")
+    assert sanitize(name).endswith("end")
     assert len(clean(name)) < 30_000
 
 
@@ -135,12 +135,12 @@ def test_names_of_kernels_are_no_secrets(text: str) -> None:
 
 def test_values_are_cleaned_at_every_depth() -> None:
     value = {"a\x1b[1m": ["/home/me/x", {"api_key": "abc", "n": 3, "none": None}], "t": ("\x07b",)}
-    assert shown_value(value) == {"a": ["~/x", {"api_key": MASK, "n": 3, "none": None}], "t": ["b"]}
+    assert sanitize_value(value) == {"a": ["~/x", {"api_key": MASK, "n": 3, "none": None}], "t": ["b"]}
 
 
 @pytest.mark.parametrize(
     "text", ["token=hf_" + "a" * 30, "API_KEY=abcdef123456", "Authorization: Bearer abcdefgh12", "x://u:p@host/"]
 )
 def test_masking_twice_is_masking_once(text: str) -> None:
-    once = shown(text)
-    assert shown(once) == once
+    once = sanitize(text)
+    assert sanitize(once) == once

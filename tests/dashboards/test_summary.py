@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import Step, TimedWindow
-from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.abstained import ONE_PROCESS
 from perfscope.dashboards.reports.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
 from perfscope.dashboards.reports.evidence import MOST_EVIDENCE, evidence_cell, evidence_header
 from perfscope.dashboards.reports.summary import Spread, summarize
+from perfscope.model.finding import Finding, Outcome
 from tests.dashboards.built import BRANCH, HOST_SYNC, MS, analysis, device, source
 
 

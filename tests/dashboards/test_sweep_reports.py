@@ -10,14 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from perfscope.analyzers.sweep.front import Swept
-from perfscope.analyzers.sweep.point import Point
+from perfscope.analyzers.sweep.front import Swept, VariantPoint
 from perfscope.dashboards import figures
 from perfscope.dashboards.reports import sweep_html, sweep_text
 from perfscope.dashboards.reports.sweep_document import Sweep, dump, json_schema, load, sweep_document
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from tests.analyzers.sweep.points import MEMORY, point
+from perfscope.model.errors import DataError, UsageError
 from tests.conftest import REPOSITORY
+from tests.sweep.points import MEMORY, point
 
 MS = 1_000_000
 AXES = (
@@ -26,14 +25,14 @@ AXES = (
 )
 
 
-def document(points: list[Point] | None = None) -> Sweep:
+def document(points: list[VariantPoint] | None = None) -> Sweep:
     held = points or [
         point("policy=none seq=512", 10 * MS, 20 * MS, 400, programs=("jit_step",), folder="variants/a"),
         point("policy=none seq=1024", 30 * MS, 40 * MS, MEMORY + 600),
         point("policy=dots seq=512", 11 * MS, 21 * MS, 300, reused=True),
         point("policy=dots seq=1024", None, None, None, reason="no <such> \x1b[31m thing"),
         point("policy=<full> seq=512", 12 * MS, 22 * MS, 300),
-        Point(settings=(("policy", "<full>"), ("seq", "1024")), state="not reached"),
+        VariantPoint(settings=(("policy", "<full>"), ("seq", "1024")), state="not reached"),
     ]
     return sweep_document(
         AXES, held, name="train", command=("train.py",), created_utc="2026-01-01T00:00:00+00:00", notes=("assumed",)
@@ -136,5 +135,5 @@ def test_the_figure_has_a_line_a_choice(tmp_path: Path) -> None:
     assert figure.data[0].error_x.array[0] == pytest.approx(20 - 200**0.5)
     assert list(figure.data[0].marker.line.width) == [2, 0]
     assert figure.layout.xaxis.type == "log"
-    with pytest.raises(AskedWronglyError, match="no variant"):
+    with pytest.raises(UsageError, match="no variant"):
         figures.pareto(document([point("policy=none seq=512", None, None, None)]))

@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from perfscope.analyzers.finding import Finding, Outcome
 from perfscope.dashboards.reports.text import MOST_FINDINGS, render
 from perfscope.dashboards.reports.text_page import NARROWEST
+from perfscope.model.finding import Finding, Outcome
 from tests.dashboards.built import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
 

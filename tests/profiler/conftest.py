@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import OpGraph
 from perfscope.analyzers.readers.op_graph import read_op_graph
-from perfscope.profiler.captures.op_graph import OpGraphCapture
+from perfscope.model.op_graph import OpGraph
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 
 
 @pytest.fixture

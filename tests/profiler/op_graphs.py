@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
+from perfscope.model.op_graph import GraphOp, OpGraph
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

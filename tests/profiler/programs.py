@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler import store
-from perfscope.profiler.run import Capture, Process, Run
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Capture, Process, Run
 from tests.conftest import REPOSITORY
 
 LOOP = """
@@ -73,7 +73,7 @@ def write(folder: Path, text: str, name: str = "train.py") -> str:
 
 def latest(folder: Path) -> Run:
     """The run that was made last below ``folder``."""
-    return store.read(folder / "perfscope-runs" / "latest")
+    return run_folders.read(folder / "perfscope-runs" / "latest")
 
 
 def only(folder: Path) -> Process:

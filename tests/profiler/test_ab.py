@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import ab_state
-from perfscope.profiler.ab import first_is_head, run_pairs
-from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
-from perfscope.profiler.ab_state import Plan, State, begin
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents import ab
+from perfscope.model.documents.ab import AbPlan, AbState, Arm, Decision, Launch, Pair, Pairs, Phase, begin, pairs_of
+from perfscope.model.errors import DataError
+from perfscope.profiler.ab.runner import first_is_head, run_pairs
 
 Happening = Callable[[int], str | None]
 
@@ -48,19 +47,19 @@ class Asked:
         return self.decisions.get(len(pairs), "go on")
 
 
-def plan(**more: object) -> Plan:
+def plan(**more: object) -> AbPlan:
     held: dict[str, object] = {
         "command": ("train.py",), "kind": "script", "base": "a" * 40, "head": "b" * 40, "base_ref": "main",
         "head_ref": "HEAD", "pairs": 8, "calibration": 2, "seed": 7, "least": 0.02,
     }  # fmt: skip
-    return Plan(**{**held, **more})  # type: ignore[arg-type]
+    return AbPlan(**{**held, **more})  # type: ignore[arg-type]
 
 
-def resume(folder: Path) -> State:
-    return ab_state.resume(folder, command=("train.py",), kind="script")
+def resume(folder: Path) -> AbState:
+    return ab.resume(folder, command=("train.py",), kind="script")
 
 
-def compared(state: State, fake: Fake, judge: Asked | None = None) -> tuple[Pairs, list[str]]:
+def compared(state: AbState, fake: Fake, judge: Asked | None = None) -> tuple[Pairs, list[str]]:
     told: list[str] = []
     return run_pairs(state, fake, judge or Asked(), tell=told.append), told
 

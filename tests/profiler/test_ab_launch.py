@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.ab_launch import TIMED_OUT, Place, launch_once
-from perfscope.profiler.ab_pairs import Launch
-from perfscope.profiler.errors import NotStartedError
-from perfscope.profiler.launch import Target
+from perfscope.model.documents.ab import Launch
+from perfscope.model.errors import NotStartedError
+from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, launch_once
+from perfscope.profiler.launch.program import Target
 from tests.conftest import REPOSITORY
 from tests.profiler.ab_programs import PROGRAM, sleeps
 from tests.profiler.programs import LOOP
@@ -27,7 +27,7 @@ def _finds_perfscope(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(folder: Path, program: str, *arguments: str, **more: object) -> Launch:
     (folder / "train.py").write_text(program)
     (folder / "work.py").write_text(sleeps(0.001))
-    place = Place(root=folder, folder=folder)
+    place = ArmFolder(root=folder, folder=folder)
     held: dict[str, object] = {"arm": "base", "phase": "measure", "pair": 0, "slot": 0, "log": folder / "log", **more}
     return launch_once(Target(arguments=("train.py", *arguments)), place, **held)  # type: ignore[arg-type]
 
@@ -144,7 +144,7 @@ def test_what_it_imported_of_the_files_that_changed_is_counted(tmp_path: Path) -
 def test_a_command_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(NotStartedError, match="no-such-tool: no such command"):
         launch_once(
-            Target(arguments=("no-such-tool",), command=True), Place(root=tmp_path, folder=tmp_path),
+            Target(arguments=("no-such-tool",), command=True), ArmFolder(root=tmp_path, folder=tmp_path),
             arm="base", phase="warm", pair=0, slot=0, log=tmp_path / "log",
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_a_command_is_followed_into_the_python_it_starts(tmp_path: Path) -> None
     (tmp_path / "work.py").write_text(sleeps(0.001))
     launch = launch_once(
         Target(arguments=("sh", "-c", f"{sys.executable} train.py 9"), command=True),
-        Place(root=tmp_path, folder=tmp_path),
+        ArmFolder(root=tmp_path, folder=tmp_path),
         arm="base", phase="warm", pair=0, slot=0, log=tmp_path / "log",
     )  # fmt: skip
     assert (launch.problem, launch.steps_seen) == (None, 9)

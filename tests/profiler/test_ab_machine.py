@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import ab_gpu, ab_machine
-from perfscope.profiler.ab_gpu import Gpu, Gpus, parse, visible_of
-from perfscope.profiler.ab_machine import Read, Sources, Watch, between, facts, read
+from perfscope.profiler.ab import machine
+from perfscope.profiler.ab.machine import (
+    Gpus,
+    GpuState,
+    MachineCounters,
+    MachineWatch,
+    Sources,
+    counter_rates,
+    machine_facts,
+    parse_nvidia_smi,
+    read_counters,
+    visible_gpus,
+)
 
 RECORDED = (
     "0, GPU-8f1c0c8e-aaaa-bbbb-cccc-000000000000, NVIDIA H200, 570.86.15, 1980, 41, 402.55, 0x0000000000000004\n"
@@ -40,11 +50,11 @@ def kernel(folder: Path, *, stat: str, throttled: int = 0, psi: int = 0) -> Sour
 
 
 def test_what_the_kernel_says_is_read(tmp_path: Path) -> None:
-    held = read(kernel(tmp_path, stat="100 10 20 500 5 1 2 30 50 0", throttled=4, psi=900))
+    held = read_counters(kernel(tmp_path, stat="100 10 20 500 5 1 2 30 50 0", throttled=4, psi=900))
     assert held.ticks == {"busy": 133, "steal": 30, "all": 668}
     assert held.pressure_us == {"cpu": 900, "memory": 900, "io": 900}
     assert (held.periods, held.throttled) == (100, 4)
-    assert ab_machine.cpu_mhz(Sources(proc=tmp_path / "proc")) == 2500.5
+    assert machine.cpu_mhz(Sources(proc=tmp_path / "proc")) == 2500.5
 
 
 def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None:
@@ -52,17 +62,17 @@ def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None
     (sources.proc / "self" / "cgroup").write_text("4:cpu,cpuacct:/job\n0::/\n")
     (sources.cgroup / "cpu" / "job").mkdir(parents=True)
     (sources.cgroup / "cpu" / "job" / "cpu.stat").write_text("nr_periods 10\nnr_throttled 3\nthrottled_time 5\n")
-    held = read(sources)
+    held = read_counters(sources)
     assert (held.periods, held.throttled) == (10, 3)
 
 
 def test_what_grew_between_two_readings() -> None:
     tick = os.sysconf("SC_CLK_TCK")
-    before = Read(clock_s=10.0, ticks={"busy": 0, "steal": 0, "all": 0}, pressure_us={"cpu": 0, "memory": 5},
+    before = MachineCounters(clock_s=10.0, ticks={"busy": 0, "steal": 0, "all": 0}, pressure_us={"cpu": 0, "memory": 5},
                   periods=100, throttled=10, own_s=3.0)  # fmt: skip
-    after = Read(clock_s=14.0, ticks={"busy": 6 * tick, "steal": 2 * tick, "all": 8 * tick},
+    after = MachineCounters(clock_s=14.0, ticks={"busy": 6 * tick, "steal": 2 * tick, "all": 8 * tick},
                  pressure_us={"cpu": 2_000_000, "memory": 5}, periods=120, throttled=15, own_s=7.0)  # fmt: skip
-    assert between(before, after) == pytest.approx({
+    assert counter_rates(before, after) == pytest.approx({
         "own_cpus": 1.0, "others_share": 0.25, "steal_share": 0.25, "cpu_pressure": 0.5, "memory_pressure": 0.0,
         "throttled_share": 0.25,
     })  # fmt: skip
@@ -70,19 +80,19 @@ def test_what_grew_between_two_readings() -> None:
 
 def test_a_kernel_that_says_nothing_gives_nothing(tmp_path: Path) -> None:
     sources = Sources(proc=tmp_path, cgroup=tmp_path)
-    held = read(sources)
+    held = read_counters(sources)
     assert (held.ticks, held.pressure_us, held.periods) == ({}, {}, None)
-    assert set(between(held, read(sources))) == {"own_cpus"}
-    assert ab_machine.cpu_mhz(sources) is None
+    assert set(counter_rates(held, read_counters(sources))) == {"own_cpus"}
+    assert machine.cpu_mhz(sources) is None
     (tmp_path / "stat").write_text("cpu a b c d e f g h\n")
     (tmp_path / "cpuinfo").write_text("cpu MHz : fast\n")
-    assert (read(sources).ticks, ab_machine.cpu_mhz(sources)) == ({}, None)
+    assert (read_counters(sources).ticks, machine.cpu_mhz(sources)) == ({}, None)
 
 
 def test_a_launch_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real kernel here, with a real process; only what it must say is asked."""
-    monkeypatch.setattr(ab_machine, "PERIOD_S", 0.05)
-    with Watch(Gpus("")) as watch:
+    monkeypatch.setattr(machine, "PERIOD_S", 0.05)
+    with MachineWatch(Gpus("")) as watch:
         subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
     found = watch.counters()
     assert found["own_cpus"] > 0
@@ -101,14 +111,14 @@ class TestGpus:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def test_what_was_recorded_is_read(self) -> None:
-        first, second = parse(RECORDED)
+        first, second = parse_nvidia_smi(RECORDED)
         assert (first.name, first.driver, first.sm_mhz, first.celsius, first.watts, first.reasons) == (
             "NVIDIA H200", "570.86.15", 1980.0, 41.0, 402.55, 4,
         )  # fmt: skip
         assert second.reasons == 1
 
     def test_what_a_device_does_not_say_is_left_out(self) -> None:
-        (one,) = parse(
+        (one,) = parse_nvidia_smi(
             "0, GPU-1, Tesla K80, 470.1, [N/A], [Not Supported], [N/A], [Not Supported]\nan error, of sorts\n"
         )
         assert (one.sm_mhz, one.celsius, one.watts, one.reasons) == (None, None, None, None)
@@ -117,13 +127,13 @@ class TestGpus:
     def test_nvidia_smi_is_asked_at_both_ends(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fake(tmp_path, monkeypatch, f"echo \"$@\" >> {tmp_path}/asked\nprintf '{RECORDED}'")
         gpus = Gpus()
-        held = facts(gpus)
+        held = machine_facts(gpus)
         assert held["gpu"] == "2x NVIDIA H200"
         assert held["driver"] == "570.86.15"
         assert held["gpu counters"] == "nvidia-smi, before and behind each launch"
         asked = len((tmp_path / "asked").read_text().splitlines())
-        monkeypatch.setattr(ab_machine, "PERIOD_S", 0.02)
-        with Watch(gpus) as watch:
+        monkeypatch.setattr(machine, "PERIOD_S", 0.02)
+        with MachineWatch(gpus) as watch:
             subprocess.run(["sleep", "0.2"], check=True)
         assert len((tmp_path / "asked").read_text().splitlines()) == asked + 2
         found = watch.counters()
@@ -149,7 +159,7 @@ class TestGpus:
         asked = (tmp_path / "asked").read_text()
         assert (gpus.look(), gpus.source, gpus.cheap) == ((), None, False)
         assert (tmp_path / "asked").read_text() == asked
-        assert not {"gpu", "driver", "gpu counters"} & set(facts(gpus))
+        assert not {"gpu", "driver", "gpu counters"} & set(machine_facts(gpus))
 
     @pytest.mark.parametrize(
         ("visible", "seen"),
@@ -157,7 +167,7 @@ class TestGpus:
          ("MIG-aaaa", [0, 1])],
     )  # fmt: skip
     def test_only_what_programs_see_counts(self, visible: str | None, seen: list[int]) -> None:
-        assert [one.index for one in visible_of(parse(RECORDED), visible)] == seen
+        assert [one.index for one in visible_gpus(parse_nvidia_smi(RECORDED), visible)] == seen
 
     def test_nvml_is_asked_while_the_launch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class NVMLError(Exception):
@@ -176,14 +186,14 @@ class TestGpus:
             nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x24,
         )  # fmt: skip
         monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-        monkeypatch.setattr(ab_machine, "PERIOD_S", 0.02)
+        monkeypatch.setattr(machine, "PERIOD_S", 0.02)
         gpus = Gpus("0")
         assert (gpus.cheap, gpus.source) == (True, "NVML, each second")
-        seen = Gpu(
+        seen = GpuState(
             index=0, uuid="GPU-5", name="NVIDIA A10", driver="535.1", sm_mhz=1501, celsius=50, watts=120.5, reasons=0x24
         )
         assert gpus.look() == (seen,)
-        with Watch(gpus) as watch:
+        with MachineWatch(gpus) as watch:
             subprocess.run(["sleep", "0.2"], check=True)
         found = watch.counters()
         assert (found["gpu_mhz"], found["gpu_slowed_share"], found["gpu_capped_share"]) == (1501, 1.0, 1.0)
@@ -193,4 +203,4 @@ class TestGpus:
             raise RuntimeError("NVML Shared Library Not Found")
 
         monkeypatch.setitem(sys.modules, "pynvml", types.SimpleNamespace(nvmlInit=refuse))  # type: ignore[arg-type]
-        assert ab_gpu._nvml() is None
+        assert machine._nvml() is None

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import store
-from perfscope.profiler.ab_build import build
-from perfscope.profiler.ab_launch import Place
-from perfscope.profiler.ab_pairs import Launch
-from perfscope.profiler.ab_profile import profile_once
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.launch import Target
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import Launch
+from perfscope.model.errors import DataError
+from perfscope.profiler.ab.launch import ArmFolder, run_build
+from perfscope.profiler.ab.profiled_launch import profile_once
+from perfscope.profiler.launch.program import Target
 from tests.conftest import REPOSITORY
 from tests.profiler.ab_programs import PROGRAM, sleeps
 from tests.profiler.programs import LOOP
@@ -36,7 +35,7 @@ def profiled(folder: Path, program: str, **more: object) -> Launch:
     held: dict[str, object] = {
         "arm": "head", "pair": 0, "slot": 1, "root": folder / "runs", "log": folder / "log", **more,
     }  # fmt: skip
-    place = Place(root=folder / "arm", folder=folder / "arm")
+    place = ArmFolder(root=folder / "arm", folder=folder / "arm")
     return profile_once(Target(arguments=("train.py",)), place, **held)  # type: ignore[arg-type]
 
 
@@ -46,7 +45,7 @@ def test_a_run_is_kept_as_perfscope_run_keeps_it(tmp_path: Path) -> None:
     assert (launch.problem, launch.phase, launch.code) == (None, "profile", 0)
     assert launch.run is not None
     assert "head-1" in launch.run
-    run = store.read(tmp_path / "runs" / launch.run)
+    run = run_folders.read(tmp_path / "runs" / launch.run)
     assert run.state == "finished"
     assert {one.pass_name for one in run.artifacts(tmp_path / "runs" / launch.run)} >= {"timing", "structure", "detail"}
     assert (tmp_path / "log").read_text() == "done\n"
@@ -64,7 +63,7 @@ def test_packages_of_the_arm_do_not_reach_what_profiles_it(tmp_path: Path) -> No
     folder = tmp_path / "again"
     (folder / "arm" / "msgspec.py").write_text("raise RuntimeError('the one of the arm')")
     (folder / "arm" / "train.py").write_text(LOOP + "work(16)")
-    place = Place(root=folder / "arm", folder=folder / "arm")
+    place = ArmFolder(root=folder / "arm", folder=folder / "arm")
     launch = profile_once(
         Target(arguments=("train.py",)), place, arm="base", pair=0, slot=0, root=folder / "runs", log=folder / "log"
     )
@@ -86,7 +85,7 @@ def test_what_gave_no_profile_says_why(tmp_path: Path, program: str, said: str) 
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfscope.profiler.ab_profile.SLOWER", 1.0)
+    monkeypatch.setattr("perfscope.profiler.ab.profiled_launch.SLOWER", 1.0)
     launch = profiled(tmp_path, "import time\nopen('here', 'w').close()\ntime.sleep(600)", timeout_s=4.0)
     assert launch.problem == "it ran past 4 s and was ended (--timeout)"
     assert (tmp_path / "arm" / "here").exists()
@@ -96,17 +95,17 @@ def test_a_build_runs_once_in_each_arm_and_its_failure_is_told(tmp_path: Path) -
     places = {}
     for arm in ("base", "head"):
         (tmp_path / arm / "below").mkdir(parents=True)
-        places[arm] = Place(root=tmp_path / arm, folder=tmp_path / arm / "below")
+        places[arm] = ArmFolder(root=tmp_path / arm, folder=tmp_path / arm / "below")
     told: list[str] = []
     command = 'echo built in $PWD >> out && echo loud && printf %s "$PYTHONPATH" > path'
-    build(command, places, logs=tmp_path, checkout=tmp_path / "checkout", tell=told.append)  # type: ignore[arg-type]
+    run_build(command, places, logs=tmp_path, checkout=tmp_path / "checkout", tell=told.append)  # type: ignore[arg-type]
     assert told == ["building base", "building head"]
     for arm, place in places.items():
         assert (place.folder / "out").read_text() == f"built in {place.folder}\n"
         assert (tmp_path / f"build-{arm}.log").read_text() == "loud\n"
         assert (place.folder / "path").read_text().split(os.pathsep)[0] == str(place.root)
     with pytest.raises(DataError, match=r"build-head.log: --build failed in head with exit code 3: no compiler"):
-        build("case $PWD in */head/*) echo no compiler; exit 3;; esac", places, logs=tmp_path,
+        run_build("case $PWD in */head/*) echo no compiler; exit 3;; esac", places, logs=tmp_path,
               checkout=tmp_path, tell=told.append)  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -117,8 +116,8 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     )
     script = (
         "import signal, sys\nfrom pathlib import Path\n"
-        "from perfscope.profiler.ab_launch import Place\nfrom perfscope.profiler.ab_profile import profile_once\n"
-        "from perfscope.profiler.ab_worktrees import ended_by_signals\nfrom perfscope.profiler.launch import Target\n"
+        "from perfscope.profiler.ab.launch import Place\nfrom perfscope.profiler.ab.profiled_launch import profile_once\n"
+        "from perfscope.profiler.ab.worktrees import ended_by_signals\nfrom perfscope.profiler.launch.program import Target\n"
         "here = Path.cwd()\n"
         "with ended_by_signals():\n"
         "    profile_once(Target(arguments=('train.py',)), Place(root=here, folder=here), arm='base', pair=0, slot=0,\n"
@@ -139,4 +138,4 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     state = Path(f"/proc/{program}/stat")
     assert not state.exists() or " Z " in state.read_text()
     (kept,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
-    assert store.read(kept).state == "killed"
+    assert run_folders.read(kept).state == "killed"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.profiler.ab_ranks import together
-from perfscope.profiler.run import Process
+from perfscope.model.documents.run import Process
+from perfscope.profiler.ab.launch import merge_ranks
 
 
 def rank(number: int, *step_ns: int, world: int | None = 2, **more: object) -> Process:
@@ -14,19 +14,19 @@ def rank(number: int, *step_ns: int, world: int | None = 2, **more: object) -> P
 
 
 def test_each_step_is_as_long_as_that_of_the_slowest_rank() -> None:
-    found = together([rank(0, 5, 9, 5), rank(1, 7, 6, 5)])
+    found = merge_ranks([rank(0, 5, 9, 5), rank(1, 7, 6, 5)])
     assert (found.step_ns, found.ranks, found.remark) == ((7, 9, 5), 2, None)
 
 
 def test_windows_too() -> None:
-    found = together(
+    found = merge_ranks(
         [rank(0, 1, 1, windows_ns=(80, 90), window_steps=8), rank(1, 1, 2, windows_ns=(81, 70), window_steps=8)]
     )
     assert (found.windows_ns, found.window_steps, found.step_ns) == ((81, 90), 8, (1, 2))
 
 
 def test_ranks_of_different_steps_are_told() -> None:
-    found = together([rank(0, 5, 5, 5, 5), rank(1, 9, 9)])
+    found = merge_ranks([rank(0, 5, 5, 5, 5), rank(1, 9, 9)])
     assert (found.step_ns, found.ranks) == ((9, 9), 2)
     assert found.remark is not None
     assert "its 2 ranks took 4 to 6 steps" in found.remark
@@ -35,12 +35,12 @@ def test_ranks_of_different_steps_are_told() -> None:
 
 def test_processes_that_are_no_ranks_are_not_mixed() -> None:
     first, second = rank(0, 5, 5, world=None), rank(1, 9, 9, world=None)
-    found = together([first, second])
+    found = merge_ranks([first, second])
     assert (found.step_ns, found.ranks) == ((5, 5), 1)
     assert found.remark == "2 processes had steps: the times are of the first"
-    assert together([first]).remark is None
+    assert merge_ranks([first]).remark is None
 
 
 def test_without_steps_there_are_no_times() -> None:
-    assert together([rank(0, steps_seen=0)]).step_ns == ()
-    assert together([]).ranks == 1
+    assert merge_ranks([rank(0, steps_seen=0)]).step_ns == ()
+    assert merge_ranks([]).ranks == 1

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import ab_state
-from perfscope.profiler.ab_pairs import Launch
-from perfscope.profiler.ab_state import LAUNCHES_FILE, PLAN_FILE, State, begin
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.documents import ab
+from perfscope.model.documents.ab import LAUNCHES_FILE, PLAN_FILE, AbState, Launch, begin
+from perfscope.model.errors import DataError, UsageError
 from tests.profiler.test_ab import plan
 
 LAUNCH = Launch(
@@ -19,8 +18,8 @@ LAUNCH = Launch(
 )  # fmt: skip
 
 
-def resume(folder: Path) -> State:
-    return ab_state.resume(folder, command=("train.py",), kind="script")
+def resume(folder: Path) -> AbState:
+    return ab.resume(folder, command=("train.py",), kind="script")
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
@@ -73,15 +72,15 @@ def test_a_folder_without_a_plan_is_none(tmp_path: Path) -> None:
 
 def test_another_program_is_not_gone_on_with(tmp_path: Path) -> None:
     begin(tmp_path, plan())
-    with pytest.raises(AskedWronglyError, match=r"began with another program: train.py"):
-        ab_state.resume(tmp_path, command=("other.py",), kind="script")
+    with pytest.raises(UsageError, match=r"began with another program: train.py"):
+        ab.resume(tmp_path, command=("other.py",), kind="script")
 
 
 def test_secrets_of_the_command_stay_off_the_disk_and_are_there_again(tmp_path: Path) -> None:
     command = ("train.py", "--hf-token", "hush")
     begin(tmp_path, plan(command=command))
     assert "hush" not in (tmp_path / PLAN_FILE).read_text()
-    assert ab_state.resume(tmp_path, command=command, kind="script").plan == plan(command=command)
+    assert ab.resume(tmp_path, command=command, kind="script").plan == plan(command=command)
 
 
 def test_nothing_of_the_environment_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

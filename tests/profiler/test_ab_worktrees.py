@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import ab_worktrees, store
-from perfscope.profiler.ab_pairs import WORKTREES_PREFIX
-from perfscope.profiler.ab_worktrees import EndedError, checkout, ended_by_signals, worktrees
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import WORKTREES_PREFIX
+from perfscope.model.errors import DataError, UsageError
+from perfscope.profiler.ab import worktrees as ab_worktrees
+from perfscope.profiler.ab.worktrees import TerminatedError, checkout, terminated_by_signals, worktrees
 from tests.profiler.ab_programs import commit, git, repository
 
 
@@ -45,7 +46,7 @@ def test_both_commits_lie_side_by_side_and_the_checkout_is_not_touched(
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, EndedError(signal.SIGTERM), RuntimeError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TerminatedError(signal.SIGTERM), RuntimeError])
 def test_they_are_gone_however_it_ends(
     tmp_path: Path, commits: tuple[str, str], error: type[BaseException] | BaseException
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_worktree_of_the_users_own_stays(tmp_path: Path, commits: tuple[str, s
 def test_what_a_killed_process_left_registered_is_taken_away(tmp_path: Path, commits: tuple[str, str]) -> None:
     lost = tmp_path / "scratch" / f"{WORKTREES_PREFIX}dead"
     git(tmp_path / "code", "worktree", "add", "-q", "--detach", str(lost / "base"))
-    with store.alive(lost):
+    with run_folders.alive(lost):
         ab_worktrees.remove_left(checkout())
         assert len(left(tmp_path)) == 2, "it is in use"
     ab_worktrees.remove_left(checkout())
@@ -88,7 +89,7 @@ def test_a_folder_below_the_top_is_found_in_both(
     with worktrees(checkout(), {"base": head, "head": head}) as places:
         assert (places["base"].folder / "run.py").exists()
         assert places["base"].folder.parent == places["base"].root
-    with pytest.raises(AskedWronglyError, match="jobs: no such folder"), worktrees(checkout(), {"base": commits[0]}):
+    with pytest.raises(UsageError, match="jobs: no such folder"), worktrees(checkout(), {"base": commits[0]}):
         pass
     assert left(tmp_path) == []
 
@@ -108,7 +109,7 @@ def test_files_that_git_does_not_track_are_told_and_can_be_linked(tmp_path: Path
 
 @pytest.mark.parametrize("link", ["nothing", "../elsewhere", "/etc/hostname", "work.py"])
 def test_a_link_that_cannot_be_is_refused(tmp_path: Path, commits: tuple[str, str], link: str) -> None:
-    with pytest.raises(AskedWronglyError, match="--link"), worktrees(checkout(), {"base": commits[0]}, links=[link]):
+    with pytest.raises(UsageError, match="--link"), worktrees(checkout(), {"base": commits[0]}, links=[link]):
         pass
     assert left(tmp_path) == []
 
@@ -118,10 +119,10 @@ def test_refs(tmp_path: Path, commits: tuple[str, str], monkeypatch: pytest.Monk
     assert here.commit("HEAD") == commits[1]
     assert here.commit("HEAD~1") == here.commit(commits[0][:10]) == commits[0]
     for ref in ("no-such", "--all", ""):
-        with pytest.raises(AskedWronglyError, match="no commit"):
+        with pytest.raises(UsageError, match="no commit"):
             here.commit(ref)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AskedWronglyError, match="not in a git checkout"):
+    with pytest.raises(UsageError, match="not in a git checkout"):
         checkout()
 
 
@@ -158,7 +159,7 @@ def test_hooks_do_not_run(tmp_path: Path, commits: tuple[str, str]) -> None:
 
 def test_sigterm_is_an_end_that_can_be_cleaned_up_after() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(EndedError) as ended, ended_by_signals():  # noqa: PT012
+    with pytest.raises(TerminatedError) as ended, terminated_by_signals():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
     assert ended.value.number == signal.SIGTERM

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler import annotate
-from perfscope.profiler.annotate import region, step, steps
+from perfscope.profiler.session import annotate
+from perfscope.profiler.session.annotate import region, step, steps
 from tests.profiler.programs import environment
 
 

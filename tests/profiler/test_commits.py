@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import commits
-from perfscope.profiler.environment import BRANCH_VARIABLES
+from perfscope.model import commits
+from perfscope.model.environment import BRANCH_VARIABLES
 
 IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
 
@@ -45,9 +45,9 @@ def test_who_comes_before_whom(line: list[str], tmp_path: Path) -> None:
     assert [known[commit] for commit in line] == sorted((known[commit] for commit in line), reverse=True)
     assert known[line[3]] == 0
     assert set(commits.ancestry(line[1])) == set(line[:2])
-    assert commits.count_between(line[2], line[3]) == 1
-    assert commits.count_between(line[0], line[3]) == 4
-    assert commits.here() == line[3]
+    assert commits.commits_between(line[2], line[3]) == 1
+    assert commits.commits_between(line[0], line[3]) == 4
+    assert commits.current_commit() == line[3]
 
 
 def test_the_branch_of_what_is_checked_out(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,17 +64,17 @@ def test_the_branch_of_what_is_checked_out(line: list[str], tmp_path: Path, monk
 
 @pytest.mark.parametrize("commit", [None, "", "HEAD", "--all", "a" * 39 + "\n", "a" * 65, "$(id)", "main"])
 def test_only_hashes_are_given_to_git(line: list[str], commit: str | None) -> None:
-    assert not commits.is_hash(commit)
+    assert not commits.is_commit_hash(commit)
     assert commits.ancestry(commit) == {}
-    assert commits.count_between(line[0], commit or "") is None
+    assert commits.commits_between(line[0], commit or "") is None
 
 
 def test_unknown_commits_and_no_repository(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commits.ancestry("0" * 40) == {}
-    assert commits.count_between("0" * 40, line[0]) is None
+    assert commits.commits_between("0" * 40, line[0]) is None
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
     monkeypatch.chdir(outside)
     assert commits.ancestry(line[0]) == {}
-    assert commits.here() is None
+    assert commits.current_commit() is None
     assert commits.branch_of(line[0]) is None

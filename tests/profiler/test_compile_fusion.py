@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.fusion_log import read_fusion
-from perfscope.profiler import torch_compat
-from perfscope.profiler.captures import compile_fusion
-from perfscope.profiler.captures.compile_fusion import FusionLog
-from perfscope.profiler.captures.compile_settings import Settings
+from perfscope.analyzers.readers.torch_log.fusion import read_fusion
+from perfscope.profiler.torch import compat, fusion_log
+from perfscope.profiler.torch.compile_log import InductorSettings
+from perfscope.profiler.torch.fusion_log import FusionLog
 
 
 class WeakDep:
@@ -70,9 +69,9 @@ def fused(*parts: Node) -> Node:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FusionLog:
-    monkeypatch.setattr(torch_compat, "torch_version", lambda: "2.x")
-    monkeypatch.setattr(torch_compat, "compile_id", lambda: "0/0")
-    monkeypatch.setattr(torch_compat, "direction", lambda: "forward")
+    monkeypatch.setattr(compat, "torch_version", lambda: "2.x")
+    monkeypatch.setattr(compat, "compile_id", lambda: "0/0")
+    monkeypatch.setattr(compat, "direction", lambda: "forward")
     made = FusionLog()
     made.place = tmp_path
     return made
@@ -124,8 +123,8 @@ def test_a_graph_is_not_told_of_the_one_before(log: FusionLog, tmp_path: Path) -
 
 
 def test_what_is_beyond_the_limits_is_counted(log: FusionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_fusion, "MOST_PAIRS", 5)
-    monkeypatch.setattr(compile_fusion, "MOST_KEPT", 3)
+    monkeypatch.setattr(fusion_log, "MOST_PAIRS", 5)
+    monkeypatch.setattr(fusion_log, "MOST_KEPT", 3)
     nodes = [Node(f"op{at}", writes=[f"buf{at}"], reads=[Dep("arg0", at)]) for at in range(8)]
     for node in nodes[1:]:
         log._refused(nodes[0], node, "no", ())
@@ -146,14 +145,14 @@ def test_an_error_of_ours_never_reaches_the_scheduler(log: FusionLog, tmp_path: 
 def test_helpers_of_inductor_are_known_by_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    assert not torch_compat.in_compile_worker()
+    assert not compat.in_compile_worker()
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         pytest.skip("torch is not installed")
     file = Path(spec.origin).parent / "_inductor" / "compile_worker" / "__main__.py"
     assert file.is_file()  # what inductor starts
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)))  # type: ignore[arg-type]
-    assert torch_compat.in_compile_worker()
+    assert compat.in_compile_worker()
 
 
 @pytest.fixture
@@ -162,13 +161,13 @@ def inductor(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         trace=SimpleNamespace(provenance_tracking_level=0), cpp=SimpleNamespace(enable_kernel_profile=False)
     )
     monkeypatch.setitem(sys.modules, "torch._inductor.config", made)  # type: ignore[arg-type]
-    for _, _, variable in torch_compat.SETTINGS.values():
+    for _, _, variable in compat.SETTINGS.values():
         monkeypatch.delenv(variable, raising=False)
     return made
 
 
 def test_settings_are_put_and_taken_back(inductor: SimpleNamespace) -> None:
-    settings = Settings("default")
+    settings = InductorSettings("default")
     settings.put()
     assert (inductor.trace.provenance_tracking_level, inductor.cpp.enable_kernel_profile) == (1, True)
     assert settings.changed == ("provenance", "cpp_kernel_names")
@@ -179,14 +178,14 @@ def test_settings_are_put_and_taken_back(inductor: SimpleNamespace) -> None:
 def test_settings_of_the_user_stay(inductor: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     inductor.trace.provenance_tracking_level = 2
     monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "0")
-    settings = Settings("default")
+    settings = InductorSettings("default")
     settings.put()
     assert settings.changed == ()
     assert (inductor.trace.provenance_tracking_level, inductor.cpp.enable_kernel_profile) == (2, False)
 
 
 def test_a_value_that_was_changed_since_is_not_taken_back(inductor: SimpleNamespace) -> None:
-    settings = Settings("deep")
+    settings = InductorSettings("deep")
     settings.put()
     inductor.trace.provenance_tracking_level = 2
     settings.take_back()
@@ -194,7 +193,7 @@ def test_a_value_that_was_changed_since_is_not_taken_back(inductor: SimpleNamesp
 
 
 def test_light_leaves_the_caches_to_the_program(inductor: SimpleNamespace) -> None:
-    settings = Settings("light")
+    settings = InductorSettings("light")
     settings.put()
     assert (inductor.trace.provenance_tracking_level, inductor.cpp.enable_kernel_profile) == (0, False)
     assert settings.changed == ()
@@ -202,6 +201,6 @@ def test_light_leaves_the_caches_to_the_program(inductor: SimpleNamespace) -> No
 
 def test_an_inductor_without_a_setting_is_said(inductor: SimpleNamespace) -> None:
     del inductor.cpp
-    settings = Settings("default")
+    settings = InductorSettings("default")
     settings.put()
     assert (settings.changed, settings.absent) == (("provenance",), ("cpp_kernel_names",))

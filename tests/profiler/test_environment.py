@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.profiler import environment
-from perfscope.profiler.environment import redact
+from perfscope.model import environment
+from perfscope.model.environment import redact
 
 
 @pytest.mark.parametrize(

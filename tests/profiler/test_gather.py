@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import gather, store
-from perfscope.profiler.errors import NotStartedError
-from perfscope.profiler.ranks import Task
-from perfscope.profiler.run import Process, Run, dump
-from perfscope.profiler.store import read
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run, dump
+from perfscope.model.documents.run_folders import read
+from perfscope.model.errors import NotStartedError
+from perfscope.profiler.launch import shared_run
+from perfscope.profiler.session.ranks import Task
 from tests.conftest import REPOSITORY
 
 TASKS = 16
@@ -34,16 +35,16 @@ def manifest(number: int = 0, **more: object) -> Run:
 
 def ended(directory: Path, number: int = 0, seconds_ago: float = 0, **more: object) -> None:
     """Task ``number`` wrote its last ``seconds_ago``."""
-    store.write(directory, manifest(number, **more))
+    run_folders.write(directory, manifest(number, **more))
     then = time.time() - seconds_ago
-    os.utime(directory / store.manifest_name(number), (then, then))
+    os.utime(directory / run_folders.manifest_name(number), (then, then))
 
 
 def _join_job(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, number, told = arguments
-    joined = gather.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
+    joined = shared_run.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
     # What a task does next: by its manifest the others know that it lives.
-    store.write(joined.directory, manifest(joined.number))
+    run_folders.write(joined.directory, manifest(joined.number))
     return joined.directory.name, joined.number
 
 
@@ -61,40 +62,40 @@ def test_tasks_that_start_at_once_share_a_directory_and_no_number(tmp_path: Path
 
 def _join_only(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, _, told = arguments
-    joined = gather.join(Path(root), task(key=f"job{job}", told=told))
+    joined = shared_run.join(Path(root), task(key=f"job{job}", told=told))
     return joined.directory.name, joined.number
 
 
 def test_a_second_job_of_that_name_gets_another_directory_for_all_its_tasks(tmp_path: Path) -> None:
-    first = [gather.join(tmp_path, task(number)).directory for number in (0, 1)]  # its task 2 never came
+    first = [shared_run.join(tmp_path, task(number)).directory for number in (0, 1)]  # its task 2 never came
     for number, directory in enumerate(first):
-        ended(directory, number, gather.LATE_S + 1)
-    again = [gather.join(tmp_path, task(number)) for number in (2, 0, 1)]
+        ended(directory, number, shared_run.LATE_S + 1)
+    again = [shared_run.join(tmp_path, task(number)) for number in (2, 0, 1)]
     assert [(one.directory.name, one.earlier) for one in again] == [("job-2", True)] * 3
-    assert store.manifests(tmp_path / "job")[0].read_bytes() == dump(manifest())
+    assert run_folders.manifests(tmp_path / "job")[0].read_bytes() == dump(manifest())
     assert (tmp_path / "latest").resolve().name == "job-2"
 
 
 def test_a_task_whose_number_is_taken_is_another_jobs(tmp_path: Path) -> None:
-    first, second = gather.join(tmp_path, task(1)), gather.join(tmp_path, task(1))
+    first, second = shared_run.join(tmp_path, task(1)), shared_run.join(tmp_path, task(1))
     assert [one.directory.name for one in (first, second)] == ["job", "job-2"]
 
 
 def test_a_late_task_joins_while_others_run_and_shortly_after(tmp_path: Path) -> None:
-    directory = gather.join(tmp_path, task(0)).directory
-    ended(directory, 0, gather.LATE_S + 1, state="running")
-    with store.alive(directory, 0):
-        assert gather.join(tmp_path, task(1)).directory == directory
-    ended(directory, 0, gather.LATE_S - 20)
-    assert gather.join(tmp_path, task(2)).directory == directory
-    ended(directory, 0, gather.LATE_S + 1)
-    assert gather.join(tmp_path, task(3)).directory.name == "job-2"
+    directory = shared_run.join(tmp_path, task(0)).directory
+    ended(directory, 0, shared_run.LATE_S + 1, state="running")
+    with run_folders.alive(directory, 0):
+        assert shared_run.join(tmp_path, task(1)).directory == directory
+    ended(directory, 0, shared_run.LATE_S - 20)
+    assert shared_run.join(tmp_path, task(2)).directory == directory
+    ended(directory, 0, shared_run.LATE_S + 1)
+    assert shared_run.join(tmp_path, task(3)).directory.name == "job-2"
 
 
 def test_a_run_of_that_name_again_without_a_number_is_a_run_of_its_own(tmp_path: Path) -> None:
-    first = gather.join(tmp_path, task(told=False))
+    first = shared_run.join(tmp_path, task(told=False))
     ended(first.directory, 0)
-    second = gather.join(tmp_path, task(told=False))
+    second = shared_run.join(tmp_path, task(told=False))
     assert (second.directory.name, second.number, second.earlier) == ("job-2", 0, True)
 
 
@@ -102,27 +103,27 @@ def test_what_is_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("mine")
     (tmp_path / "job-2").mkdir()
     os.utime(tmp_path / "job-2", (1, 1))  # somebody's folder
-    assert gather.join(tmp_path, task(0)).directory.name == "job-3"
+    assert shared_run.join(tmp_path, task(0)).directory.name == "job-3"
     assert (tmp_path / "job").read_text() == "mine"
     with pytest.raises(NotStartedError, match="no run directory can be made"):
-        gather.join(tmp_path / "job" / "below", task(0))
+        shared_run.join(tmp_path / "job" / "below", task(0))
 
 
 @pytest.mark.parametrize("key", ["../../etc", "/", "..", ".", "a b/c", "x" * 300])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, key: str) -> None:
     root = tmp_path / "runs"
-    joined = gather.join(root, task(0, key=key))
+    joined = shared_run.join(root, task(0, key=key))
     assert joined.directory.parent == root
     assert not joined.directory.name.startswith(".")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_the_first_task_waits_for_those_that_run_and_for_those_to_come(tmp_path: Path) -> None:
-    directory = gather.join(tmp_path, task(0, 3)).directory
+    directory = shared_run.join(tmp_path, task(0, 3)).directory
     ended(directory, 0)
     ended(directory, 1, state="running")
     done = threading.Event()
-    waiter = threading.Thread(target=lambda: (gather.await_others(directory, task(0, 3), 60), done.set()))
+    waiter = threading.Thread(target=lambda: (shared_run.await_others(directory, task(0, 3), 60), done.set()))
     holder = (
         "import sys; from pathlib import Path; from perfscope.profiler import store\n"
         "with store.alive(Path(sys.argv[1]), 1):\n    print('held', flush=True); sys.stdin.read()"
@@ -145,21 +146,21 @@ def test_the_first_task_waits_for_those_that_run_and_for_those_to_come(tmp_path:
 
 
 def test_it_does_not_wait_longer_than_asked(tmp_path: Path) -> None:
-    directory = gather.join(tmp_path, task(0, 3)).directory
+    directory = shared_run.join(tmp_path, task(0, 3)).directory
     ended(directory, 0)
-    gather.await_others(directory, task(0, 3), 0.3)
-    assert [path.name for path in store.manifests(directory)] == ["run.json"]
+    shared_run.await_others(directory, task(0, 3), 0.3)
+    assert [path.name for path in run_folders.manifests(directory)] == ["run.json"]
 
 
 def test_the_manifests_of_all_tasks_are_one_run(tmp_path: Path) -> None:
     job = tmp_path / "job"
     job.mkdir()
-    store.write(job, manifest(0, tasks=6))
-    store.write(job, manifest(1, tasks=6))
+    run_folders.write(job, manifest(0, tasks=6))
+    run_folders.write(job, manifest(1, tasks=6))
     for number in (2, 3):
-        store.write(job, manifest(number, exit_code=137, notes=("the program was killed by SIGKILL",)))
-    store.write(job, manifest(4, exit_code=1))
-    store.write(job, manifest(5, state="running", exit_code=None))
+        run_folders.write(job, manifest(number, exit_code=137, notes=("the program was killed by SIGKILL",)))
+    run_folders.write(job, manifest(4, exit_code=1))
+    run_folders.write(job, manifest(5, state="running", exit_code=None))
     run = read(job)
     assert (run.state, run.exit_code) == ("finished", 0)
     assert run.notes == (
@@ -167,18 +168,18 @@ def test_the_manifests_of_all_tasks_are_one_run(tmp_path: Path) -> None:
         "task 4: its program ended with 1",
         "task 5: its perfscope was killed",
     )
-    with store.alive(job, 5):
+    with run_folders.alive(job, 5):
         assert read(job).notes[-1] == "task 5: it still runs"
-        assert store.prune(tmp_path, 0) == []
+        assert run_folders.prune(tmp_path, 0) == []
 
 
 def test_a_task_or_a_process_that_left_damaged_files_takes_nothing_else_along(tmp_path: Path) -> None:
     for number in range(3):
-        store.write(tmp_path, manifest(number))
+        run_folders.write(tmp_path, manifest(number))
         (tmp_path / f"rank{number:05d}").mkdir()
         whole = dump(Process(rank=number, directory=f"rank{number:05d}", world_size=3))
         (tmp_path / f"rank{number:05d}" / "process.json").write_bytes(whole[: 0 if number == 1 else None])
-    (tmp_path / store.manifest_name(2)).write_text("{")
+    (tmp_path / run_folders.manifest_name(2)).write_text("{")
     run = read(tmp_path)
     assert [process.rank for process in run.processes] == [0, 2]
     assert [note.split(":")[0] for note in run.notes] == [
@@ -191,18 +192,18 @@ def test_tasks_without_the_first_are_a_run_too_and_are_pruned_whole(tmp_path: Pa
     directory = tmp_path / "job"
     directory.mkdir()
     for number in (5, 4):
-        store.write(directory, replace(manifest(number), name=str(number)))
-    assert store.is_run(directory)
+        run_folders.write(directory, replace(manifest(number), name=str(number)))
+    assert run_folders.is_run(directory)
     assert (read(directory).task, read(directory).name) == (4, "4")
-    assert gather.leads(directory, 4)
-    assert not gather.leads(directory, 5)
-    assert [one.directory for one in store.list_runs(tmp_path)] == [directory]
-    assert store.prune(tmp_path, 0) == [directory]
+    assert shared_run.is_lead_task(directory, 4)
+    assert not shared_run.is_lead_task(directory, 5)
+    assert [one.directory for one in run_folders.list_runs(tmp_path)] == [directory]
+    assert run_folders.prune(tmp_path, 0) == [directory]
     assert not directory.exists()
 
 
 def test_runs_named_by_their_job_are_listed_by_age_with_the_others(tmp_path: Path) -> None:
     for name in ("20260101-000000-a-1111", "slurm-4711.0", "20990101-000000-b-2222"):
         (tmp_path / name).mkdir()
-        store.write(tmp_path / name, manifest())
-    assert [path.name[:5] for path in store.directories(tmp_path)] == ["20990", "slurm", "20260"]
+        run_folders.write(tmp_path / name, manifest())
+    assert [path.name[:5] for path in run_folders.directories(tmp_path)] == ["20990", "slurm", "20260"]

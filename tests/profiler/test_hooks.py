@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.hooks import Hooks
-from perfscope.profiler.steps import Source
+from perfscope.profiler.session.steps import Source
+from perfscope.profiler.torch.hooks import Hooks
 
 pytestmark = pytest.mark.torch
 

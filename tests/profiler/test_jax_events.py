@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.jax_log import read_events
-from perfscope.profiler.captures import jax_events
-from perfscope.profiler.captures.jax_events import EventLog, explanation
-from perfscope.profiler.captures.jax_lines import Lines
-from perfscope.profiler.captures.jax_sites import Sites
+from perfscope.analyzers.readers.run.logs import read_events
+from perfscope.profiler.jax import events as jax_events
+from perfscope.profiler.jax.events import EventLog, explanation
+from perfscope.profiler.jax.record_log import CallSites, RecordLog
 
 NEW = """TRACING CACHE MISS at /home/x/train.py:10:22 (main.<locals>.<lambda>):
   for train defined at /home/x/model.py:8
@@ -69,7 +68,7 @@ def test_words_of_another_version_lose_nothing_but_their_parts() -> None:
 
 
 def test_a_list_that_is_full_counts_the_rest(tmp_path: Path) -> None:
-    lines = Lines("x/1", 2)
+    lines = RecordLog("x/1", 2)
     for number in range(5):
         lines.add(number=number, absent=None)
     lines.save(tmp_path / "lines.jsonl", version="7")
@@ -88,7 +87,7 @@ def test_compilations_are_listened_to_and_the_log_stays_the_programs(
     import jax
     import jax.numpy as jnp
 
-    log = EventLog(Sites(Path(__file__).parent), lambda: 4)
+    log = EventLog(CallSites(Path(__file__).parent), lambda: 4)
     with caplog.at_level(logging.DEBUG):
         log.start()
         try:
@@ -119,7 +118,7 @@ def test_a_program_that_asks_for_explanations_keeps_them(caplog: pytest.LogCaptu
 
     jax.config.update("jax_explain_cache_misses", True)
     try:
-        log = EventLog(Sites(Path(__file__).parent), lambda: None)
+        log = EventLog(CallSites(Path(__file__).parent), lambda: None)
         log.start()
         jax.jit(lambda x: jnp.cos(x) * 2)(jnp.ones(3))
         log.stop()
@@ -143,7 +142,7 @@ def test_a_slip_in_jaxs_explanation_is_no_error_of_the_program(monkeypatch: pyte
         module = importlib.import_module(name)
         if hasattr(module, "diff_tracing_cache_keys"):
             monkeypatch.setattr(module, "diff_tracing_cache_keys", fail)
-    log = EventLog(Sites(Path(__file__).parent), lambda: None)
+    log = EventLog(CallSites(Path(__file__).parent), lambda: None)
     log.start()
     try:
         function = jax.jit(lambda x: jnp.tan(x) * 2)
@@ -161,11 +160,11 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
     import jax
     import jax.numpy as jnp
 
-    from perfscope.profiler import jax_compat
+    from perfscope.profiler.jax import compat
 
-    mlir = jax_compat.find("jax._src.interpreters.mlir", "warnings")
+    mlir = compat.find("jax._src.interpreters.mlir", "warnings")
     assert mlir is warnings, "another test's listener is left"
-    log = EventLog(Sites(Path(__file__).parent), lambda: 4)
+    log = EventLog(CallSites(Path(__file__).parent), lambda: 4)
     log.start()
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter(action)  # type: ignore[arg-type]
@@ -184,7 +183,7 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
     said = [one for one in shown if "donated buffers" in str(one.message)]
     assert len(said) == (action == "always")
     assert all(Path(one.filename).name == "mlir.py" for one in said), "it is jax's line, as without us"
-    assert jax_compat.find("jax._src.interpreters.mlir", "warnings") is warnings
+    assert compat.find("jax._src.interpreters.mlir", "warnings") is warnings
     (tmp_path / "rank00000").mkdir()
     log.save(tmp_path / "rank00000", tmp_path)
     _, *records = map(json.loads, (tmp_path / "rank00000" / "events.jsonl").read_text().splitlines())
@@ -197,13 +196,13 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
 
 @pytest.mark.jax
 def test_of_a_warning_only_shapes_are_kept_and_not_too_many() -> None:
-    from perfscope.profiler.jax_compat_donation import MOST_SHAPES, _read
+    from perfscope.profiler.jax.compat import MAX_DONATION_SHAPES, _parse_donation_warning
 
     text = "Some donated buffers were not usable: " + ", ".join(f"ShapedArray(int8[{n},2])" for n in range(200))
     module_name = "jit(a b<script>)"
-    found = _read(f"{text}, secret=/home/me.\nSee float32[9]", sys._getframe())
+    found = _parse_donation_warning(f"{text}, secret=/home/me.\nSee float32[9]", sys._getframe())
     assert module_name
-    assert (len(found.shapes), found.count, found.shapes[1]) == (MOST_SHAPES, 200, "int8[1,2]")
+    assert (len(found.shapes), found.count, found.shapes[1]) == (MAX_DONATION_SHAPES, 200, "int8[1,2]")
     assert found.module == "jit_a_b_script"
 
 
@@ -214,7 +213,7 @@ def test_where_jax_does_not_warn_in_the_place_we_know_that_is_said(
     import importlib
 
     monkeypatch.delattr(importlib.import_module("jax._src.interpreters.mlir"), "warnings")
-    log = EventLog(Sites(Path(__file__).parent), lambda: None)
+    log = EventLog(CallSites(Path(__file__).parent), lambda: None)
     log.start()
     log.stop()
     (tmp_path / "rank00000").mkdir()

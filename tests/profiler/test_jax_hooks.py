@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.jax_hooks import FEW_CALLS, LEFT_BEHIND, CalledFunctions, JaxHooks, code_of
-from perfscope.profiler.options import CaptureOptions
-from perfscope.profiler.steps import Source, StepFinder
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.jax.hooks import FEW_CALLS, LEFT_BEHIND, CalledFunctions, JaxHooks, code_of
+from perfscope.profiler.session.steps import Source, StepFinder
 
 pytestmark = pytest.mark.jax
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.facts.jax_growth import jax_growth
-from perfscope.analyzers.load import load_one
-from perfscope.analyzers.readers import _jax_moments
-from perfscope.profiler.captures import jax_memory
-from perfscope.profiler.captures.jax_memory import MemoryLog
+from perfscope.analyzers.readers.load import load_one
+from perfscope.analyzers.readers.run import memory as _jax_moments
+from perfscope.profiler.jax import memory as jax_memory
+from perfscope.profiler.jax.memory import MemoryLog
 from tests.profiler.jax_programs import LOOP, run_folder
 from tests.profiler.programs import captured, only, passes, write
 
@@ -73,7 +73,7 @@ def test_a_profile_that_cannot_be_taken_is_said_and_harms_nothing(
     def refuse() -> bytes:
         raise RuntimeError("UNIMPLEMENTED: heap profile")
 
-    monkeypatch.setattr("perfscope.profiler.jax_compat.memory_profile", refuse)
+    monkeypatch.setattr("perfscope.profiler.jax.compat.memory_profile", refuse)
     log = MemoryLog()
     log.take()
     log.take()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.readers.hlo_proto import read as read_program
-from perfscope.profiler import jax_compat
+from perfscope.analyzers.readers.hlo.proto import read as read_program
+from perfscope.analyzers.readers.load import load
+from perfscope.profiler.jax import compat
 from tests.profiler.jax_programs import LOOP, PRINT, run_folder
 from tests.profiler.programs import captured, environment, latest, only, passes, plain, write
 
@@ -80,7 +80,7 @@ def test_programs_are_kept_with_their_buffers_also_those_that_were_freed(tmp_pat
     (module,) = read_program(step).hlo
     assert module.buffer_assignment is not None
     assert module.buffer_assignment.heap_traces or module.buffer_assignment.allocations
-    if jax_compat.private_apis()["modules as they are compiled (hlo_module_transformation)"]:
+    if compat.private_apis()["modules as they are compiled (hlo_module_transformation)"]:
         (freed,) = folder.glob("jit_forgotten.*.compiled.hlo.pb")
         assert read_program(freed).hlo[0].name == "jit_forgotten"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.captures import jax_sync
-from perfscope.profiler.captures.jax_sites import Sites
-from perfscope.profiler.captures.jax_sync import METHODS, SyncLog
+from perfscope.profiler.jax import host_syncs
+from perfscope.profiler.jax.host_syncs import METHODS, SyncLog
+from perfscope.profiler.jax.record_log import CallSites
 
 pytestmark = pytest.mark.jax
 
@@ -22,7 +22,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLog]:
     import jax
 
     assert jax.devices()
-    held = SyncLog(Sites(Path(__file__).parent), lambda: 7)
+    held = SyncLog(CallSites(Path(__file__).parent), lambda: 7)
     held.start()
     yield held
     held.stop()
@@ -64,7 +64,7 @@ def test_an_array_that_is_not_there_yet_is_a_stall(
 ) -> None:
     import jax.numpy as jnp
 
-    monkeypatch.setattr(jax_sync, "_ready", lambda value: False)
+    monkeypatch.setattr(host_syncs, "_ready", lambda value: False)
     float(jnp.float32(1))
     (found,) = records(log, tmp_path)
     assert found["ready"] is False
@@ -93,7 +93,7 @@ def test_an_error_of_our_own_is_counted_and_not_raised(
     def fail(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Sites, "here", fail)
+    monkeypatch.setattr(CallSites, "here", fail)
     assert float(jnp.float32(2)) == 2.0
     log.save(_folder(tmp_path), tmp_path)
     assert json.loads((tmp_path / "rank00000" / "syncs.jsonl").read_text())["dropped"] == 1
@@ -143,7 +143,7 @@ def test_jax_is_as_it_was_afterwards() -> None:
         return [*(ArrayImpl.__dict__.get(name) for name in METHODS), jax.block_until_ready, jax.device_get]
 
     before = state()
-    log = SyncLog(Sites(Path.cwd()), lambda: None)
+    log = SyncLog(CallSites(Path.cwd()), lambda: None)
     log.start()
     during = state()
     assert sum(now is not then for now, then in zip(during, before, strict=True)) == len(METHODS) + 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from tests.profiler.jax_programs import LOOP, run_folder
 from tests.profiler.programs import captured, only, plain, write
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import store
+from perfscope.model.documents import run_folders
 from tests.profiler.programs import LOOP, captured, environment, plain, start, write
 
 PROBE = """
@@ -75,7 +75,7 @@ def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Pat
 def test_a_program_killed_by_a_signal_returns_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
     write(tmp_path, f"import os\nos.kill(os.getpid(), {int(number)})\n")
     assert captured("train.py", cwd=tmp_path).returncode == 128 + number
-    run = store.read(tmp_path / "perfscope-runs" / "latest")
+    run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
     assert run.state == "killed"
     assert f"killed by {number.name}" in run.notes[0]
 
@@ -149,7 +149,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     deaf = COUNTS.replace("while not got:", "while True:")
     _, code = at_a_terminal(tmp_path, deaf, b"\x03\x03")
     assert code == 128 + signal.SIGKILL
-    assert store.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
+    assert run_folders.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
 
 
 @pytest.mark.torch
@@ -181,7 +181,7 @@ def test_captures_are_kept_when_a_signal_ends_the_program(
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    run = store.read(tmp_path / "perfscope-runs" / "latest")
+    run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
     assert run.state == state
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
 
@@ -192,11 +192,11 @@ def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     latest = tmp_path / "perfscope-runs" / "latest"
-    assert store.read(latest).state == "running"
+    assert run_folders.read(latest).state == "running"
     process.kill()
     process.wait(timeout=60)
     assert process.stdout.read() == "", "its end means that the program, which held the other end, is gone"
-    run = store.read(latest)
+    run = run_folders.read(latest)
     assert (run.state, run.exit_code) == ("killed", None)
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
     process.stdout.close()

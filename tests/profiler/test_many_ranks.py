@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load_path
-from perfscope.profiler import store
-from perfscope.profiler.run import Run
+from perfscope.analyzers.readers.load import load_path
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Run
 from tests.profiler.programs import LOOP, SECONDS, captured, environment, plain, write
 
 GLOO = (
@@ -83,8 +83,8 @@ def run_verb(*words: str) -> list[str]:
 
 def run_of(folder: Path) -> tuple[Path, Run]:
     """The one run below ``folder``."""
-    (directory,) = store.directories(folder)
-    return directory, store.read(directory)
+    (directory,) = run_folders.directories(folder)
+    return directory, run_folders.read(directory)
 
 
 def free_port() -> int:
@@ -172,7 +172,7 @@ def test_a_job_that_nothing_names_is_said(tmp_path: Path) -> None:
     assert re.fullmatch(r"perfscope: task 3: run kept in perfscope-runs/\S+-train-\S+\n", other.stderr)
     again = captured("--run-id", "mine", "--wait", "0", program, cwd=tmp_path, env=told)
     assert "nothing that names" not in again.stderr
-    assert store.is_run(tmp_path / "perfscope-runs" / "mine")
+    assert run_folders.is_run(tmp_path / "perfscope-runs" / "mine")
 
 
 JAX = """

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.load import load_path
-from perfscope.analyzers.trace import SliceKind, Trace
-from perfscope.profiler.captures import nsys
-from tests.analyzers.readers.nsys_export import names
+from perfscope.analyzers.readers.load import load_path
+from perfscope.model.trace import SliceKind, Trace
+from perfscope.profiler.nsys import command
 from tests.profiler.programs import captured, environment, latest, passes, write
+from tests.readers.nsys.exports import names
 
 pytestmark = [pytest.mark.nsys, pytest.mark.torch]
 
@@ -43,7 +43,7 @@ for turn in range(5):
 
 @pytest.fixture(autouse=True)
 def present() -> None:
-    if (why := nsys.available()) is not None:
+    if (why := command.available()) is not None:
         pytest.skip(why)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.load import load_path
-from perfscope.profiler.captures import nsys
-from perfscope.profiler.launch import Ended
-from perfscope.profiler.nsys_run import NsysRun
-from perfscope.profiler.options import CaptureOptions
-from tests.analyzers.readers.nsys_export import START_END, Export, small
+from perfscope.analyzers.readers.load import load_path
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.launch.program import Ended
+from perfscope.profiler.nsys import command
+from perfscope.profiler.nsys.command import NsysRun
 from tests.profiler.fake_nsys import HELP, FakeNsys, put
 from tests.profiler.programs import captured, environment, latest, passes, plain, write
+from tests.readers.nsys.exports import START_END, Export, small
 
 PROGRAM = """
 import os, sys
@@ -36,10 +36,10 @@ def run(fake: FakeNsys, cwd: Path, *words: str, umask: int = 0o022, **options: A
     )
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, fake: FakeNsys) -> nsys.Installed:
+def installed(monkeypatch: pytest.MonkeyPatch, fake: FakeNsys) -> command.Installed:
     monkeypatch.setenv("PATH", fake.path)
-    found = nsys.probe()
-    assert isinstance(found, nsys.Installed)
+    found = command.probe()
+    assert isinstance(found, command.Installed)
     return found
 
 
@@ -154,7 +154,7 @@ def test_without_nsys_it_says_so(tmp_path: Path) -> None:
 
 def test_only_options_that_the_version_knows_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = installed(monkeypatch, put(tmp_path / "old"))
-    assert nsys.arguments(old, CaptureOptions(level="deep"), Path("r"))[1:] == [
+    assert command.arguments(old, CaptureOptions(level="deep"), Path("r"))[1:] == [
         "profile",
         "--trace=cuda,nvtx,osrt",
         "--sample=none",
@@ -165,9 +165,9 @@ def test_only_options_that_the_version_knows_are_given(tmp_path: Path, monkeypat
     ]
     more = HELP.replace("'osrt'", "'osrt', 'cudnn'") + "\t--cuda-graph-trace=\n\t--gpu-metrics-devices=\n"
     new = installed(monkeypatch, put(tmp_path / "new", options=more, counters="\t0: NVIDIA H100\n\tall: Select all"))
-    deep = nsys.arguments(new, CaptureOptions(level="deep"), Path("r"))
+    deep = command.arguments(new, CaptureOptions(level="deep"), Path("r"))
     assert {"--trace=cuda,nvtx,osrt,cudnn", "--cuda-graph-trace=node", "--gpu-metrics-devices=all"} <= set(deep)
-    light = nsys.arguments(new, CaptureOptions(level="light", steps=(5, 8)), Path("r"))
+    light = command.arguments(new, CaptureOptions(level="light", steps=(5, 8)), Path("r"))
     assert {"--trace=cuda,nvtx", "--capture-range=nvtx", "--nvtx-capture=perfscope.capture@perfscope"} <= set(light)
     assert not [word for word in light if "metrics" in word]
 

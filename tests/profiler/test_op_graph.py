@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import OP_GRAPH_SCHEMA
-from perfscope.profiler.captures import op_graph_table
-from perfscope.profiler.captures.op_graph import OpGraphCapture, available
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA
+from perfscope.profiler.torch.op_graph import table
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture, available
 from tests.profiler.op_graphs import Net, line_of, named, train_step
 
 torch = pytest.importorskip("torch")
@@ -26,7 +26,7 @@ def test_it_is_available_with_this_torch() -> None:
 
 
 def test_both_layers_name_the_same_schema() -> None:
-    assert op_graph_table.OP_GRAPH_SCHEMA == OP_GRAPH_SCHEMA
+    assert table.OP_GRAPH_SCHEMA == OP_GRAPH_SCHEMA
 
 
 def test_phases_modules_and_lines(record: Any) -> None:
@@ -170,7 +170,7 @@ def test_views_writes_and_kinds(record: Any) -> None:
 
 
 def test_the_written_lists_hold_ops_that_torch_has_and_does_not_tag() -> None:
-    from perfscope.profiler.captures import op_graph_schema as schema
+    from perfscope.profiler.torch.op_graph import recorder as schema
 
     def tagged(name: str, tag: Any) -> bool:
         packet = getattr(torch.ops.aten, name.removeprefix("aten."))  # AttributeError: no such op
@@ -233,10 +233,10 @@ def test_function_transforms(record: Any) -> None:
 
 def test_misuse_is_said(tmp_path: Path) -> None:
     capture = OpGraphCapture()
-    with pytest.raises(AskedWronglyError, match="no op graph to save"):
+    with pytest.raises(UsageError, match="no op graph to save"):
         capture.save(tmp_path / "graph.json")
     capture.start(0)
-    with pytest.raises(AskedWronglyError, match="called twice"):
+    with pytest.raises(UsageError, match="called twice"):
         capture.start(1)
     capture.stop()
     capture.stop()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.profiler.captures.op_graph import OpGraphCapture
-from perfscope.profiler.captures.op_graph_flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
+from perfscope.profiler.torch.op_graph.flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.captures.op_graph_frames import Frames, Site, asks_truth, called
+from perfscope.profiler.torch.op_graph.frames import Frames, Site, asks_truth, called_function
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -89,7 +89,7 @@ class Probe:
 
     def look(self) -> bool:
         frame = sys._getframe(2)
-        self.seen.append((asks_truth(frame), called(frame)))
+        self.seen.append((asks_truth(frame), called_function(frame)))
         return True
 
     def __bool__(self) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
-from perfscope.profiler.captures.op_graph import OpGraphCapture
-from perfscope.profiler.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from tests.profiler.op_graphs import Net, named, train_step
 
 torch = pytest.importorskip("torch")
@@ -182,7 +182,7 @@ def test_an_op_that_cannot_be_recorded_does_not_stop_the_program(
 
     capture = OpGraphCapture()
     capture.start(0)
-    monkeypatch.setattr("perfscope.profiler.captures.op_graph_mode.facts_of", breaks)
+    monkeypatch.setattr("perfscope.profiler.torch.op_graph.recorder.facts_of", breaks)
     assert torch.ones(2).sum() == 2
     capture.stop()
     assert _modes() == []

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.op_graph_memory import live_bytes, saved_for_backward
 from perfscope.analyzers.readers.op_graph import read_op_graph
-from perfscope.profiler.captures.op_graph import OpGraphCapture
+from perfscope.model.op_graph import OpGraph, live_bytes, saved_for_backward
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from perfscope.workloads.options import Options
 from tests.profiler.op_graphs import Net, named, train_step
 

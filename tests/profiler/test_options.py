@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.errors import AskedWronglyError
-from perfscope.profiler.options import CaptureOptions, Message, load_message, parse_steps
-from perfscope.profiler.plan import first_step, passes
+from perfscope.model.capture import CaptureOptions, Message, load_message, parse_steps
+from perfscope.model.errors import UsageError
+from perfscope.profiler.session.passes import first_step, passes
 
 
 @pytest.mark.parametrize("steps", [None, (3, 9)])
@@ -20,7 +20,7 @@ def test_a_message_arrives_as_it_was_sent(steps: tuple[int, int] | None) -> None
 
 @pytest.mark.parametrize("text", ["", ":", "5", "5:", ":5", "a:b", "-1:3", "1:2:3", "0:3", "4:4", "5:4", "1.5:3"])
 def test_steps_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(AskedWronglyError, match="--steps"):
+    with pytest.raises(UsageError, match="--steps"):
         parse_steps(text)
 
 

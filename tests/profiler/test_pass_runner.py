@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler import pass_runner
-from perfscope.profiler.options import CaptureOptions
-from perfscope.profiler.pass_runner import PassRunner
-from perfscope.profiler.plan import Pass
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.session import pass_runner
+from perfscope.profiler.session.pass_runner import PassRunner
+from perfscope.profiler.session.passes import Pass
 
 
 def started(runner: PassRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, compiles: bool) -> list[str]:

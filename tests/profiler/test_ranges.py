@@ -16,8 +16,8 @@ pytestmark = pytest.mark.torch
 GUARDED = """
 import torch
 from torch.autograd.profiler import profile, record_function
-from perfscope.profiler.hooks import _replace
-from perfscope.profiler.ranges import RangeGuard
+from perfscope.profiler.torch.hooks import _replace
+from perfscope.profiler.torch.hooks import RangeGuard
 
 guard = RangeGuard()
 undos = guard.install(_replace)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.run import RUN_SCHEMA, Capture, Process, Run, dump, load_process, load_run
+from perfscope.model.documents.run import RUN_SCHEMA, Capture, Process, Run, dump, load_process, load_run
+from perfscope.model.errors import DataError
 
 
 def process(**more: Any) -> Process:

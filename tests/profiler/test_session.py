@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.analyzers.readers.load import load
+from perfscope.model.trace.tables import MemoryCategory
 from tests.profiler.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler import steps
-from perfscope.profiler.options import CaptureOptions
-from perfscope.profiler.steps import Source, StepFinder
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.session import steps
+from perfscope.profiler.session.steps import Source, StepFinder
 
 
 class Recorded:

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler import store
-from perfscope.profiler.errors import AskedWronglyError, DataError, NotStartedError
-from perfscope.profiler.run import Process, Run, State, dump
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run, RunState, dump
+from perfscope.model.errors import DataError, NotStartedError, UsageError
 
 
-def make(root: Path, name: str = "train", state: State = "finished") -> Path:
-    directory = store.create(root, name)
-    store.write(directory, Run(id=directory.name, name=name, created_utc="2026", command=("a.py",), state=state))
+def make(root: Path, name: str = "train", state: RunState = "finished") -> Path:
+    directory = run_folders.create(root, name)
+    run_folders.write(directory, Run(id=directory.name, name=name, created_utc="2026", command=("a.py",), state=state))
     return directory
 
 
-def old(root: Path, name: str, state: State = "finished") -> Path:
+def old(root: Path, name: str, state: RunState = "finished") -> Path:
     """A run of a written name: the order of runs is that of their names."""
     directory = root / name
     directory.mkdir(parents=True)
-    store.write(directory, Run(id=name, name="n", created_utc="2026", command=("a.py",), state=state))
+    run_folders.write(directory, Run(id=name, name="n", created_utc="2026", command=("a.py",), state=state))
     return directory
 
 
 def test_a_directory_says_when_and_what_and_latest_points_to_it(tmp_path: Path) -> None:
-    directory = store.create(tmp_path / "runs", "../my train.py/ü")
+    directory = run_folders.create(tmp_path / "runs", "../my train.py/ü")
     stamp, clock, *label, digits = directory.name.split("-")
     assert (len(stamp), len(clock), len(digits)) == (8, 6, 4)
     assert "-".join(label) == "my-train.py"
@@ -38,22 +38,22 @@ def test_a_directory_says_when_and_what_and_latest_points_to_it(tmp_path: Path) 
 
 
 def test_a_name_of_nothing_but_signs_still_names_a_directory(tmp_path: Path) -> None:
-    assert "-run-" in store.create(tmp_path, "///").name
+    assert "-run-" in run_folders.create(tmp_path, "///").name
 
 
 def test_a_directory_that_exists_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = iter(["aaaa", "0000", "aaaa", "bbbb", "0000"])
-    monkeypatch.setattr(store.secrets, "token_hex", lambda _: next(digits))
+    monkeypatch.setattr(run_folders.secrets, "token_hex", lambda _: next(digits))
 
-    class Noon(store.datetime):
+    class Noon(run_folders.datetime):
         @classmethod
         def now(cls, tz: object = None) -> Noon:  # type: ignore[override]
             return cls(2026, 1, 1, 12)
 
-    monkeypatch.setattr(store, "datetime", Noon)
-    first = store.create(tmp_path, "a")
+    monkeypatch.setattr(run_folders, "datetime", Noon)
+    first = run_folders.create(tmp_path, "a")
     (first / "kept").touch()
-    second = store.create(tmp_path, "a")
+    second = run_folders.create(tmp_path, "a")
     assert (first.name, second.name) == ("20260101-120000-a-aaaa", "20260101-120000-a-bbbb")
     assert (first / "kept").exists()
 
@@ -61,7 +61,7 @@ def test_a_directory_that_exists_is_never_used(tmp_path: Path, monkeypatch: pyte
 def test_no_free_directory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", _taken)
     with pytest.raises(NotStartedError, match="no free run directory"):
-        store.create(tmp_path, "a")
+        run_folders.create(tmp_path, "a")
 
 
 def _taken(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -71,35 +71,35 @@ def _taken(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool 
 
 def test_a_file_called_latest_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("mine")
-    store.create(tmp_path, "a")
+    run_folders.create(tmp_path, "a")
     assert (tmp_path / "latest").read_text() == "mine"
 
 
 def test_writing_replaces_whole_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    store.write_atomically(path, b"one")
-    store.write_atomically(path, b"two")
+    run_folders.write_atomically(path, b"one")
+    run_folders.write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
-    store.write_atomically(path, b"one")
+    run_folders.write_atomically(path, b"one")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(run_folders.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.write_atomically(path, b"two")
+        run_folders.write_atomically(path, b"two")
     assert path.read_bytes() == b"one"
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_run_is_running_while_it_is_held_and_killed_when_nobody_holds_it(tmp_path: Path) -> None:
     directory = make(tmp_path, state="running")
-    assert store.read(directory).state == "killed"
+    assert run_folders.read(directory).state == "killed"
     holder = (
         "import sys; from pathlib import Path; from perfscope.profiler import store\n"
         "with store.alive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
@@ -109,10 +109,10 @@ def test_a_run_is_running_while_it_is_held_and_killed_when_nobody_holds_it(tmp_p
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        assert store.read(directory).state == "running"
-        assert store.prune(tmp_path, 0) == []
+        assert run_folders.read(directory).state == "running"
+        assert run_folders.prune(tmp_path, 0) == []
         process.kill()
-    assert store.read(directory).state == "killed"
+    assert run_folders.read(directory).state == "killed"
 
 
 def test_what_the_processes_wrote_last_is_read_by_rank(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_what_the_processes_wrote_last_is_read_by_rank(tmp_path: Path) -> None:
     for rank in (10, 2):
         (directory / f"rank{rank:05d}").mkdir()
         process = Process(rank=rank, directory=f"rank{rank:05d}", steps_seen=rank)
-        store.write_atomically(directory / f"rank{rank:05d}" / "process.json", dump(process))
-    assert [one.steps_seen for one in store.read(directory).processes] == [2, 10]
+        run_folders.write_atomically(directory / f"rank{rank:05d}" / "process.json", dump(process))
+    assert [one.steps_seen for one in run_folders.read(directory).processes] == [2, 10]
 
 
 def test_find_knows_paths_latest_ids_and_their_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,17 +129,17 @@ def test_find_knows_paths_latest_ids_and_their_beginnings(tmp_path: Path, monkey
     root = Path("perfscope-runs")
     first, second = old(root, "20260101-000000-a-1111"), old(root, "20260102-000000-b-2222")
     (root / "latest").symlink_to(second.name)
-    assert store.find(str(first)) == first
-    assert store.find("latest") == second.resolve()
-    assert store.find("20260101") == first
-    assert store.find(second.name) == second
-    with pytest.raises(AskedWronglyError, match="2 runs begin so"):
-        store.find("2026")
+    assert run_folders.find(str(first)) == first
+    assert run_folders.find("latest") == second.resolve()
+    assert run_folders.find("20260101") == first
+    assert run_folders.find(second.name) == second
+    with pytest.raises(UsageError, match="2 runs begin so"):
+        run_folders.find("2026")
     for absent in ("2025", ""):
         with pytest.raises(DataError, match="no such run"):
-            store.find(absent)
+            run_folders.find(absent)
     with pytest.raises(DataError, match="no run was captured here yet"):
-        store.find("latest", tmp_path / "elsewhere")
+        run_folders.find("latest", tmp_path / "elsewhere")
 
 
 def test_the_list_is_newest_first_and_holds_the_corrupt_with_their_problem(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_the_list_is_newest_first_and_holds_the_corrupt_with_their_problem(tmp_p
         old(tmp_path, name)
     (tmp_path / "20260102-0" / "run.json").write_text("{")
     (tmp_path / "not-a-run").mkdir()
-    listed = store.list_runs(tmp_path)
+    listed = run_folders.list_runs(tmp_path)
     assert [one.directory.name for one in listed] == ["20260103-0", "20260102-0", "20260101-0"]
     assert [one.run is None for one in listed] == [False, True, False]
     assert "not valid JSON" in str(listed[1].problem)
-    assert store.list_runs(tmp_path / "absent") == []
+    assert run_folders.list_runs(tmp_path / "absent") == []
 
 
 def test_prune_keeps_the_newest_and_what_is_not_a_run_and_mends_latest(tmp_path: Path) -> None:
@@ -160,16 +160,16 @@ def test_prune_keeps_the_newest_and_what_is_not_a_run_and_mends_latest(tmp_path:
         old(tmp_path, name)
     (tmp_path / "mine").mkdir()
     (tmp_path / "latest").symlink_to(names[0])
-    removed = store.prune(tmp_path, 2)
+    removed = run_folders.prune(tmp_path, 2)
     assert sorted(path.name for path in removed) == names[:2]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[2:], "latest", "mine"]
     assert (tmp_path / "latest").resolve().name == names[3]
-    with pytest.raises(AskedWronglyError):
-        store.prune(tmp_path, -1)
+    with pytest.raises(UsageError):
+        run_folders.prune(tmp_path, -1)
 
 
 def _create(root: str) -> str:
-    return store.create(Path(root), "same").name
+    return run_folders.create(Path(root), "same").name
 
 
 def test_processes_that_start_at_once_get_directories_of_their_own(tmp_path: Path) -> None:

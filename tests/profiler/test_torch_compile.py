@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compile_log import CompileLog
-from perfscope.analyzers.readers import run as reader
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler import store
+from perfscope.analyzers.readers.run import reader as reader
+from perfscope.model.compile_log import CompileLog
+from perfscope.model.documents import run_folders
+from perfscope.model.trace import Trace
 from tests.profiler.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
@@ -97,7 +97,7 @@ def test_results_are_the_same_to_the_last_bit(ran: Ran) -> None:
 
 
 def test_the_manifest_says_where_the_log_is(ran: Ran) -> None:
-    (process,) = store.read(ran.run).processes
+    (process,) = run_folders.read(ran.run).processes
     found = passes(process)["compile"]
     assert (found.tool, found.state, found.reason) == ("torch_compile", "recorded", None)
     assert found.artifact == "rank00000/compile/torch_trace.log.gz"
@@ -261,8 +261,8 @@ from pathlib import Path
 import torch
 import torch._logging._internal as internal
 from perfscope.profiler import torch_compat
-from perfscope.profiler.captures.torch_compile import TorchCompileCapture
-from perfscope.profiler.options import CaptureOptions
+from perfscope.profiler.torch.compile_log import TorchCompileCapture
+from perfscope.model.capture import CaptureOptions
 
 here = Path.cwd() / "rank00000"
 here.mkdir()
@@ -338,7 +338,7 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
 def test_the_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
-        "from perfscope.profiler.captures import compile_trace\ncompile_trace.MOST_BYTES = 4000\n"
+        "from perfscope.profiler.session.pass_runner import compile_trace\ncompile_trace.MOST_BYTES = 4000\n"
         "made = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
     )
     assert isinstance(found, list)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler import observe
-from perfscope.profiler.window import MOST_RETRIES, SIZES, TimedWindows
+from perfscope.model.capture import MOST_RETRIES, WINDOW_SIZES, TimedWindows
+from perfscope.profiler.session import process_state
 
 
 class Program:
@@ -33,53 +33,53 @@ class Program:
 
 def test_a_window_waits_twice_and_not_between_its_steps() -> None:
     program = Program()
-    program.run(SIZES[0] - 1)
+    program.run(WINDOW_SIZES[0] - 1)
     assert (program.waits, program.windows.ns) == (1, None), "at its begin alone"
     program.run(1)
     assert program.waits == 2
     assert program.windows.ns is not None
     assert program.windows.ns > 0
-    assert (program.windows.steps, program.windows.compiled) == (SIZES[0], 0)
+    assert (program.windows.steps, program.windows.compiled) == (WINDOW_SIZES[0], 0)
 
 
 def test_the_longest_complete_window_counts_and_then_nothing_is_waited_for() -> None:
     program = Program()
-    program.run(SIZES[0] + 1)
-    assert program.windows.steps == SIZES[0], "the next one is not complete"
-    program.run(sum(SIZES))
-    assert program.windows.steps == SIZES[-1]
-    assert program.waits == 2 * len(SIZES)
+    program.run(WINDOW_SIZES[0] + 1)
+    assert program.windows.steps == WINDOW_SIZES[0], "the next one is not complete"
+    program.run(sum(WINDOW_SIZES))
+    assert program.windows.steps == WINDOW_SIZES[-1]
+    assert program.waits == 2 * len(WINDOW_SIZES)
     assert program.windows.next_size == 0
 
 
 def test_a_window_in_which_a_program_was_compiled_is_taken_again() -> None:
     program = Program()
     program.run(1, compiling=True)
-    program.run(SIZES[0] - 1)
+    program.run(WINDOW_SIZES[0] - 1)
     assert program.windows.ns is None
-    program.run(SIZES[0])
-    assert (program.windows.steps, program.windows.compiled) == (SIZES[0], 0)
+    program.run(WINDOW_SIZES[0])
+    assert (program.windows.steps, program.windows.compiled) == (WINDOW_SIZES[0], 0)
 
 
 def test_a_program_that_compiles_in_each_step_is_measured_so_and_it_is_counted() -> None:
     program = Program()
-    program.run(SIZES[0] * (1 + MOST_RETRIES), compiling=True)
-    assert (program.windows.steps, program.windows.compiled) == (SIZES[0], SIZES[0])
+    program.run(WINDOW_SIZES[0] * (1 + MOST_RETRIES), compiling=True)
+    assert (program.windows.steps, program.windows.compiled) == (WINDOW_SIZES[0], WINDOW_SIZES[0])
 
 
 def test_a_profiler_that_starts_ends_a_window_without_a_result() -> None:
     program = Program()
-    program.run(SIZES[0] - 1)
+    program.run(WINDOW_SIZES[0] - 1)
     program.windows.drop()
     program.run(1)
     assert program.windows.ns is None
-    program.run(SIZES[0] - 1)
-    assert program.windows.steps == SIZES[0]
+    program.run(WINDOW_SIZES[0] - 1)
+    assert program.windows.steps == WINDOW_SIZES[0]
 
 
 def test_without_a_device_of_its_own_there_is_no_window() -> None:
     program = Program(device=False)
-    program.run(SIZES[0])
+    program.run(WINDOW_SIZES[0])
     assert (program.windows.ns, program.windows.steps) == (None, 0)
 
 
@@ -99,7 +99,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, *, initialized: bool, capturing: bool 
 
 def test_cuda_is_waited_for_once_the_program_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     told = cuda(monkeypatch, initialized=True)
-    assert observe.wait_for_cuda()
+    assert process_state.wait_for_cuda()
     assert told == ["synchronize"]
 
 
@@ -108,5 +108,5 @@ def test_cuda_is_left_alone_before_and_while_a_graph_is_captured(
     monkeypatch: pytest.MonkeyPatch, state: dict[str, bool]
 ) -> None:
     told = cuda(monkeypatch, **state)
-    assert not observe.wait_for_cuda()
+    assert not process_state.wait_for_cuda()
     assert told == []

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.readers import torch_memory
 from perfscope.analyzers.readers.op_graph import read_op_graph
-from perfscope.analyzers.trace.memory_tables import HeldState
-from perfscope.profiler.captures.op_graph import OpGraphCapture
+from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace.tables import HeldState
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from tests.caching_allocator import LARGE_SEGMENT, MIB, SMALL_SEGMENT, CachingAllocator, OutOfMemoryError
 
 torch = pytest.importorskip("torch")
@@ -83,7 +83,7 @@ def replayed(defective: bool, folder: Path, capacity: int = 1 << 60) -> CachingA
 def free_share(snapshot: dict[str, Any], folder: Path) -> float:
     """Of what is reserved: what no block holds, as the reader of snapshots tells it."""
     (folder / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
-    trace = torch_memory.read(folder / "snapshot.pickle")
+    trace = torch_memory_reader.read(folder / "snapshot.pickle")
     held, reserved = trace.rows["held"], int(trace.rows["segments"]["bytes"].sum())
     return float(held["bytes"][held["state"] == HeldState.FREE].sum()) / reserved
 

@@ -30,7 +30,7 @@ def step_of(name: str, variant: str, *defects: str, tmp_path: Path) -> Any:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from perfscope.analyzers.readers.op_graph import read_op_graph
-    from perfscope.profiler.captures.op_graph import OpGraphCapture
+    from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
     from perfscope.workloads.training import train
 
     module = importlib.import_module(f"perfscope.workloads.{name}")

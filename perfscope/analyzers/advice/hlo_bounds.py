@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.advice.step_model import Policy, Region
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from perfscope.analyzers.advice.step_model import Value
 from perfscope.analyzers.facts.hlo_blocks import program_timelines
 from perfscope.analyzers.facts.hlo_memory import arena_of
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 
 def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.advice.step_model import StepModel
 from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from perfscope.analyzers.facts.graph_time import graph_time
 from perfscope.analyzers.facts.span_work import subtree_ends
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.finding import AbstainError, Basis
 from perfscope.analyzers.hardware import find_device, named_device
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.finding import AbstainError, Basis
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
 
 Float64 = npt.NDArray[np.float64]
 

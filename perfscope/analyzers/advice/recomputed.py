@@ -11,7 +11,7 @@ from perfscope.analyzers.advice.step_model_hlo import layers_of
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_flow import Flow
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _CONTAINERS = ("fusion", "while", "call", "get-tuple-element")
 

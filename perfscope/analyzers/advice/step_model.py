@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.finding import Basis
+from perfscope.model.finding import Basis
 
 ValueKind = Literal["product", "attention", "random", "other", "view"]
 """What made a value: a matrix product without batch dimensions or a convolution, fused attention, random numbers,

@@ -17,12 +17,7 @@ from perfscope.analyzers.advice.hlo_layers import Kept, Layers, backward_body, l
 from perfscope.analyzers.advice.hlo_policies import Keeps, nothing, unbatched_products
 from perfscope.analyzers.advice.hlo_predict import Predictor
 from perfscope.analyzers.advice.hlo_stacks import Stacks
-from perfscope.analyzers.advice.hlo_step import (
-    held_bytes,
-    parameter_width,
-    timeline_of,
-    values_of,
-)
+from perfscope.analyzers.advice.hlo_step import held_bytes, parameter_width, timeline_of, values_of
 from perfscope.analyzers.advice.hlo_unrolled import single_layers
 from perfscope.analyzers.advice.step_model import Change, Policy, Region, StepModel
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
@@ -33,13 +28,13 @@ from perfscope.analyzers.facts.hlo_product import fusions_of
 from perfscope.analyzers.facts.hlo_program import program_label
 from perfscope.analyzers.facts.hlo_saving import bytes_ns, once_ns
 from perfscope.analyzers.facts.program_device import device_memory_bytes, program_device
-from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 
 def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:

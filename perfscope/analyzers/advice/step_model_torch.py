@@ -18,11 +18,10 @@ from perfscope.analyzers.advice.torch_held import held_of, timeline_of
 from perfscope.analyzers.advice.torch_joins import StepJoins
 from perfscope.analyzers.advice.torch_regions import Call, module_calls
 from perfscope.analyzers.advice.torch_workspace import workspaces
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
-from perfscope.analyzers.op_graph_memory import storage_devices
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.allocator import ROUNDED_TO
+from perfscope.model.finding import AbstainError
+from perfscope.model.memory import ALLOCATION_ROUNDING
+from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
+from perfscope.model.trace import Trace
 
 RANDOM_STATE_BYTES = 5_056
 """The state of torch's generator on the CPU (a Mersenne twister), which every checkpointed call of a CPU program
@@ -105,7 +104,7 @@ def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[
     """The storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
     if graph.device != "cuda":
         return storages
-    return tuple(replace(one, bytes=-(-one.bytes // ROUNDED_TO) * ROUNDED_TO) for one in storages)
+    return tuple(replace(one, bytes=-(-one.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING) for one in storages)
 
 
 class _Step(StepJoins):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.advice.torch_regions import Call, inside
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
+from perfscope.model.op_graph import GraphOp, OpGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.op_graph_memory import storage_devices
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.op_graph import OpGraph, storage_devices
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

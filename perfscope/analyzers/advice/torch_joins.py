@@ -11,8 +11,7 @@ import numpy as np
 
 from perfscope.analyzers.advice.torch_checkpointing import Repeats, repeats
 from perfscope.analyzers.advice.torch_regions import Call, inside
-from perfscope.analyzers.op_graph import GraphOp, GraphStorage, OpGraph
-from perfscope.analyzers.op_graph_memory import taken_over
+from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, taken_over
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
+from perfscope.model.op_graph import GraphOp, OpGraph
 
 SINGLE_SHARE = 0.05
 """Of all that the forward makes: a module that is no repeated block is a region if it makes as much. Checkpointing

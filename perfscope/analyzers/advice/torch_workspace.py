@@ -11,9 +11,9 @@ from collections import defaultdict
 import numpy as np
 
 from perfscope.analyzers.facts.graph_time import graph_time
-from perfscope.analyzers.memory.timeline import Int64, MemoryTimeline
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.memory import Int64, MemoryTimeline
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import MISSING, Trace
 
 
 def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) -> dict[int, int]:

@@ -11,10 +11,10 @@ from perfscope.analyzers.advice.simulate import todays
 from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.facts.hlo_program import program_label
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.aot.checkpoint_asked import Word
+from perfscope.model.documents.compile_request import PolicyName
+from perfscope.model.trace import Trace
 
-WORDS: dict[Policy, Word] = {"keep": "none", "full": "full", "selective": "dots"}
+WORDS: dict[Policy, PolicyName] = {"keep": "none", "full": "full", "selective": "dots"}
 """A plan's policy -> what ``perfscope compile --checkpoint`` calls it."""
 
 
@@ -23,7 +23,7 @@ class VerifiedPlan:
     """A plan: what was predicted of it, and what XLA made of it. Bytes of one device, FLOPs of one run."""
 
     plan: Plan
-    checkpoint: Word | None
+    checkpoint: PolicyName | None
     """None: ``--checkpoint`` cannot set it."""
     predicted_peak_bytes: int
     predicted_recompute_flops: int | None
@@ -44,7 +44,7 @@ class VerifiedPlan:
         return self.predicted_peak_bytes / self.compiled_peak_bytes - 1
 
 
-def setting(plan: Plan) -> tuple[Word | None, str]:
+def setting(plan: Plan) -> tuple[PolicyName | None, str]:
     """The word that sets a plan from outside, or ``None`` and why none does."""
     placement = plan.placement
     if placement.level or placement.optimizer_on_host:

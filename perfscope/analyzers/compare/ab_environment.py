@@ -21,7 +21,7 @@ import numpy as np
 
 from perfscope.analyzers.compare.paired import effect_of
 from perfscope.analyzers.compare.verdict import MetricResult
-from perfscope.profiler.ab_pairs import Launch, Pair
+from perfscope.model.documents.ab import Launch, Pair
 
 LEVEL = 0.01
 """At which a counter differs between the arms. Four are asked of every comparison, so one in 25 sees one differ by

@@ -16,7 +16,7 @@ from perfscope.analyzers.compare.exact import compare_exact
 from perfscope.analyzers.compare.sequential import level_for, looks_for
 from perfscope.analyzers.compare.verdict import MetricResult, confirmed, from_pairs
 from perfscope.analyzers.compare.warmup import steady_part
-from perfscope.profiler.ab_pairs import Arm, Decision, Launch, Pair, Pairs, Phase
+from perfscope.model.documents.ab import Arm, Decision, Launch, Pair, Pairs, Phase
 
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3
@@ -64,7 +64,7 @@ class AbResult:
 
 
 class AbJudge:
-    """Looks at pairs (`perfscope.profiler.ab.Judge`). ``pairs``: at most; ``least``: relative change that matters."""
+    """Looks at pairs (`perfscope.profiler.ab.runner.Judge`). ``pairs``: at most; ``least``: relative change that matters."""
 
     def __init__(self, *, pairs: int, least: float, confirm: bool = True) -> None:
         """``ValueError`` if so many pairs cannot be compared."""

@@ -16,9 +16,9 @@ from perfscope.analyzers.compare.exact import compare_exact
 from perfscope.analyzers.compare.many import LEAST_PAIRS, KernelChange, judge_many
 from perfscope.analyzers.compare.ranks import time_change
 from perfscope.analyzers.compare.structure import NEUTRAL, NO_STEPS, ExactMetric, structure
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.analyzers.readers.load import load
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.trace import Trace
 
 RunPair = tuple[Path, Path]
 """Run folders of base and head."""
@@ -58,7 +58,7 @@ def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read
     for runs in pairs:
         try:
             numbers.append(_numbers(runs, read))
-        except (DataError, AskedWronglyError) as error:
+        except (DataError, UsageError) as error:
             said.append(_without_folder(str(error), runs))
     if not numbers:
         return Profiles(lost=tuple(said))

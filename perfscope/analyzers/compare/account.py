@@ -20,8 +20,8 @@ from perfscope.analyzers.compare.naming import Naming, instruction_keys, span_ke
 from perfscope.analyzers.compare.part import Part, summed
 from perfscope.analyzers.compare.window import Window, compared_window, inside
 from perfscope.analyzers.facts.device_time import device_busy
-from perfscope.analyzers.facts.intervals import Int64, Intervals
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import Int64, Intervals
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 NOTHING_RECORDED = Key(kind="host", work="outside every recorded span")
 

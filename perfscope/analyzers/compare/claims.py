@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.window import without
-from perfscope.analyzers.facts.intervals import Int64, Intervals, covered, union
 from perfscope.analyzers.facts.nesting import covering_slices, nearest_ancestor
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.trace import MISSING, Trace
 
 
 def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Intervals]:

@@ -19,10 +19,10 @@ from perfscope.analyzers.compare.verdict import MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.facts.step_windows import HOST_AHEAD
-from perfscope.analyzers.finding import SEVERITIES, Severity
-from perfscope.analyzers.torch_plan import way_in_words
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.finding import SEVERITIES, Severity
+from perfscope.model.torch_plan import planning_mode_text
+from perfscope.model.trace import Trace
 
 STEP_TIME = "step time"
 
@@ -142,7 +142,7 @@ def severity_named(gate: str) -> Severity:
     for severity in SEVERITIES:
         if gate == f"finding:{severity}":
             return severity
-    raise AskedWronglyError(f"--fail-on {gate}: not one of regression, inconclusive, finding:low|medium|high")
+    raise UsageError(f"--fail-on {gate}: not one of regression, inconclusive, finding:low|medium|high")
 
 
 def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
@@ -161,7 +161,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
     told += _checkpoints(base, head)
     if machines.planned_otherwise:
-        first, last = map(way_in_words, machines.ways)
+        first, last = map(planning_mode_text, machines.ways)
         told.append(OTHER_WAYS.format(base=first, head=last))
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
@@ -247,7 +247,7 @@ _RECORDINGS = frozenset({"PyTorch recording", "JAX recording", "device recording
 def side_summary(traces: Sequence[Trace]) -> SideSummary:
     """What the traces of a side are. ``AskedWronglyError`` where there are none."""
     if not traces:
-        raise AskedWronglyError("nothing to compare: a side holds no trace")
+        raise UsageError("nothing to compare: a side holds no trace")
     kinds = dict.fromkeys(map(kind_of, traces))
     names = dict.fromkeys(one.name or NO_NAME for trace in traces for one in trace.fact(device_times) if one.span_ns)
     return SideSummary(
@@ -266,7 +266,7 @@ def check_alike(base: SideSummary, head: SideSummary) -> None:
     plain = {base.kind, head.kind}
     if plain <= _RECORDINGS and not ("JAX recording" in plain and "PyTorch recording" in plain):
         return
-    raise AskedWronglyError(
+    raise UsageError(
         f"{base.paths[0]} is a {base.kind.removesuffix('s')}, {head.paths[0]} a {head.kind.removesuffix('s')}: "
         "compare two of one kind"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from perfscope.analyzers.finding import MEDIUM_SHARE, SEVERITIES, Finding, Outcome
+from perfscope.model.finding import MEDIUM_SHARE, SEVERITIES, Finding, Outcome
 
 Change = Literal["new", "fixed", "worse", "better", "unchanged", "first looked at", "no longer looked at"]
 

@@ -9,8 +9,8 @@ from perfscope.analyzers.compare.naming import Naming
 from perfscope.analyzers.compare.part import Part
 from perfscope.analyzers.compare.window import Window
 from perfscope.analyzers.facts.gaps import GapCause, gaps
-from perfscope.analyzers.facts.intervals import Intervals, covered
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Intervals, covered
+from perfscope.model.trace import MISSING, Trace
 
 EDGE = "idle: before the first or behind the last work"
 INPUT = "idle: waits for input"

@@ -10,15 +10,15 @@ import numpy as np
 
 from perfscope.analyzers.compare.naming import instruction_keys
 from perfscope.analyzers.compare.window import Window, compared_window, inside
-from perfscope.analyzers.compile_log import Place
 from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.compile_summary import compile_summary
 from perfscope.analyzers.facts.graph_cost import step_bytes
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.trace_memories import trace_memories
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import MISSING, CallKind, SliceKind, Trace
+from perfscope.model.compile_log import CodeLine
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 MOST_PLACES_LOOKED_UP = 2_000
 """Syncs whose line is looked up: a program with more of them has the same few lines in each step."""
@@ -204,7 +204,7 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
         yield from ((name, "the log does not say what inductor's kernels compute") for name in names[3:])
 
 
-def _line(place: Place | None) -> str:
+def _line(place: CodeLine | None) -> str:
     return "" if place is None else f"{place.file}:{place.line}"
 
 

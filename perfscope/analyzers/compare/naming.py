@@ -11,14 +11,14 @@ import numpy as np
 from perfscope.analyzers.compare.keys import Key, PartKind
 from perfscope.analyzers.compare.window import Window
 from perfscope.analyzers.facts.call_sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.facts.frames import Owner, parse_frame
 from perfscope.analyzers.facts.gaps import GapCause, Gaps
 from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.recompute import autograd_nodes, recomputed_ops
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.trace import MISSING, CopyKind, SliceKind, Trace
+from perfscope.model.frames import Owner, parse_frame
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 MOST_SITES = 500_000
 """Ops whose line is looked up, 30 to 80 us each and some 200 bytes: about as long as reading the trace took, up to half

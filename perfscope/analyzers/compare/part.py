@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from perfscope.analyzers.compare.keys import Key
-from perfscope.analyzers.trace import MISSING
+from perfscope.model.trace import MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.program_row import (
 from perfscope.analyzers.compare.program_units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
 from perfscope.analyzers.hlo.fusion_dump import refusal_of
 from perfscope.analyzers.hlo.module import Shape
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.units import format_bytes
 
 MOST_OPS = 4
 """Ops that a row names."""

@@ -14,18 +14,12 @@ from dataclasses import dataclass
 from perfscope.analyzers.compare.program_keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.program_units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_COLLECTIVES, PLAN_WIRE
 from perfscope.analyzers.estimate.spans import NO_TIME, Range
-from perfscope.analyzers.facts.plan_collectives import (
-    XLA_KINDS,
-    Asked,
-    eager_asked,
-    kernels_beside,
-    planned_asked,
-)
+from perfscope.analyzers.facts.plan_collectives import XLA_KINDS, Asked, eager_asked, kernels_beside, planned_asked
 from perfscope.analyzers.facts.plan_time import launches
 from perfscope.analyzers.hlo.cost_collectives import sent_bytes
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.torch_plan import HeldPlan
-from perfscope.profiler.aot.torch_processes_file import PlannedCollective
+from perfscope.model.documents.torch_plan import PlannedCollective
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import LoadedPlan
 
 WHY_WAITED = "no kernel can run beside it"
 WHY_LAST = "no kernel of the step follows it"
@@ -83,7 +77,7 @@ class PlanExchange:
         return lines.file(file) if line is None else f"{lines.file(file)}:{lines.line(file, line)}"
 
 
-def plan_exchanges(held: HeldPlan) -> tuple[PlanExchange, ...] | None:
+def plan_exchanges(held: LoadedPlan) -> tuple[PlanExchange, ...] | None:
     """Collectives of a step in the order of its model; ``None``: a plan of one process, or they are not all known."""
     processes = held.plan.processes
     if processes is None or processes.left:
@@ -106,13 +100,13 @@ def plan_exchanges(held: HeldPlan) -> tuple[PlanExchange, ...] | None:
     )
 
 
-def exchange_totals(held: HeldPlan) -> dict[str, int]:
+def exchange_totals(held: LoadedPlan) -> dict[str, int]:
     """Exact amounts of a step; none where its collectives are not known."""
     found = plan_exchanges(held)
     return {} if found is None else sums_of(found)
 
 
-def exchange_digest(held: HeldPlan) -> tuple[object, ...]:
+def exchange_digest(held: LoadedPlan) -> tuple[object, ...]:
     """What is exchanged, in what order and which of it blocks, without files and lines."""
     found = plan_exchanges(held)
     if found is None:
@@ -120,7 +114,7 @@ def exchange_digest(held: HeldPlan) -> tuple[object, ...]:
     return tuple((one.what, one.blocks is not None) for one in found)
 
 
-def step_ops(held: HeldPlan) -> Iterator[tuple[str, int, str]]:
+def step_ops(held: LoadedPlan) -> Iterator[tuple[str, int, str]]:
     """(file, line, op) of what a step of one of several processes does and exchanges; nothing of a job of one."""
     if held.plan.processes is None:
         return
@@ -133,7 +127,7 @@ def step_ops(held: HeldPlan) -> Iterator[tuple[str, int, str]]:
             yield one.collective.file, one.collective.line, one.collective.kind
 
 
-def not_compared(base: HeldPlan, head: HeldPlan) -> str:
+def not_compared(base: LoadedPlan, head: LoadedPlan) -> str:
     """Why nothing is said of the collectives of two plans; ``''`` where they are compared, or neither has any."""
     sizes = [0 if held.plan.processes is None else held.plan.processes.world_size for held in (base, head)]
     if sizes[0] != sizes[1]:

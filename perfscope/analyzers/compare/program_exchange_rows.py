@@ -23,7 +23,7 @@ from perfscope.analyzers.compare.program_row import (
 from perfscope.analyzers.compare.program_units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_WIRE
 from perfscope.analyzers.estimate.spans import NO_TIME, Range
 from perfscope.analyzers.facts.plan_collectives import StepExchanges
-from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.model.units import format_bytes, format_ns
 
 StepWaits = tuple[StepExchanges | None, StepExchanges | None]
 """The model of both steps, whose rows are in the order of `plan_exchanges`; ``None``: it is not for one target."""

@@ -23,8 +23,8 @@ from perfscope.analyzers.compare.program_units import (
     UNITS,
     WIRE,
 )
-from perfscope.analyzers.units import format_bytes, format_count, format_ns
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.units import format_bytes, format_count, format_ns
 
 LOST_FUSIONS, BLOCKING, MODELLED = "lost-fusions", "blocking-collectives", "modelled-time"
 BREAKS = "graph-breaks"
@@ -76,12 +76,12 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
     name, percent = found[1], None if found[2] is None else float(found[2])
     if name == "programs":
         if percent is not None:
-            raise AskedWronglyError(f"--fail-on {text}: programs takes no percentage; its parts do: {', '.join(LEAST)}")
+            raise UsageError(f"--fail-on {text}: programs takes no percentage; its parts do: {', '.join(LEAST)}")
         return tuple(gate for one in DEFAULT for gate in program_gate(one))
     least = MODELLED_LEAST if name == MODELLED else LEAST.get(name)
     if least is None:
         if percent is not None:
-            raise AskedWronglyError(f"--fail-on {text}: {name} takes no percentage, one is too many")
+            raise UsageError(f"--fail-on {text}: {name} takes no percentage, one is too many")
         return (ProgramGate(name=name),)
     return (ProgramGate(name=name, percent=least if percent is None else percent),)
 

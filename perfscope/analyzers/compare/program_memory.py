@@ -9,8 +9,7 @@ from perfscope.analyzers.compare.program_row import LESS_LIVE, MORE_LIVE, Progra
 from perfscope.analyzers.compare.program_units import PEAK, PLAN_PEAK
 from perfscope.analyzers.facts.hlo_memory import MemoryTimeline, memory_timeline
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.torch_plan import TorchPlan
-from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, category_words
+from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
 
 LASTING = "arguments, results and constants"
 """What is there all the time: it has no line of its own."""
@@ -43,7 +42,7 @@ def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> tuple[Pr
 
     What has no line of its own is told by its category.
     """
-    sides = as_written(base), as_written(head)
+    sides = memory_as_run(base), memory_as_run(head)
     if sides[0] is None or sides[1] is None:
         return ()
     held = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
@@ -63,7 +62,7 @@ def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
         at = ""
         if one.file is not None and one.line is not None:
             at = f"{lines.file(one.file)}:{lines.line(one.file, one.line)}"
-        key = (at, category_words(one.category))
+        key = (at, category_label(one.category))
         found[key] = found.get(key, 0) + one.bytes
     return found
 

@@ -14,10 +14,10 @@ from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.plan_collectives import StepExchanges
 from perfscope.analyzers.facts.plan_time import PlanWork, plan_works
 from perfscope.analyzers.hlo.cost import ModuleCost
-from perfscope.analyzers.readers._before import program_before
-from perfscope.analyzers.torch_plan import HeldPlan
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers.hlo.unoptimized import unoptimized_program
+from perfscope.model.errors import DataError
+from perfscope.model.torch_plan import LoadedPlan
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
     works = [{id(work.held): work for trace in side for work in plan_works(trace)} for side in (base, head)]
     pairs = list(zip(*sides, strict=True)) if len(sides[0]) == len(sides[1]) == 1 else []
     if not pairs:
-        left: dict[str, list[HeldPlan]] = {}
+        left: dict[str, list[LoadedPlan]] = {}
         for one in sides[0]:
             left.setdefault(one.plan.name, []).append(one)
         pairs = [(left[one.plan.name].pop(0), one) for one in sides[1] if left.get(one.plan.name)]
@@ -104,7 +104,7 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
             change = program_change(
                 left.module,
                 right.module,
-                before=(program_before(left.module.source), program_before(right.module.source)),
+                before=(unoptimized_program(left.module.source), unoptimized_program(right.module.source)),
                 costs=(left, right),
                 name=other.label,
             )

@@ -32,8 +32,7 @@ from perfscope.analyzers.compare.program_units import (
     PLAN_PEAK,
 )
 from perfscope.analyzers.facts.plan_breaks import planned_breaks
-from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel, PlanPlace, TorchPlan
-from perfscope.analyzers.torch_plan_memory import as_written
+from perfscope.model.torch_plan import LoadedPlan, PlanLine, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
 
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 """Of a function that goes on behind a graph break: the line in it moves with the code."""
@@ -67,20 +66,20 @@ def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
     )
 
 
-def plan_totals(held: HeldPlan) -> dict[str, int]:
+def plan_totals(held: LoadedPlan) -> dict[str, int]:
     """Exact amounts of one step of a plan."""
     found = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_BREAKS), 0)
     for unit in plan_units(held.plan):
         for name, amount in unit.amounts.items():
             found[name] += amount
     found[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(held))
-    step = as_written(held.plan)
+    step = memory_as_run(held.plan)
     if step is not None:
         found[PLAN_PEAK] = step.peak_bytes
     return found | exchange_totals(held)
 
 
-def plan_fingerprint(held: HeldPlan) -> str:
+def plan_fingerprint(held: LoadedPlan) -> str:
     """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
     plan = held.plan
     said = [
@@ -104,7 +103,7 @@ def plain_function(name: str | None) -> str:
     return _RESUMED.sub(r"\1", name or "")
 
 
-def plan_change(base: HeldPlan, head: HeldPlan, waits: StepWaits = NO_WAITS) -> ProgramChange:
+def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS) -> ProgramChange:
     """What changed from one plan to another; its rows sum to the change of each amount.
 
     ``waits``: what the model says of the collectives of both steps, as the programs run them.
@@ -158,7 +157,7 @@ def failed_alone(base: TorchPlan, head: TorchPlan) -> Literal["", "base", "head"
     return "base" if head.failure is None else "head"
 
 
-def _failed(*sides: HeldPlan) -> Iterator[str]:
+def _failed(*sides: LoadedPlan) -> Iterator[str]:
     for which, held in zip(("base", "head"), sides, strict=True):
         if held.plan.failure is not None:
             yield f"{which} failed while it was planned: what it would have done from there on is in no metric"
@@ -176,7 +175,7 @@ def _phase(graph: PlannedGraph) -> str:
     return "backward" if graph.direction == "backward" else ""
 
 
-def _place(place: PlanPlace, lines: LineMap | None) -> tuple[str, int]:
+def _place(place: PlanLine, lines: LineMap | None) -> tuple[str, int]:
     if lines is None:
         return place.file, place.line
     return lines.file(place.file), lines.line(place.file, place.line)
@@ -193,7 +192,7 @@ def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
     return Launch(f"{_digest(one)} {graph.calls}", ops, result)
 
 
-def _line_map(*both: tuple[HeldPlan, Sequence[PlanUnit]]) -> LineMap:
+def _line_map(*both: tuple[LoadedPlan, Sequence[PlanUnit]]) -> LineMap:
     """How lines moved, told from the ops of the kernels that are of each line, and the ops of a step that exchanges."""
     sides = []
     for plan, units in both:
@@ -284,7 +283,7 @@ def _refusals(head: Sequence[PlanUnit]) -> list[str]:
     return [f"inductor: {reason}" for reason in dict.fromkeys(found)][:2]
 
 
-def _breaks(held: HeldPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
+def _breaks(held: LoadedPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
     """(place, what ended the graph) -> how often."""
     found: Counter[tuple[str, str]] = Counter()
     for line in planned_breaks(held):

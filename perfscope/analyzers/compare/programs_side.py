@@ -28,8 +28,8 @@ from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_once import CONTAINERS
 from perfscope.analyzers.hlo.cost_phase import phase_of
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.torch_plan import HeldPlan
-from perfscope.analyzers.trace import Trace
+from perfscope.model.torch_plan import LoadedPlan
+from perfscope.model.trace import Trace
 
 MOST_PROGRAMS = 8
 """Programs that are compared one by one, those that do most: a script has two or three that matter."""
@@ -81,7 +81,7 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
     )
 
 
-def _plan_side(held: HeldPlan) -> ProgramSide:
+def _plan_side(held: LoadedPlan) -> ProgramSide:
     """What torch.compile would make of a program."""
     totals, units = plan_totals(held), plan_units(held.plan)
     places: dict[str, dict[str, float]] = {name: {} for name in totals}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.compare.account import Account, accounts
 from perfscope.analyzers.compare.change import StepChange, step_change
 from perfscope.analyzers.compare.window import compared_window
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ from perfscope.analyzers.compare.comparison import STEP_TIME, kind_of
 from perfscope.analyzers.compare.estimators import location
 from perfscope.analyzers.compare.structure import Structure, structure
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.load import load_path, resolve
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler import store
-from perfscope.profiler.commits import is_hash
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.run import Process, Run
-from perfscope.profiler.run_store.packs import files_of
-from perfscope.profiler.run_store.record import NotMeasured, StoredFinding, StoredMetric, StoredRun, StoredSteps
+from perfscope.analyzers.readers.load import load_path, resolve
+from perfscope.model.commits import is_commit_hash
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run
+from perfscope.model.documents.stored_run import NotMeasured, StoredFinding, StoredMetric, StoredRun, StoredSteps
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from perfscope.profiler.store.packs import files_of
 
 UID_LENGTH = 32
 """Hexadecimal digits: 128 bits of a digest do not meet by chance."""
@@ -42,7 +42,7 @@ NO_RECORDING = "no recording"
 
 def uid_of(place: Path) -> str:
     """By content: of a run its manifests, of anything else its files. ``DataError`` if it cannot be read."""
-    files = store.manifests(place) if place.is_dir() else []
+    files = run_folders.manifests(place) if place.is_dir() else []
     if files:
         files += sorted(place.glob("rank*/process.json"))
     held = hashlib.sha256()
@@ -64,7 +64,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
     recorded nothing still has its steps. ``DataError``: nothing there, damaged, or a run that is still running.
     """
     place = resolve(path)
-    run = store.read(place) if place.is_dir() and store.is_run(place) else None
+    run = run_folders.read(place) if place.is_dir() and run_folders.is_run(place) else None
     if run is not None and run.state == "running":
         raise DataError(f"{path}: this run is still running")
     traces: Sequence[Trace] = ()
@@ -91,7 +91,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         kind=kind_of(traces[0]) if traces else NO_RECORDING,
         created_utc=_created(place) if run is None else run.created_utc,
         branch=branch if branch is not None else recorded if isinstance(recorded, str) else None,
-        commit=known if is_hash(known) else None,
+        commit=known if is_commit_hash(known) else None,
         dirty=git.get("dirty") is True,
         command=() if run is None else run.command,
         state="finished" if run is None else run.state,

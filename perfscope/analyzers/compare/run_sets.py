@@ -21,12 +21,12 @@ from perfscope.analyzers.compare.ranks import busiest, middle_trace
 from perfscope.analyzers.compare.structure import Said, said_by
 from perfscope.analyzers.compare.warmup import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.finding import Outcome
-from perfscope.analyzers.load import load_path, reader_of
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler import store
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.run import Run
+from perfscope.analyzers.readers.load import load_path, reader_of
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Run
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import Trace
 
 MOST_RUNS = 200
 """Runs of a side: three times the pairs that an A/B takes at most. Each is read and judged, about a second for 5 MB."""
@@ -79,9 +79,9 @@ def runs_in(path: str | Path) -> tuple[Path, ...] | None:
     """
     folder = Path(path)
     try:
-        if not folder.is_dir() or store.is_run(folder):
+        if not folder.is_dir() or run_folders.is_run(folder):
             return None
-        runs = store.directories(folder)
+        runs = run_folders.directories(folder)
         if len(runs) < 2:
             return None
         if len(runs) > MOST_RUNS:
@@ -123,17 +123,17 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
     kinds = list(dict.fromkeys((one.summary.kind, one.summary.ranks) for one in launches))
     if len(kinds) > 1:
         said = ", ".join(f"{kind} of {ranks} rank{'s' * (ranks > 1)}" for kind, ranks in kinds)
-        raise AskedWronglyError(f"{path}: holds runs of different kinds ({said}): a set is launches of one program")
+        raise UsageError(f"{path}: holds runs of different kinds ({said}): a set is launches of one program")
     return RunSet(path=path, launches=tuple(launches), remarks=tuple(lost))
 
 
 def read_one(path: str) -> RunSet:
     """A single run as a set of one. ``AskedWronglyError`` where it is no run: without a manifest nobody knows when."""
-    place = Path(path).resolve() if Path(path).exists() else store.find(path)
-    if place.is_dir() and not store.is_run(place):
-        place = next(iter(store.directories(place)), place)
-    if not place.is_dir() or not store.is_run(place):
-        raise AskedWronglyError(f"{path}: is no run; a set of runs is compared with a run or another set")
+    place = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
+    if place.is_dir() and not run_folders.is_run(place):
+        place = next(iter(run_folders.directories(place)), place)
+    if not place.is_dir() or not run_folders.is_run(place):
+        raise UsageError(f"{path}: is no run; a set of runs is compared with a run or another set")
     return read_set(path, (place,))
 
 
@@ -142,7 +142,7 @@ def _reason(error: DataError, run: Path) -> str:
 
 
 def _manifest(run: Path) -> Run:
-    manifest = store.read(run)
+    manifest = run_folders.read(run)
     if manifest.state == "running":
         raise DataError(f"{run}: it is still running")
     return manifest
@@ -152,7 +152,7 @@ def _check_one_program(path: str, manifests: Iterable[Run]) -> None:
     commands = list(dict.fromkeys(one.command for one in manifests))
     if len(commands) > 1:
         shown = ", ".join(f"`{' '.join(command)}`" for command in commands[:2])
-        raise AskedWronglyError(
+        raise UsageError(
             f"{path}: holds runs of {len(commands)} programs ({shown}{' ...' if len(commands) > 2 else ''}): a set is "
             "launches of one"
         )

@@ -14,7 +14,7 @@ from typing import Literal
 from perfscope.analyzers.compare.exact import LEAST, Least
 from perfscope.analyzers.compare.history import FenceResult, change_points, fence
 from perfscope.analyzers.compare.verdict import STEP_LEAST
-from perfscope.profiler.run_store.record import StoredMetric, StoredRun
+from perfscope.model.documents.stored_run import StoredMetric, StoredRun
 
 ANY = Least(relative=0.0, absolute=0.0)
 

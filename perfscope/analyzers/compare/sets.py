@@ -23,8 +23,8 @@ from perfscope.analyzers.compare.sets_findings import of_most
 from perfscope.analyzers.compare.sets_time import Turns, judge_time, turns_of
 from perfscope.analyzers.compare.structure import SIDES, structure_of
 from perfscope.analyzers.compare.verdict import MetricResult
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
+from perfscope.model.trace import Trace
 
 TIMED = (("untraced", STEP_TIME), ("window", f"{STEP_TIME} (mean of a window)"), ("traced", f"{STEP_TIME} (profiled)"))
 """How steps were timed, the one that says most first; the first that all launches have is taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfscope.analyzers.compare.findings import cost_of
-from perfscope.analyzers.finding import Finding, Outcome
+from perfscope.model.finding import Finding, Outcome
 
 
 def of_most(launches: Sequence[Sequence[Outcome]]) -> tuple[Outcome, ...]:

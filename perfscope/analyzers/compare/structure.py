@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.program_keys import LineMap
 from perfscope.analyzers.compare.program_units import EXCHANGED
 from perfscope.analyzers.compare.programs_side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
 from perfscope.analyzers.compare.verdict import MetricResult
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 NEUTRAL = "it differs: whether for better or worse, the other metrics say"
 NO_STEPS = "no steps: a longer recording has more of it"

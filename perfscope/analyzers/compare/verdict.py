@@ -8,14 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from perfscope.analyzers.compare.paired import Effect, effect_of, log_ratios
-from perfscope.analyzers.compare.sequential import (
-    MOST_PAIRS,
-    Better,
-    Verdict,
-    agrees,
-    judge,
-    pairs_needed,
-)
+from perfscope.analyzers.compare.sequential import MOST_PAIRS, Better, Verdict, agrees, judge, pairs_needed
 
 Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
 """How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.device_time import device_times
-from perfscope.analyzers.facts.intervals import EMPTY, Int64, Intervals, complement, merge, union
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import EMPTY, Int64, Intervals, complement, merge, union
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

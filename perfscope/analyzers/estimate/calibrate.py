@@ -18,7 +18,7 @@ from perfscope.analyzers.estimate.model import Estimate, Row
 from perfscope.analyzers.estimate.program import estimate
 from perfscope.analyzers.estimate.spans import Range, ns_range
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 FEWEST = 5
 """Measured instructions of a class below which its efficiency is shown and not used."""

@@ -11,9 +11,9 @@ from perfscope.analyzers.facts.hlo_collectives import KINDS
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import executions, module_index, rows_of
 from perfscope.analyzers.facts.hlo_roofline import run_times
-from perfscope.analyzers.facts.intervals import union
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import union
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

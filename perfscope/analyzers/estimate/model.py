@@ -10,8 +10,8 @@ from perfscope.analyzers.estimate.kernel_time import Bound
 from perfscope.analyzers.estimate.levels import Class
 from perfscope.analyzers.estimate.simulate import Kind
 from perfscope.analyzers.estimate.spans import Parts, Range
-from perfscope.analyzers.finding import Where
 from perfscope.analyzers.hardware.target import Target
+from perfscope.model.finding import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

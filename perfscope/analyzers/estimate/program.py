@@ -15,12 +15,12 @@ from perfscope.analyzers.facts.hlo_memory import memory_timeline
 from perfscope.analyzers.facts.hlo_origin import served, users_of
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.hlo_roofline import utilization
-from perfscope.analyzers.finding import Where
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.thunks import Thunks
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.finding import Where
 
 _STREAMS = {
     streams.COMPUTE: "compute",

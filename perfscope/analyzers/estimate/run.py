@@ -8,9 +8,9 @@ from pathlib import Path
 
 from perfscope.analyzers.estimate.model import Estimate
 from perfscope.analyzers.estimate.spans import Range
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler.aot.compiled_file import FILE, load
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents.compile_manifest import FILE, load
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 
 LEAST_CALLS = 2
 """Calls below which nothing says that a program is called in each step."""

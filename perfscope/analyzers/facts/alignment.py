@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.op_graph import GraphOp
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.op_graph import GraphOp
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Key = tuple[str, str]
 """Name of a span, and name of the innermost op around it (``''``: none)."""

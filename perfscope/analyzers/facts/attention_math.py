@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.fusion_groups import is_elementwise, region_bytes
 from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of, trace_flow
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
 
 SOFTMAX = frozenset({"aten._softmax", "aten._safe_softmax", "aten.softmax"})
 MATMUL = frozenset({"aten.bmm", "aten.baddbmm", "aten.mm", "aten.addmm", "aten.matmul", "aten._scaled_mm"})

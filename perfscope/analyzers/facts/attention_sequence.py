@@ -14,7 +14,7 @@ import numpy as np
 from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
 from perfscope.analyzers.facts.op_signature import TensorSpec, input_tensors
 from perfscope.analyzers.facts.recompute import EVALUATE, autograd_nodes
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax"})
 MATMUL = frozenset({"aten::bmm", "aten::baddbmm"})

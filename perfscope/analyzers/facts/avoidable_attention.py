@@ -16,10 +16,9 @@ from perfscope.analyzers.facts.attention_sequence import trace_attentions
 from perfscope.analyzers.facts.avoidable_blocks import Avoidable, asking_ops, same_size
 from perfscope.analyzers.facts.memory_stacks import nearest_frame, user_frames
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 _SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)

@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.memory_ops import asking_op
-from perfscope.analyzers.finding import Cell
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.profiler.allocator import ROUNDED_TO
+from perfscope.model.finding import Cell
+from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
 
 MAX_ROWS = 20
 
@@ -85,11 +83,11 @@ def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
     """Whether sizes are, but for rounding, ``of`` bytes, or those of as many elements of half or twice the bytes."""
     alike = np.zeros(len(sizes), bool)
     for wanted in (of, of // 2, 2 * of):
-        alike |= np.abs(sizes - wanted) < ROUNDED_TO
+        alike |= np.abs(sizes - wanted) < ALLOCATION_ROUNDING
     return alike
 
 
-def line_of(timeline: MemoryTimeline, row: int) -> Line | None:
+def line_of(timeline: MemoryTimeline, row: int) -> SourceLine | None:
     """The user's line that a block was asked for at."""
     index = int(timeline.blocks["line"][row])
     return None if index == MISSING else timeline.lines[index]

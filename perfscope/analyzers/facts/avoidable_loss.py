@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from perfscope.analyzers.facts.avoidable_blocks import AskingOps, Avoidable, asking_ops, same_size
 from perfscope.analyzers.facts.memory_stacks import nearest_frame
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
 
 _FORWARD_OP = re.compile(r"aten::(_?log_softmax|cross_entropy_loss)")
 _BACKWARD_OP = re.compile(r"aten::_log_softmax_backward_data")

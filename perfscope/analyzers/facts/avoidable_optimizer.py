@@ -17,9 +17,9 @@ from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_phases import NEVER
 from perfscope.analyzers.facts.memory_stacks import nearest_frame
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import MemoryPhase, MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 _FOREACH_OP = re.compile(r"aten::_foreach_\w+")
 _FOREACH_FUNCTION = re.compile(r"_multi_tensor_\w+")

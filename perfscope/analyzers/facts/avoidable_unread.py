@@ -14,12 +14,10 @@ from perfscope.analyzers.facts.avoidable_blocks import Avoidable
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_phases import NEVER
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
-from perfscope.profiler.allocator import ROUNDED_TO
+from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 _NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.WORKSPACE,
            MemoryCategory.COMMUNICATION)  # fmt: skip
@@ -43,7 +41,7 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
             continue
         storages = {trace.op_graph.tensors[tensor].storage for tensor in op.outputs}
         made = [one for one in storages if trace.op_graph.storages[one].born == op.index
-                and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ROUNDED_TO]  # fmt: skip
+                and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING]  # fmt: skip
         step = _step_of(joined, int(blocks["op"][row]))
         if not made or step is None:
             continue

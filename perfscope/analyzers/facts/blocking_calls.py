@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.nesting import lineage
-from perfscope.analyzers.trace import CallKind, CopyKind, HostMemory, SliceKind, Trace
+from perfscope.model.trace import CallKind, CopyKind, HostMemory, SliceKind, Trace
 
 _NameTest = Callable[[str], bool]
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from perfscope.analyzers.facts.alignment import detail_row, graph_op
 from perfscope.analyzers.facts.compiled_kernels import compiled_kernel, user_line
-from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame, parse_module
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import lineage
-from perfscope.analyzers.finding import Where
-from perfscope.analyzers.op_graph import GraphOp
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.finding import Where
+from perfscope.model.frames import Frame, Owner, parse_frame, parse_module
+from perfscope.model.intervals import Int64
+from perfscope.model.op_graph import GraphOp
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 MOST_INSIDE = 1000
 """Spans looked at inside an annotation: a fetch runs a few ops of its own, a whole step has thousands."""

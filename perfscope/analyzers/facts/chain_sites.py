@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.facts.attention_math import graph_attentions
 from perfscope.analyzers.facts.fusion_groups import FusionGroup, fusion_groups
 from perfscope.analyzers.facts.graph_flow import short_name
-from perfscope.analyzers.op_graph import OpGraph, Phase
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import OpGraph, Phase
+from perfscope.model.trace import Trace
 
 LONGEST_CHAIN = 6
 """Names shown of a chain: what a line of a report holds."""

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.compile_log import Compile, CompileLog, Place, Recompile
 from perfscope.analyzers.facts.compile_frames import CompiledFrame, compile_spans, compiled_frames, is_users
 from perfscope.analyzers.facts.compile_guards import Guard, parse_guard
-from perfscope.analyzers.finding import Cell
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
+from perfscope.model.finding import Cell
+from perfscope.model.trace import Trace
 
 MIN_RECOMPILATIONS = 2
 """Of a frame, in different steps where steps are known. One is how dynamo learns that a size is dynamic."""
@@ -38,7 +38,7 @@ class Again:
     """Those that count, in order."""
     guards: tuple[Guard | None, ...]
     """For each, the guard that failed of the latest compilation before it; ``None``: the log does not say."""
-    places: tuple[Place | None, ...]
+    places: tuple[CodeLine | None, ...]
     """For each, the line that made that guard necessary, if the log says it."""
     steps: tuple[int | None, ...]
     """For each, the step it happened in."""
@@ -112,7 +112,7 @@ def churn_of(again: Again) -> Churn | None:
     return Churn(tensor=tensor, dimension=dimension, sizes=tuple(sorted(sizes)), recompilations=most)
 
 
-def user_line(trace: Trace, again: Again) -> Place | None:
+def user_line(trace: Trace, again: Again) -> CodeLine | None:
     """The user's line: the one that most often made the guard necessary, else the frame's."""
     made = Counter(
         place
@@ -179,14 +179,14 @@ def _reasons(frame: CompiledFrame) -> dict[str, Recompile]:
     return {one.compile_id: one for one in frame.recompiles}
 
 
-def _whole(trace: Trace, place: Place | None) -> Place | None:
+def _whole(trace: Trace, place: CodeLine | None) -> CodeLine | None:
     """The user's place with its whole path where the log has it elsewhere; ``None`` if it is not the user's."""
     if place is None:
         return None
     if not place.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
         full = {file for file in trace.fact(_files) if file.endswith(place.file)}
         if len(full) == 1:
-            place = Place(file=full.pop(), line=place.line, function=place.function, code=place.code)
+            place = CodeLine(file=full.pop(), line=place.line, function=place.function, code=place.code)
     return place if is_users(place.file) else None
 
 
@@ -196,7 +196,7 @@ def _files(trace: Trace) -> frozenset[str]:
     return frozenset(place.file for place in (_places(log) if log is not None else ()) if place.file.startswith("/"))
 
 
-def _places(log: CompileLog) -> Iterable[Place]:
+def _places(log: CompileLog) -> Iterable[CodeLine]:
     for one in log.compiles:
         yield from one.stack
         if one.place is not None:

@@ -9,9 +9,9 @@ from perfscope.analyzers.facts.compile_again import Again, Churn, churn_of, comp
 from perfscope.analyzers.facts.compile_frames import compile_log_of, compile_spans, where_of
 from perfscope.analyzers.facts.compile_guards import Guard, GuardKind
 from perfscope.analyzers.facts.finding_spans import spans_within
-from perfscope.analyzers.finding import Finding, Severity, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import Finding, Severity, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 MOST_SIZES_SHOWN = 8
 MOST_VALUES_SHOWN = 3

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import CompileLog, Graph, GraphBreak, GraphNode, Place
 from perfscope.analyzers.facts.compile_frames import CompiledFrame, compiled_frames, resumed_at, user_place
 from perfscope.analyzers.facts.compile_regions import Region, Window, regions
 from perfscope.analyzers.facts.op_signature import ITEM_SIZES
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenLine:
     """A line that ends graphs."""
 
-    place: Place | None
+    place: CodeLine | None
     breaks: tuple[GraphBreak, ...]
     frames: tuple[CompiledFrame, ...]
     """Whose graphs it ends."""
@@ -43,7 +43,7 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
         return ()
     eager = {one.compile_id for one in log.compiles if one.has_code is False}
     groups: dict[tuple[str, int] | None, list[GraphBreak]] = defaultdict(list)
-    places: dict[tuple[str, int] | None, Place | None] = {}
+    places: dict[tuple[str, int] | None, CodeLine | None] = {}
     for found in log.breaks:
         if found.skipped_frame or found.compile_id in eager:
             continue
@@ -184,7 +184,7 @@ def _resumes(trace: Trace) -> dict[tuple[str, int], list[str]]:
     return found
 
 
-def _all_places(found: GraphBreak) -> Iterable[Place]:
+def _all_places(found: GraphBreak) -> Iterable[CodeLine]:
     yield from found.stack
     if found.place is not None:
         yield found.place

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.compile_log import Compile, CompileLog, Graph
 from perfscope.analyzers.facts.compile_frames import compiled_frames
 from perfscope.analyzers.facts.compile_phases import CompileTime, compile_times
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import Compile, CompileLog, Graph
+from perfscope.model.trace import Trace
 
 Warmth = Literal["cold", "warm", "uncached"]
 

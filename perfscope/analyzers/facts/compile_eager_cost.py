@@ -11,10 +11,10 @@ from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.compile_frames import compile_spans
 from perfscope.analyzers.facts.compile_regions import Window
 from perfscope.analyzers.facts.device_time import device_busy
-from perfscope.analyzers.facts.intervals import Int64, Intervals, complement, covered, union
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
-from perfscope.analyzers.trace import CallKind, SliceKind, Trace
+from perfscope.model.intervals import Int64, Intervals, complement, covered, union
+from perfscope.model.trace import CallKind, SliceKind, Trace
 
 HOST_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"})
 """Ops whose result the host must know before it can go on."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import Compile, GraphBreak, Place
 from perfscope.analyzers.facts.alignment import detail_row
 from perfscope.analyzers.facts.compile_frames import CompiledFrame, compiled_frames, hit_limit, user_place
 from perfscope.analyzers.facts.compile_regions import REGION, Window
-from perfscope.analyzers.facts.frames import parse_frame
 from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
+from perfscope.model.frames import parse_frame
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 _NOT_OF_A_FRAME = ("autograd::", "Optimizer.", "ProfilerStep#", "perfscope.step#")
 """Spans that stand beside the model's ops: the backward pass, which has no Python stack, and what marks steps."""
@@ -47,7 +47,7 @@ class Fallback:
         return hit_limit(self.skip)
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> CodeLine | None:
         """The user's line that made dynamo give up, where it is one; else the frame's."""
         if self.at_limit:
             return self.frame.user_place
@@ -73,7 +73,7 @@ def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
     )
 
 
-def _code(place: Place | None) -> tuple[str, str] | None:
+def _code(place: CodeLine | None) -> tuple[str, str] | None:
     return None if place is None or place.function is None else (place.file, place.function)
 
 

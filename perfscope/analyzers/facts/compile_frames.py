@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import Compile, CompileLog, GraphBreak, Place, Recompile
-from perfscope.analyzers.facts.frames import Owner, owner_of
-from perfscope.analyzers.facts.intervals import EMPTY, Intervals, union
-from perfscope.analyzers.finding import AbstainError, Where
-from perfscope.analyzers.trace import RECORDED, Trace
+from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Recompile
+from perfscope.model.finding import AbstainError, Where
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.intervals import EMPTY, Intervals, union
+from perfscope.model.trace import RECORDED, Trace
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 _TORCH = re.compile(r"(?:^|/)torch/(?:_\w+|autograd|distributed|fx|nn|optim|utils)/")
@@ -41,12 +41,12 @@ class CompiledFrame:
         return plain_function(next((one.function for one in self.compiles if one.function), None))
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> CodeLine | None:
         """Its first line, in whoever's file that is."""
         return next((one.place for one in self.compiles if one.place), None)
 
     @property
-    def user_place(self) -> Place | None:
+    def user_place(self) -> CodeLine | None:
         """Its first line if it is the user's function, else the line of the user's that called it."""
         stack = next((one.stack for one in self.compiles if one.stack), ())
         return user_place(self.place, stack)
@@ -91,7 +91,7 @@ def resumed_at(name: str | None) -> tuple[str, int] | None:
     return None if resumed is None else (resumed["function"], int(resumed["line"]))
 
 
-def user_place(place: Place | None, stack: Sequence[Place]) -> Place | None:
+def user_place(place: CodeLine | None, stack: Sequence[CodeLine]) -> CodeLine | None:
     """The place itself if it is the user's, else the innermost line of the user's on the stack, else the place."""
     if place is not None and is_users(place.file):
         return place
@@ -103,12 +103,12 @@ def is_users(file: str) -> bool:
     return owner_of(file) is Owner.USER and _TORCH.search(file) is None
 
 
-def short_place(place: Place) -> str:
+def short_place(place: CodeLine) -> str:
     """``train.py:12``, without folders."""
     return f"{place.file.replace(chr(92), '/').rpartition('/')[2]}:{place.line}"
 
 
-def where_of(place: Place | None) -> Where:
+def where_of(place: CodeLine | None) -> Where:
     """A place as that of a finding."""
     return Where() if place is None else Where(file=place.file, line=place.line)
 

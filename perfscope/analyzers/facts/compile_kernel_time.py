@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 
 def compiled_kernel_times(trace: Trace) -> Mapping[int, int]:

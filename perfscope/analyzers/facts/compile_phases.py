@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfscope.analyzers.compile_log import Compile, CompileLog, Phase
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import Compile, CompileLog, Phase
+from perfscope.model.trace import Trace
 
 
 class Stage(StrEnum):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import complement, union
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import complement, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 REGION = "Torch-Compiled Region"
 _GRAPH = "CompiledFunction"

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.compile_log import Compile, CompiledKernel, CompileLog, GraphBreak, KernelBackend, Place
 from perfscope.analyzers.facts.compile_frames import plain_function, user_place
 from perfscope.analyzers.facts.compile_guards import parse_guard
+from perfscope.model.compile_log import CodeLine, Compile, CompiledKernel, CompileLog, GraphBreak, KernelBackend
 
 MOST_VALUES = 12
 """Values of a guard that are kept: what they do (grow, repeat) shows in a dozen."""
@@ -18,7 +18,7 @@ MOST_VALUES = 12
 class BreakSummary:
     """Graph breaks of one reason at one line."""
 
-    place: Place | None
+    place: CodeLine | None
     reason: str
     doc_id: str | None
     count: int
@@ -33,10 +33,10 @@ class RecompileSummary:
     """Recompilations of one frame for guards on one thing."""
 
     function: str
-    place: Place | None
+    place: CodeLine | None
     guard: str
     """The guard that failed first, in torch's words."""
-    guard_place: Place | None
+    guard_place: CodeLine | None
     """The line that made it necessary."""
     values: tuple[str, ...]
     """What the guard compared with, in order, without repeats; bounded."""
@@ -52,7 +52,7 @@ class KernelSummary:
     calls: int
     """In the output code of all graphs."""
     ops: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[CodeLine, ...]
     time_ns: int | None = None
     """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
 
@@ -84,7 +84,7 @@ def leaves_frame(holders: Holders, found: GraphBreak) -> bool:
 
 def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
     """By line and reason; those that left a whole frame to eager mode first, then the most frequent."""
-    groups: dict[tuple[object, ...], list[tuple[GraphBreak, Place | None]]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[tuple[GraphBreak, CodeLine | None]]] = defaultdict(list)
     for found in log.breaks:
         place = user_place(found.place, found.stack)
         key = (place and (place.file, place.line), found.reason, found.doc_id, leaves_frame(holders, found))

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfscope.analyzers.compile_log import Compile, Graph, Recompile
 from perfscope.analyzers.facts.compile_frames import plain_function
 from perfscope.analyzers.facts.compile_phases import compile_times
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import Compile, Graph, Recompile
+from perfscope.model.trace import Trace
 
 COLLECTIVES = ("_c10d_functional.", "c10d.", "c10d_functional.")
 """Namespaces of ops that every rank of a group must call, in one order."""

@@ -7,13 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfscope.analyzers.compile_log import (
-    CacheResult,
-    Compile,
-    CompileLog,
-    Direction,
-    Place,
-)
 from perfscope.analyzers.facts.compile_frames import (
     CompiledFrame,
     compile_spans,
@@ -35,9 +28,10 @@ from perfscope.analyzers.facts.compile_rows import (
     leaves_frame,
     recompile_rows,
 )
-from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CacheResult, CodeLine, Compile, CompileLog, Direction
+from perfscope.model.intervals import intersection_total, union
+from perfscope.model.trace import Trace
 
 FrameState = Literal["compiled", "eager", "partly eager", "recompile limit", "nothing to compile", "unfinished"]
 """``eager``: all of the frame runs in eager mode; ``partly eager``: earlier compilations of it are used where their
@@ -63,7 +57,7 @@ class FrameSummary:
     """The program's name of it."""
     after_line: int | None
     """It is what follows a graph break at this line of the function."""
-    place: Place | None
+    place: CodeLine | None
     """Its first line, or the user's line that called it."""
     compiles: int
     restarts: int

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import CompiledKernel, Place
-from perfscope.analyzers.facts.frames import Owner, owner_of
 from perfscope.analyzers.facts.nesting import lineage
-from perfscope.analyzers.trace import SliceKind, Trace
+from perfscope.model.compile_log import CodeLine, CompiledKernel
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.trace import SliceKind, Trace
 
 GRAPH_CALL = "## Call CompiledFxGraph"
 REGION = "Torch-Compiled Region: "
@@ -74,7 +74,7 @@ def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
     return None if held is None else log.kernels[held]
 
 
-def user_line(kernel: CompiledKernel) -> Place | None:
+def user_line(kernel: CompiledKernel) -> CodeLine | None:
     """The first of its lines that is the user's, else the first one."""
     mine = (place for place in kernel.places if owner_of(place.file) is Owner.USER)
     return next(mine, kernel.places[0] if kernel.places else None)

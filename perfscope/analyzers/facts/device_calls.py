@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 NO_OP = "(outside every op)"
 

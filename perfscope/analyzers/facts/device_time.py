@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import Intervals, difference_total, merge, union
-from perfscope.analyzers.trace import Trace
+from perfscope.model.intervals import Intervals, difference_total, merge, union
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

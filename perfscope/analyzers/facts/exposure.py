@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import Int64, Intervals, covered, union
-from perfscope.analyzers.trace import Rows, Trace
+from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.trace import Rows, Trace
 
 
 def exposed_communication(trace: Trace) -> Int64:

@@ -16,13 +16,13 @@ from perfscope.analyzers.facts.compile_regions import Window
 from perfscope.analyzers.facts.graph_time import graph_time
 from perfscope.analyzers.facts.hlo_executions import rows_of
 from perfscope.analyzers.facts.hlo_saving import Part
-from perfscope.analyzers.facts.intervals import Intervals
 from perfscope.analyzers.facts.span_work import work_inside
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import MOST_SPANS, Span
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.finding import MOST_SPANS, Span
+from perfscope.model.intervals import Intervals
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
 
 Int64 = npt.NDArray[np.int64]
 

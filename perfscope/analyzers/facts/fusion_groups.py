@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of, trace_flow
-from perfscope.analyzers.op_graph import GraphOp, GraphTensor, OpGraph
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
+from perfscope.model.trace import Trace
 
 FUSED_ALREADY = ("aten.native_", "aten._fused_", "aten._foreach_", "aten.cum", "aten.nll_loss", "aten.logcum")
 """Norms, losses and list ops that are one hand-written kernel over several steps of a formula, and scans. A

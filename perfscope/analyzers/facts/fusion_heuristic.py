@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.facts.compiled_kernels import GRAPH_CALL
 from perfscope.analyzers.facts.op_signature import TensorSpec, broadcast, input_tensors, promoted
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 FORWARD_PRECISION = 0.93
 FORWARD_RECALL = 0.97

@@ -31,9 +31,9 @@ import numpy.typing as npt
 from perfscope.analyzers.facts.blocking_calls import blocking_calls
 from perfscope.analyzers.facts.device_time import device_busy
 from perfscope.analyzers.facts.host_spans import allocator_spans, compile_lookup_spans, input_spans
-from perfscope.analyzers.facts.intervals import Int64, Intervals, covered, merge
 from perfscope.analyzers.facts.nesting import covering_slices
-from perfscope.analyzers.trace import MISSING, CallKind, Trace
+from perfscope.model.intervals import Int64, Intervals, covered, merge
+from perfscope.model.trace import MISSING, CallKind, Trace
 
 SYNC_SLACK_NS = 2_000
 """A wait may return this long before the last work's recorded end: host and device clocks agree to about 2 us."""

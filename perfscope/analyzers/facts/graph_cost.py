@@ -11,8 +11,8 @@ from perfscope.analyzers.facts.graph_time import graph_time, ops_time
 from perfscope.analyzers.facts.plan_time import bytes_ns, plan_works, shortest_ns
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import step_windows, whole_ns
-from perfscope.analyzers.finding import Severity, severity_of
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.finding import Severity, severity_of
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
 
 WRITE_ONLY = frozenset({"aten.copy_", "aten.fill_", "aten.zero_", "aten.uniform_", "aten.normal_", "aten.bernoulli_"})
 """In-place ops that overwrite their first argument without reading it."""

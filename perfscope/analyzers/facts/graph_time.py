@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.graph_flow import base_name
-from perfscope.analyzers.facts.intervals import union
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.span_work import NO_WORK, WorkTime, work_time
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import union
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 ENOUGH_MATCHED = 0.9
 """Share of the graph's ops that must be found in a step. Steps of one program differ by a skipped branch

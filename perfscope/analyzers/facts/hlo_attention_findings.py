@@ -8,9 +8,9 @@ from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_saving import Part, Price, bytes_ns, price
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
 
 MIN_SCORES = 1.0
 """Bytes of the scores over those of queries, keys, values and outputs, which any attention moves. Below it the

@@ -21,7 +21,7 @@ from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_custom_calls import result_of
 from perfscope.analyzers.hlo.cost_phase import Phase, phase_of
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _HBM, _VMEM = 0, 1
 """Memory spaces of shapes; those of other numbers are not device memory on TPU, and none that scores lie in on GPU."""

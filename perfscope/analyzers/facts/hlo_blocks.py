@@ -25,9 +25,9 @@ from perfscope.analyzers.facts.program_device import device_memory_bytes
 from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.memory.timeline import BLOCKS, Curve, KnownBy, Line, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Rows, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import BLOCKS, Curve, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Rows, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 ASSIGNED, MODELLED = "XLA buffer assignment", "schedule and shapes of the program"
 
@@ -283,7 +283,7 @@ def _timeline(
         first=0,
         last=last,
         blocks=Rows(BLOCKS, {key: np.array(values, BLOCKS.column(key).dtype) for key, values in columns.items()}),
-        lines=tuple(Line(file=file, line=line) for file, line in lines),
+        lines=tuple(SourceLine(file=file, line=line) for file, line in lines),
         reserved=reserved,
         notes=(_MODELLED_NOTE,) if arena is None else (),
     )

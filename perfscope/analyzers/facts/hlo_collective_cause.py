@@ -24,7 +24,7 @@ from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import module_index
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 Cause = Literal[
     "turned off by a flag", "off unless flags say otherwise", "no flag divides it", "no matrix product near it",

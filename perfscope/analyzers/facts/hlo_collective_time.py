@@ -18,7 +18,7 @@ from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_executions import measured_run_ns, module_index
 from perfscope.analyzers.facts.hlo_saving import Part, once_ns, wire_ns
 from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from perfscope.analyzers.facts.hlo_program import NO_WORK, Runs, control_runs
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 KINDS = (
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",

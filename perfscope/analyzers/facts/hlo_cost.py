@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 def hlo_costs(trace: Trace) -> tuple[ModuleCost, ...]:

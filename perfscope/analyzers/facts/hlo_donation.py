@@ -19,7 +19,7 @@ from perfscope.analyzers.facts.hlo_liveness import LiveValue, live_peak_bytes, l
 from perfscope.analyzers.facts.hlo_memory import arena_of, memory_timeline
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _IN_ORDER = frozenset(
     {

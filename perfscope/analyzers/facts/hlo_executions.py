@@ -14,9 +14,9 @@ import numpy as np
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
 from perfscope.analyzers.facts.hlo_roofline import agreed_executions
 from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.facts.intervals import Int64, union
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import MISSING, Rows, Trace
+from perfscope.model.intervals import Int64, union
+from perfscope.model.trace import MISSING, Rows, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

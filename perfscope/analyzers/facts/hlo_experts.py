@@ -16,7 +16,7 @@ from perfscope.analyzers.facts.hlo_roofline import roof_of
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import Computation, Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 RAGGED = ("ragged_dot", "ragged_dot_general")
 """Primitives of JAX."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from perfscope.analyzers.facts.hlo_program import CONTROL, NO_WORK, Runs, control_runs, fused
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 L2_BYTES = 50_000_000
 """An H100's level-2 cache (NVIDIA H100 white paper v1.04, table 3). The model of a program names no device."""

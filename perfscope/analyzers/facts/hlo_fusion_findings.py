@@ -10,11 +10,11 @@ from perfscope.analyzers.facts.hlo_fusion import PRODUCTS, RoundTrip, is_softmax
 from perfscope.analyzers.facts.hlo_fusion_saving import TripTime, part_of, trip_time
 from perfscope.analyzers.facts.hlo_program import NO_WORK, fused, where_of
 from perfscope.analyzers.facts.hlo_saving import Price, price
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.fusion_dump import refusal_of
 from perfscope.analyzers.hlo.module import Platform
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
 
 MIN_SHARE = 0.02
 """Of the bytes the program's kernels read and write. The saving is a model: should half of it come true, that

@@ -15,7 +15,7 @@ from perfscope.analyzers.facts.hlo_fusion import RoundTrip
 from perfscope.analyzers.facts.hlo_roofline import compute_ns
 from perfscope.analyzers.facts.hlo_saving import Part, bytes_ns
 from perfscope.analyzers.facts.program_device import program_device
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 LAUNCH_NS = 2_000
 """An assumption: from one kernel's end to the next one's start, outside a CUDA graph."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HeapEvent, HloModule, LogicalBuffer
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

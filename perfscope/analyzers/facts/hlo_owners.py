@@ -15,8 +15,8 @@ from perfscope.analyzers.facts.hlo_flow import VIEWS, Flow
 from perfscope.analyzers.hlo.cost_collectives import COLLECTIVES
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import KnownBy, MemoryPhase
+from perfscope.model.trace.tables import MemoryCategory
 
 Owner = tuple[MemoryCategory, KnownBy]
 

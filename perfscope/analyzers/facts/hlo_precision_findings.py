@@ -12,12 +12,12 @@ from perfscope.analyzers.facts.hlo_program import costs, primitive, where_of
 from perfscope.analyzers.facts.hlo_roofline import roof_of
 from perfscope.analyzers.facts.hlo_saving import Part, Price, price
 from perfscope.analyzers.facts.program_device import program_device
-from perfscope.analyzers.finding import AbstainError, Finding, Severity, Where
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_types import Cost, Product
 from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError, Finding, Severity, Where
+from perfscope.model.trace import Trace
 
 MIN_FLOPS_SHARE = 0.01
 """Of the programs' arithmetic, where no time is known. A product in full precision takes several times as long."""

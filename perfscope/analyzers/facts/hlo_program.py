@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.finding import Where
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.structure import callees_first
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import Where
+from perfscope.model.trace import Trace
 
 CONTROL = frozenset({"while", "conditional", "call", "async-start"})
 """Opcodes that run the computations they call, one instruction after another."""

@@ -17,7 +17,7 @@ from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_custom_calls import result_of
 from perfscope.analyzers.hlo.cost_phase import phase_of
 from perfscope.analyzers.hlo.module import Shape
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 TYPICAL_DEVICE = "NVIDIA H100 80GB HBM3"
 """Programs name no device; its ratio of arithmetic to bandwidth stands for a training accelerator's."""

@@ -13,10 +13,10 @@ from perfscope.analyzers.facts.hlo_remat_memory import Bought, bought_by_checkpo
 from perfscope.analyzers.facts.hlo_remat_time import cloned_parts, ns_a_mib, part_ns, recomputed_parts
 from perfscope.analyzers.facts.hlo_saving import Part, Price, price
 from perfscope.analyzers.facts.hlo_storing import storing_part
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import ModuleCost
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
 
 MIN_FLOPS_SHARE = 0.05
 """Of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward, about a

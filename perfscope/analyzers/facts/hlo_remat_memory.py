@@ -15,14 +15,14 @@ import numpy as np
 from perfscope.analyzers.facts.hlo_blocks import program_timelines
 from perfscope.analyzers.facts.hlo_remat import Cloned, Recomputed
 from perfscope.analyzers.facts.program_device import ProgramDevice, device_memory_bytes, program_device
-from perfscope.analyzers.finding import Cell
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.cost_phase import phase_of
 from perfscope.analyzers.hlo.module import HloModule, Shape
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.finding import Cell
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes
 
 DESCRIBED: Mapping[str, int] = {
     "B200": 191_514_411_008, "GB200": 197_897_748_480, "H200": 151_397_597_184, "H100 SXM": 84_942_979_072,

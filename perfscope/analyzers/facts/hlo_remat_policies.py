@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from perfscope.analyzers.facts.hlo_liveness import peak_bytes
 from perfscope.analyzers.facts.hlo_program import costs, program_labels, programs_apart
 from perfscope.analyzers.facts.hlo_remat import recomputed_products
-from perfscope.analyzers.finding import Finding, Where
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.module import Shape
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.finding import Finding, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes
 
 MIN_FLOPS_SHARE = 0.05
 """Of a program's arithmetic, by which another must recompute less: as for one program alone."""

@@ -11,7 +11,7 @@ from perfscope.analyzers.facts.hlo_saving import Part, price
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_phase import phase_of
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 def recomputed_parts(trace: Trace, products: Iterable[Recomputed]) -> list[Part]:

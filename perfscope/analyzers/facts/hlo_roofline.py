@@ -19,7 +19,7 @@ from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost_phase import Phase
 from perfscope.analyzers.hlo.cost_types import Cost, Product
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 Bound = Literal["compute", "memory", "link", "unknown"]
 

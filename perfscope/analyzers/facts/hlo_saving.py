@@ -21,11 +21,11 @@ from perfscope.analyzers.facts.hlo_roofline import roof_of, roof_sum_ns, rooflin
 from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import Basis, Severity, severity_of
 from perfscope.analyzers.hlo.cost_once import FREE
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import Basis, Severity, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

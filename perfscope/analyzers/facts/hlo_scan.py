@@ -11,7 +11,7 @@ from perfscope.analyzers.facts.program_device import program_device
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
 from perfscope.analyzers.facts.hlo_saving import Part
 from perfscope.analyzers.facts.hlo_scan import Loop
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.trace import Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import Trace
 
 LAUNCH_NS = 2_000
 """An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""

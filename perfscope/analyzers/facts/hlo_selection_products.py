@@ -17,7 +17,7 @@ from perfscope.analyzers.facts.hlo_selection_flow import patterns
 from perfscope.analyzers.hardware import Device
 from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import ITEM_BITS
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
 """Opcodes of matrix products; on TPU they are convolutions, on GPU also library calls."""

@@ -18,7 +18,7 @@ from perfscope.analyzers.facts.hlo_remat import Recomputed
 from perfscope.analyzers.facts.hlo_saving import Part, bytes_ns, once_ns
 from perfscope.analyzers.hlo.cost import InstructionCost
 from perfscope.analyzers.hlo.schedule import Schedule
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 
 def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

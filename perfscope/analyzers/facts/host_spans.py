@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Intervals, union
-from perfscope.analyzers.trace import CallKind, SliceKind, Trace
+from perfscope.model.intervals import Intervals, union
+from perfscope.model.trace import CallKind, SliceKind, Trace
 
 INPUT_REGION = "input"
 """Name of the user's own region (``perfscope.region("input")``) that counts as data loading."""

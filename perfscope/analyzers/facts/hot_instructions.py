@@ -19,7 +19,7 @@ from perfscope.analyzers.facts.hlo_time import InstructionTime, hlo_time
 from perfscope.analyzers.facts.programs import roof_device
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 UNMATCHED = "in no recorded program"
 NO_LINE = "no source line"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode, Place
 from perfscope.analyzers.facts.compiled_kernels import user_line
 from perfscope.analyzers.facts.fusion_reasons import NOTHING_LOST
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
+from perfscope.model.trace import Trace
 
 ITEM_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
@@ -37,9 +37,9 @@ class RefusedPair:
     graph_bytes: int | None
     """What all kernels of the graph read and write in one run, or no less; ``None`` on a CPU and without a graph."""
 
-    written_at: Place | None
+    written_at: CodeLine | None
     """The line that makes the value."""
-    read_at: Place | None
+    read_at: CodeLine | None
     """The line that reads it."""
 
 
@@ -127,7 +127,7 @@ def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, 
     return not passed or any(name in outputs or users[name] - first - second for name in passed)
 
 
-def _lines(refusal: FusionRefusal, graph: Graph | None) -> tuple[Place | None, Place | None]:
+def _lines(refusal: FusionRefusal, graph: Graph | None) -> tuple[CodeLine | None, CodeLine | None]:
     """The lines of a node whose value passes from the first to the second, and of one that reads it."""
     if graph is None:
         return None, None

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import CompiledKernel, Place
 from perfscope.analyzers.facts.compile_frames import where_of
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
 from perfscope.analyzers.facts.finding_spans import spans_of_slices
-from perfscope.analyzers.facts.frames import Owner, owner_of
 from perfscope.analyzers.facts.fusion_reasons import fusion_reason
 from perfscope.analyzers.facts.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.analyzers.facts.span_work import work_time
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import Cell, Finding, Severity, Span, Where, severity_of
 from perfscope.analyzers.hardware import find_device
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.compile_log import CodeLine, CompiledKernel
+from perfscope.model.finding import Cell, Finding, Severity, Span, Where, severity_of
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 MIN_SHARE = 0.02
 """Of the steps' time, or of the bytes of the graph's kernels where no time is known: as for other chains, for the
@@ -63,7 +63,7 @@ def inductor_findings(trace: Trace) -> Iterator[Finding]:
 
 def _where(pair: RefusedPair) -> Where:
     """The user's line that reads the value, else the one that writes it."""
-    at: list[Place] = [place for place in (pair.read_at, pair.written_at) if place is not None]
+    at: list[CodeLine] = [place for place in (pair.read_at, pair.written_at) if place is not None]
     mine = next((place for place in at if owner_of(place.file) is Owner.USER), at[0] if at else None)
     if mine is not None:
         return where_of(mine)

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.analyzers.facts.inductor_fusion import node_bytes
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
+from perfscope.model.trace import Trace
 
 _HEAVY = re.compile(
     r"aten\.(?:mm|addmm|bmm|baddbmm|_scaled_mm|convolution|_scaled_dot_product\w*attention\w*|_flash_attention_forward"

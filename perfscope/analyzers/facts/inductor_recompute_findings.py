@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfscope.analyzers.compile_log import CompiledKernel, GraphNode
 from perfscope.analyzers.facts.compile_frames import where_of
 from perfscope.analyzers.facts.compiled_kernels import compiled_rows
 from perfscope.analyzers.facts.finding_spans import spans_of_slices
@@ -16,9 +15,10 @@ from perfscope.analyzers.facts.inductor_recompute import GraphRecompute, graph_r
 from perfscope.analyzers.facts.inductor_remat_bargain import CompiledBargain, compiled_bargain
 from perfscope.analyzers.facts.span_work import work_time
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.compile_log import CompiledKernel, GraphNode
+from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 
 MAX_ROWS = 20
 

@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.advice.plans import SAME_PEAK
-from perfscope.analyzers.compile_log import CompileLog, GraphNode
 from perfscope.analyzers.facts.compile_regions import REGION
 from perfscope.analyzers.facts.inductor_fusion import node_bytes
 from perfscope.analyzers.facts.inductor_recompute import GraphRecompute, graph_recompute
 from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE, judged_timelines, peak_held
 from perfscope.analyzers.facts.nesting import lineage
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.compile_log import CompileLog, GraphNode
+from perfscope.model.finding import AbstainError
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Int64 = npt.NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 _BYTES = {"bool": 1, "complex64": 8, "complex128": 16, "bfloat16": 2}
 """Of types whose name does not end in their bits."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.analyzers.hlo.source_frames import is_library
-from perfscope.analyzers.memory.timeline import Line
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.memory import SourceLine
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Growth:
 
     on_device: bool
     ordinal: int | None
-    stack: tuple[Line, ...]
+    stack: tuple[SourceLine, ...]
     """Innermost first, from the user's innermost frame outwards."""
     count_before: int
     count_after: int
@@ -37,7 +37,7 @@ class Growth:
         return self.bytes_after - self.bytes_before
 
     @property
-    def place(self) -> Line | None:
+    def place(self) -> SourceLine | None:
         """The user's innermost frame; ``None`` where nothing but libraries is on the stack."""
         return next((one for one in self.stack if not is_library(one.file)), None)
 
@@ -72,7 +72,7 @@ def jax_growth(trace: Trace) -> JaxGrowth | None:
         Growth(
             on_device=key[0],
             ordinal=None if key[1] == MISSING else key[1],
-            stack=tuple(Line(file=file, line=None if line == MISSING else line, function=name)
+            stack=tuple(SourceLine(file=file, line=None if line == MISSING else line, function=name)
                         for file, line, name in key[2]),
             count_before=before.get(key, none)[0],
             count_after=after.get(key, none)[0],

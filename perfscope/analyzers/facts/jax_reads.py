@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from perfscope.analyzers.facts.finding_spans import spans_within
-from perfscope.analyzers.facts.intervals import union
-from perfscope.analyzers.finding import Cell, Finding, Where
-from perfscope.analyzers.jax_log import HostRead
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import Cell, Finding, Where
+from perfscope.model.intervals import union
+from perfscope.model.jax_log import HostRead
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 EVERY = 0.5
 """Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""

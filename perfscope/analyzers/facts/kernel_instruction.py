@@ -8,7 +8,7 @@ import numpy as np
 
 from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 
 def communication_names(trace: Trace) -> Mapping[int, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 SHORT_DELAY_NS = 10_000
 """A launch on an idle device starts in 3 to 8 us; below 10 us nothing was queued in front of it."""

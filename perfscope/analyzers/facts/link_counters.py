@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Int64, Intervals, covered, union
-from perfscope.analyzers.trace import Trace
+from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.trace import Trace
 
 _NVLINK = re.compile(r"GPU (\d{1,4}): NVLink (RX|TX) (.+? Data|Throughput|Bandwidth)(?: \[(.*)\])?")
 _CARD = re.compile(r"NIC (\d{1,4}): (?:IB|RoCE): Bytes (sent|received) \[(.*)\]")

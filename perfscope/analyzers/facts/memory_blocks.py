@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.memory_totals import mapped_blocks, unseen_bytes
-from perfscope.analyzers.memory.pairing import Int64, pair_events, strictly_increasing
-from perfscope.analyzers.memory.timeline import BLOCKS, Axis, Curve, KnownBy, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Rows, Trace
-from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction, MemoryCategory
+from perfscope.model.memory import BLOCKS, Axis, Curve, Int64, KnownBy, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.trace import MISSING, Rows, Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 
 _ALLOCATOR = (MemoryAction.ALLOCATE, MemoryAction.FREE, MemoryAction.HELD_BEFORE)
 _DRIVER = (MemoryAction.RESERVE, MemoryAction.RELEASE)

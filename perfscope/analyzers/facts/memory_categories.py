@@ -26,12 +26,18 @@ from perfscope.analyzers.facts.memory_stacks import stack_categories, stack_phas
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.recompute import recompute_regions
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.memory.pairing import Int64, strictly_increasing
-from perfscope.analyzers.memory.timeline import BLOCKS, KnownBy, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Rows, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
-from perfscope.analyzers.units import format_bytes
-from perfscope.profiler.allocator import ROUNDED_TO
+from perfscope.model.memory import (
+    ALLOCATION_ROUNDING,
+    BLOCKS,
+    Int64,
+    KnownBy,
+    MemoryPhase,
+    MemoryTimeline,
+    strictly_increasing,
+)
+from perfscope.model.trace import MISSING, Rows, Trace
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes
 
 _KEPT = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE)
 """Categories that a stack names and only a block that stays can have: an initialisation has temporaries too."""
@@ -220,7 +226,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     new = np.flatnonzero(~np.isin(addresses, blocks["address"][blocks["before"]]) & (freed > timeline.first))
     size = tensors["bytes"][rows[new]]
     if timeline.space == "device":
-        size = -(-size // ROUNDED_TO) * ROUNDED_TO
+        size = -(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
     further: Columns = {
         "start": np.full(len(new), timeline.first, np.int64),
         "end": freed[new],

@@ -16,10 +16,9 @@ import numpy as np
 
 from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Curve, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import HeldState, MemoryAction
+from perfscope.model.memory import Curve, Int64, MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction
 
 When = Literal["peak of reserved memory", "end", "out of memory", "snapshot"]
 

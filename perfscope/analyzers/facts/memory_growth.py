@@ -19,10 +19,9 @@ from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_stacks import stack_phases
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Line, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 WARM_UP = 1
 """Steps left out at the front: lazily made state appears in the first one."""
@@ -46,7 +45,7 @@ class Leak:
 
     op: str | None
     module: str | None
-    line: Line | None
+    line: SourceLine | None
     category: MemoryCategory
     """Of its largest block."""
     frame: int | None

@@ -11,10 +11,9 @@ import numpy as np
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import KnownBy, Line, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 LARGEST = 20
 """Single blocks that are named: as many as a finding has rows of evidence."""
@@ -35,7 +34,7 @@ class Holder:
     """0 for what is known as a sum only."""
     members: int = 1
     """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
-    line: Line | None = None
+    line: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class LargeBlock:
     name: str | None
     module: str | None
     op: str | None
-    line: Line | None
+    line: SourceLine | None
     made: int
     """Position at which it was handed out."""
     step: int | None
@@ -70,7 +69,7 @@ class PeakHolders:
     step: int | None
     op: str | None
     """Op that asked for the block that made the peak; None where that was not recorded."""
-    line: Line | None
+    line: SourceLine | None
     by_category: tuple[Holder, ...]
     """``name``: the category's, in small letters; None for blocks of no known category. Largest first, as in all."""
     by_module: tuple[Holder, ...]
@@ -178,9 +177,9 @@ def _holders(
 
 
 def _line_holders(
-    lines: Sequence[Line | None], size: Int64, counts: Int64, total: int, unseen: int
+    lines: Sequence[SourceLine | None], size: Int64, counts: Int64, total: int, unseen: int
 ) -> tuple[Holder, ...]:
-    held: dict[Line | None, tuple[int, int]] = {}
+    held: dict[SourceLine | None, tuple[int, int]] = {}
     for line, bytes_, many in zip(lines, size.tolist(), counts.tolist(), strict=True):
         before, count = held.get(line, (0, 0))
         held[line] = (before + bytes_, count + many)
@@ -221,11 +220,11 @@ def _category_name(code: int) -> str | None:
     return None if code == MemoryCategory.UNKNOWN else MemoryCategory(code).name.lower()
 
 
-def _line(timeline: MemoryTimeline, index: int) -> Line | None:
+def _line(timeline: MemoryTimeline, index: int) -> SourceLine | None:
     return None if index == MISSING else timeline.lines[index]
 
 
-def _line_name(line: Line | None) -> str | None:
+def _line_name(line: SourceLine | None) -> str | None:
     if line is None:
         return None
     return line.file if line.line is None else f"{line.file}:{line.line}"

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
-from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.trace import RECORDED, Trace
+from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
+from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.trace import RECORDED, Trace
 
 NO_MEMORY = f"not recorded: {RECORDED['memory']}"
 """Why rules on memory cannot look. The detail pass of a run may have what the timing pass lacks, so no rule ``NEEDS``
@@ -79,7 +79,7 @@ def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Sever
     return "medium" if felt else "low"
 
 
-def said_line(line: Line | None) -> str | None:
+def said_line(line: SourceLine | None) -> str | None:
     """``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
     if line is None:
         return None

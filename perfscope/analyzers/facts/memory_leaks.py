@@ -17,10 +17,9 @@ from perfscope.analyzers.facts.memory_growth import LEAST_STEPS, STILL, SURE, WA
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 FEWEST_STEPS = 3
 """Steps that must agree where a trend cannot be taken: a variable that is replaced in the next step holds one block at
@@ -34,7 +33,7 @@ the steps before it."""
 class LeakingPlace:
     """One line, or one op where no line is known, that holds more at the end of every step."""
 
-    line: Line | None
+    line: SourceLine | None
     op: str | None
     module: str | None
     category: MemoryCategory

@@ -15,10 +15,9 @@ from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.recompute import autograd_nodes
-from perfscope.analyzers.memory.pairing import Int64, strictly_increasing
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, strictly_increasing
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from perfscope.analyzers.facts.host_spans import input_slices
 from perfscope.analyzers.facts.nesting import lineage, nearest_ancestor
 from perfscope.analyzers.facts.recompute import EVALUATE
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.trace import MISSING, CopyKind, SliceKind, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Int64
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 _COLLECTIVE = re.compile(r"(c10d|nccl|gloo|fsdp|FSDP|_c10d_functional)::?.*|record_param_comms|fsdp::.*")
 """Ops and annotations around what a collective needs: ``c10d::allreduce_``, ``gloo:all_gather``,

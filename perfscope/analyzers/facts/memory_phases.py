@@ -18,9 +18,8 @@ from perfscope.analyzers.facts.memory_stacks import stack_phases
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.optimizer_steps import STEP
 from perfscope.analyzers.facts.recompute import autograd_nodes
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import MemoryPhase
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.memory import Int64, MemoryPhase
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 NEVER = np.iinfo(np.int64).max
 """Position of what does not come any more."""

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_growth import step_ends
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Curve, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.memory import Curve, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 MOST_POINTS = 400
 """Positions of a picture: one for each pixel of a phone, every other one of a report's page."""

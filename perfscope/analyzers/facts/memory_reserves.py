@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.memory_blocks import memory_of, memory_rows
-from perfscope.analyzers.memory.pairing import Int64, pair_events, strictly_increasing
-from perfscope.analyzers.memory.timeline import Curve, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryAction
-from perfscope.profiler.allocator import ROUNDED_TO
+from perfscope.model.memory import ALLOCATION_ROUNDING, Curve, Int64, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryAction
 
 SMALL_BYTES = 1 << 20
 """Up to this size PyTorch serves a block from segments of 2 MiB that serve nothing else (``kSmallSize`` in
@@ -65,7 +63,7 @@ def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
         return curve
     blocks = timeline.blocks
     starts, ends = blocks["start"], blocks["end"]
-    size = -(-blocks["bytes"].astype(np.int64) // ROUNDED_TO) * ROUNDED_TO
+    size = -(-blocks["bytes"].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
     change = np.zeros(len(curve.positions), np.int64)
     np.add.at(change, np.searchsorted(curve.positions, starts), size)
     gone = ~blocks["after"]
@@ -149,7 +147,7 @@ class _Segments:
         rows = np.flatnonzero((blocks["start"] < position) & (blocks["end"] >= position))
         rows = rows[np.argsort(blocks["address"][rows], kind="stable")]
         address = blocks["address"][rows].astype(np.int64)
-        taken = -(-blocks["bytes"][rows].astype(np.int64) // ROUNDED_TO) * ROUNDED_TO
+        taken = -(-blocks["bytes"][rows].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
         place = np.searchsorted(first, address, side="right") - 1
         inside = (place >= 0) & (address < (first + size)[np.maximum(place, 0)])
         if not inside.all():

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.facts.alignment import graph_op
-from perfscope.analyzers.facts.frames import Owner, parse_frame, parse_module
 from perfscope.analyzers.facts.memory_stacks import user_frames
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.recompute import autograd_nodes
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import Line
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.frames import Owner, parse_frame, parse_module
+from perfscope.model.memory import Int64, SourceLine
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class Sites:
     lines: npt.NDArray[np.int64]
     """Index into ``places``."""
     names: tuple[str, ...]
-    places: tuple[Line, ...]
+    places: tuple[SourceLine, ...]
 
 
 class _Known:
@@ -41,12 +40,12 @@ class _Known:
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
-        self.places: dict[Line, int] = {}
+        self.places: dict[SourceLine, int] = {}
 
     def module(self, name: str | None) -> int:
         return self.names.setdefault(name, len(self.names)) if name else MISSING
 
-    def line(self, place: Line | None) -> int:
+    def line(self, place: SourceLine | None) -> int:
         return MISSING if place is None else self.places.setdefault(place, len(self.places))
 
 
@@ -89,7 +88,7 @@ def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Know
             qualified.setdefault(int(module[index]), set()).add(name)
             module[index], certain[index] = name, True
         if found.file is not None:
-            line[index] = known.line(Line(file=found.file, line=found.line, function=found.function))
+            line[index] = known.line(SourceLine(file=found.file, line=found.line, function=found.function))
     # ops that the graph has not, in a call that all of the graph's ops put into one module, are in that module too
     for span, names in qualified.items():
         if span != MISSING and len(names) == 1:
@@ -107,19 +106,19 @@ def _each(rows: Int64, found: Callable[[int], int]) -> Int64:
     return np.array(values, np.int64)[inverse]
 
 
-def _frame_line(trace: Trace, row: int) -> Line:
+def _frame_line(trace: Trace, row: int) -> SourceLine:
     frames = trace.rows["frames"]
     number = int(frames["line"][row])
-    return Line(
+    return SourceLine(
         file=trace.text(int(frames["file"][row])),
         line=None if number == MISSING else number,
         function=trace.text(int(frames["name"][row])),
     )
 
 
-def _span_line(trace: Trace, row: int) -> Line | None:
+def _span_line(trace: Trace, row: int) -> SourceLine | None:
     frame = parse_frame(trace.text(int(trace.rows["slices"]["name"][row])))
-    return None if frame is None else Line(file=frame.file, line=frame.line, function=frame.function)
+    return None if frame is None else SourceLine(file=frame.file, line=frame.line, function=frame.function)
 
 
 def _module_path(trace: Trace, row: int) -> str:

@@ -23,11 +23,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.frames import Owner, owner_of
-from perfscope.analyzers.memory.pairing import Int64
-from perfscope.analyzers.memory.timeline import MemoryPhase
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.memory import Int64, MemoryPhase
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 DEEPEST_STACK = 4096
 """Frames that are looked at outwards: CPython itself stops at 1000 by default. A damaged file may hold a circle."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perfscope.analyzers.facts.hlo_blocks import program_timelines
 from perfscope.analyzers.facts.memory_blocks import event_timelines
 from perfscope.analyzers.facts.memory_categories import categorized
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import Trace
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import Trace
 
 
 def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.memory.pairing import Int64, Pairs
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Rows
-from perfscope.analyzers.trace.memory_tables import MemoryAction
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.memory import Int64, MemoryTimeline, Pairs
+from perfscope.model.trace import MISSING, Rows
+from perfscope.model.trace.tables import MemoryAction
+from perfscope.model.units import format_bytes
 
 Flags = npt.NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 Rows = npt.NDArray[np.int64]
 _Condition = Callable[[Rows, Rows], npt.NDArray[np.bool_]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 ITEM_SIZES: dict[str, int] = {
     "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8,

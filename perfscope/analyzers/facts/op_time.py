@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

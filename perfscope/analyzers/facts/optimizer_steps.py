@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from perfscope.analyzers.facts.device_time import device_busy
 from perfscope.analyzers.facts.graph_time import spans_time
-from perfscope.analyzers.facts.intervals import covered
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.op_signature import input_tensors
 from perfscope.analyzers.facts.span_work import WorkTime, subtree_ends, work_inside
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.intervals import covered
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Style = Literal["loop", "foreach", "fused", "other"]
 

@@ -11,8 +11,8 @@ from perfscope.analyzers.facts.compile_again import MIN_RECOMPILATIONS, MIN_SIZE
 from perfscope.analyzers.facts.compile_again_findings import FIXES, OTHER_FIX
 from perfscope.analyzers.facts.compile_frames import one_line, plain_function
 from perfscope.analyzers.facts.compile_guards import Guard, parse_guard
-from perfscope.analyzers.finding import AbstainError, Finding, Where
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.trace import Trace
 
 MAX_ROWS = 20
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.attention_math import GraphAttention, find_attentions
 from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, plan_works
-from perfscope.analyzers.finding import Finding, Where, severity_of
-from perfscope.analyzers.torch_plan import PlannedKernel
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import Finding, Where, severity_of
+from perfscope.model.torch_plan import PlannedKernel
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 SOFTMAX_OPS = frozenset({"aten._softmax", "aten._softmax_backward_data", "aten._safe_softmax"})
 

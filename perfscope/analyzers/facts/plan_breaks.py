@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfscope.analyzers.compile_log import GraphBreak, Place
 from perfscope.analyzers.facts.compile_frames import (
     doc_link,
     first_hint,
@@ -15,9 +14,10 @@ from perfscope.analyzers.facts.compile_frames import (
     user_place,
     where_of,
 )
-from perfscope.analyzers.finding import Finding
-from perfscope.analyzers.torch_plan import HeldPlan
-from perfscope.analyzers.trace import Trace
+from perfscope.model.compile_log import CodeLine, GraphBreak
+from perfscope.model.finding import Finding
+from perfscope.model.torch_plan import LoadedPlan
+from perfscope.model.trace import Trace
 
 MAX_ROWS = 20
 
@@ -26,15 +26,15 @@ MAX_ROWS = 20
 class PlannedBreak:
     """A line that ends graphs, and all that torch says of it."""
 
-    place: Place | None
+    place: CodeLine | None
     functions: tuple[str, ...]
     breaks: tuple[GraphBreak, ...]
 
 
-def planned_breaks(held: HeldPlan) -> tuple[PlannedBreak, ...]:
+def planned_breaks(held: LoadedPlan) -> tuple[PlannedBreak, ...]:
     """Lines that end graphs, in the order they were found."""
     lines: dict[tuple[str, int] | None, list[tuple[str | None, GraphBreak]]] = defaultdict(list)
-    places: dict[tuple[str, int] | None, Place | None] = {}
+    places: dict[tuple[str, int] | None, CodeLine | None] = {}
     for function, found in held.breaks:
         at = user_place(found.place, found.stack)
         key = None if at is None else (at.file, at.line)

@@ -17,7 +17,7 @@ from perfscope.analyzers.estimate.collective_time import CollectiveRange, Exchan
 from perfscope.analyzers.estimate.simulate import Played, Task, play
 from perfscope.analyzers.estimate.spans import NO_TIME, Range
 from perfscope.analyzers.hardware.target import Target
-from perfscope.profiler.aot.torch_processes_file import Moment, PlannedCollective, PlannedProcesses
+from perfscope.model.documents.torch_plan import PlannedCollective, PlannedProcesses, StepPosition
 
 ENDS: tuple[Literal["low", "high"], ...] = ("low", "high")
 
@@ -118,7 +118,7 @@ def planned_asked(
         kernels.append(outside[op])
     starts.append(len(kernels))
 
-    def place(moment: Moment) -> int:
+    def place(moment: StepPosition) -> int:
         return starts[min(moment.ops + moment.runs, len(starts) - 1)]
 
     asked = [
@@ -250,7 +250,7 @@ def _end(one: Asked, last: int) -> int:
     return max(min(one.after, last), last if one.until is None else min(one.until, last))
 
 
-def _ops(moment: Moment | None) -> int | None:
+def _ops(moment: StepPosition | None) -> int | None:
     return None if moment is None else moment.ops
 
 

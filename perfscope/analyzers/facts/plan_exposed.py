@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from perfscope.analyzers.facts.plan_time import plan_works
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.plan_exchanges import ExchangeRow, exchange_rows
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 ROWS = 20
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.fusion_reasons import NOTHING_LOST, fusion_reason
 from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, plan_works
-from perfscope.analyzers.finding import Finding, Where, severity_of
-from perfscope.analyzers.torch_plan import PlannedGraph, PlannedKernel, PlannedRefusal, PlanPlace
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import Finding, Where, severity_of
+from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 MAX_ROWS = 20
 
@@ -49,7 +49,7 @@ def fusion_findings(trace: Trace, *, least: float) -> Iterator[Finding]:
         if target is None:
             continue
         whole = (work.compiled or work.inside).device.low
-        places: dict[tuple[PlanPlace | None, str], list[Apart]] = defaultdict(list)
+        places: dict[tuple[PlanLine | None, str], list[Apart]] = defaultdict(list)
         for apart in pairs_apart(work):
             place = next(iter((*apart.second.places, *apart.first.places)), None)
             places[place, apart.refusal.reason].append(apart)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from perfscope.analyzers.facts.graph_flow import flow_of, short_name
 from perfscope.analyzers.facts.optimizer_steps import PASSES, fused_share
 from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
-from perfscope.analyzers.finding import Finding, Where, severity_of
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import Finding, Where, severity_of
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 
 def optimizer_findings(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.facts.graph_flow import flow_of, short_name
 from perfscope.analyzers.facts.plan_time import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
-from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.hardware import Device
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.torch_plan import PlannedGraph
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_count, format_ns, format_share
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import PlannedGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_count, format_ns, format_share
 
 NS = 10**9
 

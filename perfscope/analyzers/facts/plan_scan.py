@@ -10,11 +10,11 @@ from math import ceil, log2
 from perfscope.analyzers.facts.graph_flow import Flow, base_name, flow_of
 from perfscope.analyzers.facts.hlo_scan_time import LAUNCH_NS
 from perfscope.analyzers.facts.plan_time import PlanWork, bytes_ns, op_bytes, plan_works
-from perfscope.analyzers.finding import Finding, Where, severity_of
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.torch_plan import TorchPlan
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.model.finding import Finding, Where, severity_of
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import TorchPlan
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
 
 LINEAR = frozenset(
     {

@@ -18,9 +18,9 @@ from perfscope.analyzers.facts.graph_flow import Flow, flow_of, short_name
 from perfscope.analyzers.facts.plan_collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
 from perfscope.analyzers.hardware.device import Device
 from perfscope.analyzers.hardware.target import Target
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph, PlannedKernel
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
+from perfscope.model.trace import Trace
 
 NS = 10**9
 
@@ -58,7 +58,7 @@ class GraphWork:
 class PlanWork:
     """One step of a plan."""
 
-    held: HeldPlan
+    held: LoadedPlan
     graphs: tuple[GraphWork, ...]
     inside: Work
     """All graphs, as often as a step runs them."""
@@ -107,7 +107,7 @@ def kernel_range(
     return ns_range(max(arithmetic, memory, shortest), max(arithmetic / factors.matrix, memory / reached) + small)
 
 
-def _plan_work(held: HeldPlan, target: Target) -> PlanWork:
+def _plan_work(held: LoadedPlan, target: Target) -> PlanWork:
     factors = factors_for(target)
     graphs = tuple(_graph_work(graph, target.device, factors) for graph in held.plan.graphs)
     inside = together((one.once, one.graph.calls) for one in graphs)
@@ -129,7 +129,7 @@ def _plan_work(held: HeldPlan, target: Target) -> PlanWork:
     )
 
 
-def _eager_exchanges(held: HeldPlan, alone: Work, target: Target) -> StepExchanges | None:
+def _eager_exchanges(held: LoadedPlan, alone: Work, target: Target) -> StepExchanges | None:
     processes = held.plan.processes
     if processes is None or processes.eager is None or held.eager is None:
         return None
@@ -139,7 +139,7 @@ def _eager_exchanges(held: HeldPlan, alone: Work, target: Target) -> StepExchang
 
 
 def _planned_exchanges(
-    held: HeldPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
+    held: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
 ) -> StepExchanges | None:
     processes = held.plan.processes
     if processes is None or processes.outside is None or held.outside is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfscope.analyzers.hardware import Device, find_device, named_device
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 ASSUMED = {"gpu": "NVIDIA H100 80GB HBM3", "tpu": "TPU v5 lite"}
 """By platform, where nothing names the device: a compiled program does not say for which product it was compiled.

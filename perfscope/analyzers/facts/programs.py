@@ -32,7 +32,7 @@ from perfscope.analyzers.facts.hlo_time import InstructionTime, hlo_time
 from perfscope.analyzers.facts.program_device import ProgramDevice, program_device
 from perfscope.analyzers.hlo.cost import ModuleCost
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 Peak = Literal["assigned", "modelled"]
 """Peak memory as XLA assigned its buffers, or as the schedule and the shapes let expect."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from perfscope.analyzers.facts.graph_time import spans_time
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.span_work import WorkTime
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 EVALUATE = "autograd::engine::evaluate_function"
 

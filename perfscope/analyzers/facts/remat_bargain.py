@@ -11,8 +11,8 @@ from perfscope.analyzers.advice.simulate import Simulation, Simulator, keep_all,
 from perfscope.analyzers.advice.step_model import Policy, StepModel
 from perfscope.analyzers.advice.step_model_torch import torch_step_model
 from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
 
 Verdict = Literal[
     "elsewhere", "not lowered", "headroom", "dominated", "headroom for some", "needed", "capacity unknown"

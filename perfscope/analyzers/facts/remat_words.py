@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.advice.words import code_for, describe
 from perfscope.analyzers.facts.remat_bargain import Bargain
-from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.model.units import format_bytes, format_ns
 
 
 def why(bargain: Bargain) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.nesting import nearest_ancestor
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 _WORK = "InvokeRendezvous"
 

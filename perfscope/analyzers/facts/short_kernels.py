@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
 
 SHORT_NS = 10_000
 """A kernel below this spends a fifth or more of its time filling and draining the device."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Intervals, intersection_total, union
-from perfscope.analyzers.trace import Trace
+from perfscope.model.intervals import Intervals, intersection_total, union
+from perfscope.model.trace import Trace
 
 Rows = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.trace import SliceKind, Trace
+from perfscope.model.trace import SliceKind, Trace
 
 HOST_AHEAD = 1.1
 """Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""

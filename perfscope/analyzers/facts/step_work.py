@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.intervals import union
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.columns import Array
+from perfscope.model.intervals import union
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.columns import Array
 
 _CALL = re.compile(r"PjitFunction\((?P<name>.*)\)")
 _MODULE = "jit_"

@@ -15,10 +15,10 @@ from perfscope.analyzers.facts.memory_growth import MemoryGrowth, memory_growth
 from perfscope.analyzers.facts.memory_holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.facts.memory_picture import MemoryPicture, memory_picture
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.finding import Basis
-from perfscope.analyzers.memory.timeline import Axis, KnownBy, Line, MemoryPhase, MemoryTimeline, Space
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
+from perfscope.model.finding import Basis
+from perfscope.model.memory import Axis, KnownBy, MemoryPhase, MemoryTimeline, SourceLine, Space
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 
 MOST_PROGRAMS = 12
 """Compiled programs of a trace, those with the highest peaks: a few matter, dozens are of one op each."""
@@ -37,7 +37,7 @@ class Held:
     """0 for what is known as a sum only."""
     members: int = 1
     """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
-    line: Line | None = None
+    line: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class HeldCategory:
     blocks: int
     known_by: KnownBy
     """Of most of its bytes."""
-    place: Line | None
+    place: SourceLine | None
     """Line that asked for most of it; None where that is not known."""
     name: str | None
     """Op, module, tensor or instruction of its largest block, the first of these that is known."""
@@ -122,7 +122,7 @@ class Memory:
     step: int | None
     op: str | None
     """Op or instruction that asked for the block that made the peak."""
-    line: Line | None
+    line: SourceLine | None
     by_category: tuple[HeldCategory, ...]
     by_module: Holders
     by_line: Holders

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.finding import MOST_SPANS, Span
+from perfscope.model.finding import MOST_SPANS, Span
 
 
 def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike) -> tuple[Span, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from perfscope.analyzers.hardware.device import Device
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _DEEP = (
@@ -35,7 +35,7 @@ def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ..
     found = next((shape for shape in shapes if prod(shape) == number), None)
     if found is None:
         sizes = ", ".join(str(prod(shape)) for shape in shapes[:8])
-        raise AskedWronglyError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
+        raise UsageError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
     return found
 
 
@@ -43,12 +43,12 @@ def slice_shape(asked: str, device: Device, sides: tuple[int, ...]) -> tuple[int
     """The shape that was written, with as many axes as the chip has; hosts are 2 x 2 chips, or there is one chip."""
     axes = axes_of(device)
     if len(sides) > axes:
-        raise AskedWronglyError(f"--target {asked}: {device.name} is a torus of {axes} axes, e.g. {_example(axes)}")
+        raise UsageError(f"--target {asked}: {device.name} is a torus of {axes} axes, e.g. {_example(axes)}")
     shape = (*sides, *[1] * (axes - len(sides)))
     if any(side < 1 or side > 1 << 16 for side in shape):
-        raise AskedWronglyError(f"--target {asked}: sides of a slice are 1 and more")
+        raise UsageError(f"--target {asked}: sides of a slice are 1 and more")
     if prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
-        raise AskedWronglyError(
+        raise UsageError(
             f"--target {asked}: a slice is made of 2x2 chips: its first two sides are even, e.g. {_example(axes)}"
         )
     return shape
@@ -64,7 +64,7 @@ def host_shape(asked: str, device: Device, shape: tuple[int, ...], hosts: int | 
         return sizes.get(1, (2, 2, 1))
     if hosts not in sizes:
         known = " or ".join(str(number) for number in sorted(sizes))
-        raise AskedWronglyError(f"--target {asked}: {'x'.join(map(str, shape))} is of {known} hosts, not of {hosts}")
+        raise UsageError(f"--target {asked}: {'x'.join(map(str, shape))} is of {known} hosts, not of {hosts}")
     return sizes[hosts]
 
 

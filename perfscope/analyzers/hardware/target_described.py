@@ -10,7 +10,7 @@ import msgspec
 
 from perfscope.analyzers.hardware import DEVICES, Device
 from perfscope.analyzers.hardware.target import Target
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 
 def described_target(description: object) -> Target:

@@ -41,7 +41,7 @@ from perfscope.analyzers.hardware.node import Node
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hardware.target_text import chips, gpus, named_target
 from perfscope.analyzers.hardware.topology import read_network
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 MOST_BYTES = 1 << 16
 """A target takes some hundred bytes."""
@@ -60,21 +60,19 @@ def read_target(path: str) -> Target:
     base = _text(where, told, "device", 200)
     like = named_target(base)
     if like.chips > 1:
-        raise AskedWronglyError(
-            f"{where}: device: {base[:40]}: a device without a number; nodes and devices tell how many"
-        )
+        raise UsageError(f"{where}: device: {base[:40]}: a device without a number; nodes and devices tell how many")
     device, said = _device(where, told, like.device)
     shown = Path(path).name
     if like.platform == "tpu":
         for key in ("nodes", "devices", "network"):
             if key in told:
-                raise AskedWronglyError(f"{where}: {key}: TPUs are told by slice")
+                raise UsageError(f"{where}: {key}: TPUs are told by slice")
         hosts = _count(where, told, "hosts", 1) if "hosts" in told else None
         found = chips(shown, device, _slice(where, told, base), hosts=hosts)
     else:
         for key in ("slice", "hosts"):
             if key in told:
-                raise AskedWronglyError(f"{where}: {key}: GPUs are told by nodes and devices")
+                raise UsageError(f"{where}: {key}: GPUs are told by nodes and devices")
         each = _count(where, told, "devices", 1)
         if device.node is not None and each > device.node.devices:
             device = replace(device, node=replace(device.node, devices=each, host_devices=each, source=shown))
@@ -94,12 +92,12 @@ def _table(path: str, where: str) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise AskedWronglyError(f"{where}: larger than {MOST_BYTES >> 10} KiB, no target")
+            raise UsageError(f"{where}: larger than {MOST_BYTES >> 10} KiB, no target")
         return tomllib.loads(data.decode("utf-8"))
     except OSError as error:
-        raise AskedWronglyError(f"{where}: cannot be read: {(error.strerror or 'error').lower()}") from error
+        raise UsageError(f"{where}: cannot be read: {(error.strerror or 'error').lower()}") from error
     except (ValueError, RecursionError) as error:
-        raise AskedWronglyError(f"{where}: no TOML: {str(error)[:200]}") from error
+        raise UsageError(f"{where}: no TOML: {str(error)[:200]}") from error
 
 
 def _device(where: str, told: dict[str, Any], like: Device) -> tuple[Device, tuple[str, ...]]:
@@ -128,7 +126,7 @@ def _device(where: str, told: dict[str, Any], like: Device) -> tuple[Device, tup
     if not numbers:
         return replace(like, name=name, **changed), ()
     if "source" not in told:
-        raise AskedWronglyError(f"{where}: source is missing: where is {numbers[0]} from?")
+        raise UsageError(f"{where}: source is missing: where is {numbers[0]} from?")
     source = _text(where, told, "source", 500)
     changed["source"] = f"{source}; the rest: {like.source}"
     if "link" in told and like.node is None:
@@ -148,13 +146,13 @@ def _known(where: str, told: dict[str, Any], keys: tuple[str, ...], table: str) 
     unknown = next((key for key in told if key not in keys), None)
     if unknown is not None:
         names = ", ".join(table + key for key in keys)
-        raise AskedWronglyError(f"{where}: {table}{unknown[:60]}: no such key; known: {names}")
+        raise UsageError(f"{where}: {table}{unknown[:60]}: no such key; known: {names}")
 
 
 def _subtable(where: str, told: dict[str, Any], key: str, keys: tuple[str, ...]) -> dict[str, Any]:
     found = told[key]
     if not isinstance(found, dict) or not found:
-        raise AskedWronglyError(f"{where}: {key} is no table")
+        raise UsageError(f"{where}: {key} is no table")
     _known(where, found, keys, key + ".")
     return found
 
@@ -162,19 +160,19 @@ def _subtable(where: str, told: dict[str, Any], key: str, keys: tuple[str, ...])
 def _text(where: str, told: dict[str, Any], key: str, longest: int, table: str = "") -> str:
     value = told.get(key)
     if not isinstance(value, str) or not value.strip() or len(value) > longest or not value.isprintable():
-        raise AskedWronglyError(f"{where}: {table}{key} is no text of a line")
+        raise UsageError(f"{where}: {table}{key} is no text of a line")
     return value.strip()
 
 
 def _count(where: str, told: dict[str, Any], key: str, default: int) -> int:
     value = told.get(key, default)
     if type(value) is not int or not 1 <= value <= 1 << 16:
-        raise AskedWronglyError(f"{where}: {key} is no number from 1 to 65,536")
+        raise UsageError(f"{where}: {key} is no number from 1 to 65,536")
     return value
 
 
 def _number(where: str, told: dict[str, Any], key: str, table: str = "") -> float:
     value = told.get(key)
     if type(value) not in (int, float) or not math.isfinite(float(value)) or not 0 < value < 1e9:  # type: ignore[arg-type,operator]
-        raise AskedWronglyError(f"{where}: {table}{key} is no rate")
+        raise UsageError(f"{where}: {table}{key} is no rate")
     return float(value)  # type: ignore[arg-type]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.devices.target_request import gpu_target_config
 from perfscope.analyzers.hardware.target import Target
-from perfscope.profiler.aot.request import TargetRequest
-from perfscope.profiler.aot.target_config import gpu_target_config
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.documents.compile_request import TargetRequest
+from perfscope.model.errors import UsageError
 
 
 def target_request(target: Target, *, configured: bool) -> TargetRequest:
@@ -42,7 +42,7 @@ def _config(target: Target) -> str:
         or target.memory_bytes is None
         or device.l2_bytes is None
     ):
-        raise AskedWronglyError(
+        raise UsageError(
             f"--target {target.asked}: XLA must be told more than is known of {device.name}: {', '.join(missing)}; "
             "a TOML file of your own can say it"
         )

@@ -13,7 +13,7 @@ from perfscope.analyzers.hardware.links import named_link
 from perfscope.analyzers.hardware.slices import closes, default_shape, host_shape, slice_shape
 from perfscope.analyzers.hardware.target import Platform, Target
 from perfscope.analyzers.hardware.topology import Network
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 MOST_DEVICES = 1 << 16
 LONGEST = 200
@@ -58,11 +58,11 @@ def parse_target(text: str, memory: str | None = None) -> Target:
 def named_target(asked: str) -> Target:
     """The target of a name, with a number of devices or a topology behind it."""
     if not asked or len(asked) > LONGEST or not asked.isprintable():
-        raise AskedWronglyError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
+        raise UsageError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
     tight = re.sub(r"\s+", "", asked.lower())
     found = _tpu(asked, tight)
     if found is None and "@" in asked:
-        raise AskedWronglyError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
+        raise UsageError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
     return found or _gpu(asked) or _refuse(asked)
 
 
@@ -78,7 +78,7 @@ def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...
     """GPUs of nodes that are alike."""
     count = nodes * each
     if not 1 <= count <= MOST_DEVICES:
-        raise AskedWronglyError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
     network, assumed = _network(device, nodes, each)
     return Target(
         asked=asked, device=device, count=count, topology=(nodes, each), platform="gpu",
@@ -94,10 +94,10 @@ def chips(
     each = devices_of_a_chip(device)
     count = prod(shape) * each
     if not 1 <= count <= MOST_DEVICES:
-        raise AskedWronglyError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
     node = device.node
     if node is not None and count > node.devices:
-        raise AskedWronglyError(
+        raise UsageError(
             f"--target {asked}: {count} devices of {device.name}; a slice has {node.devices:,} at most, "
             "and several slices are not modelled"
         )
@@ -139,7 +139,7 @@ def _tpu(asked: str, tight: str) -> Target | None:
     if found is None or name is None:
         return None
     if "@" in asked and said_hosts is None:
-        raise AskedWronglyError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
+        raise UsageError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
     hosts = None if said_hosts is None else int(said_hosts[1])
     device = next(one for one in DEVICES if one.name == name)
     if found[3] is None:
@@ -150,7 +150,7 @@ def _tpu(asked: str, tight: str) -> Target | None:
     number, said = sides[0], tuple[str, ...]()
     if found[2] == "-" and found[1] in _BY_CORES:
         if number % 2:
-            raise AskedWronglyError(
+            raise UsageError(
                 f"--target {asked}: it counts TensorCores, two a chip; for chips write {found[1]}:{number}"
             )
         number, said = number // 2, (f"{found[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
@@ -177,7 +177,7 @@ def _gpu(asked: str) -> Target | None:
     said = _edition(name, device)
     if len(numbers) == 2:
         if device.node is not None and numbers[1] > device.node.devices:
-            raise AskedWronglyError(
+            raise UsageError(
                 f"--target {asked}: {numbers[1]} devices a node; {device.name} comes in nodes of {device.node.devices}"
             )
         return gpus(asked, device, numbers[0], numbers[1], said)
@@ -185,7 +185,7 @@ def _gpu(asked: str) -> Target | None:
     device, joined = _in_a_node(device) if count > 1 else (device, ())
     most = device.node.devices if device.node is not None else 8
     if count > most and count % most:
-        raise AskedWronglyError(
+        raise UsageError(
             f"--target {asked}: {count} devices do not fill nodes of {most}; "
             f"write nodes x devices, e.g. {name}x{-(-count // most)}x{most}"
         )
@@ -258,4 +258,4 @@ def _refuse(asked: str) -> Target:
     hint = (
         f"did you mean {', '.join(close)}?" if close else "known: h100, h200, b200, gb200, a100, l4, mi300x, v5e, ..."
     )
-    raise AskedWronglyError(f"--target {asked[:60]}: no such device; {hint}")
+    raise UsageError(f"--target {asked[:60]}: no such device; {hint}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.hardware.links import LINKS, named_link
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 KEYS = ("ranks", "members", "link", "bandwidth_GB_per_s", "source")
 NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
@@ -88,14 +88,14 @@ def read_topology(path: str | Path) -> Topology:
         text = Path(path).read_text(encoding="utf-8")
         found: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
-        raise AskedWronglyError(f"--topology {path}: cannot be read: {(error.strerror or 'error').lower()}") from error
+        raise UsageError(f"--topology {path}: cannot be read: {(error.strerror or 'error').lower()}") from error
     except (ValueError, RecursionError) as error:
-        raise AskedWronglyError(f"--topology {path}: no TOML: {error}") from error
+        raise UsageError(f"--topology {path}: no TOML: {error}") from error
     where = f"--topology {path}"
     _refuse(where, found, ("node", "network"), "")
     node = found.get("node")
     if not isinstance(node, dict):
-        raise AskedWronglyError(f"--topology {path}: has no [node]")
+        raise UsageError(f"--topology {path}: has no [node]")
     _refuse(where, node, KEYS, "node.")
     ranks, members = _ranks(where, node)
     network = None if "network" not in found else read_network(where, found["network"])
@@ -104,7 +104,7 @@ def read_topology(path: str | Path) -> Topology:
         return Topology(ranks=ranks, members=members, network=network)
     absent = next((key for key in _TOGETHER if key not in node), None)
     if absent is not None:
-        raise AskedWronglyError(f"--topology {path}: node.{absent} is missing: it belongs to node.{given[0]}")
+        raise UsageError(f"--topology {path}: node.{absent} is missing: it belongs to node.{given[0]}")
     return Topology(
         ranks=ranks,
         members=members,
@@ -120,36 +120,36 @@ def _ranks(where: str, node: dict[str, Any]) -> tuple[int, tuple[tuple[int, ...]
     if "members" not in node:
         return _count(where, node, "node", "ranks", "ranks"), ()
     if "ranks" in node:
-        raise AskedWronglyError(f"{where}: node.ranks and node.members say the same: give one of them")
+        raise UsageError(f"{where}: node.ranks and node.members say the same: give one of them")
     members = node["members"]
     nodes = members if isinstance(members, list) else []
     sound = [isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks)
              for ranks in nodes]  # fmt: skip
     if not nodes or not all(sound):
-        raise AskedWronglyError(f"{where}: node.members is no list of the ranks of each node")
+        raise UsageError(f"{where}: node.members is no list of the ranks of each node")
     named = [rank for ranks in nodes for rank in ranks]
     twice = next((rank for rank in named if named.count(rank) > 1), None) if len(set(named)) < len(named) else None
     if twice is not None:
-        raise AskedWronglyError(f"{where}: node.members names rank {twice} twice")
+        raise UsageError(f"{where}: node.members names rank {twice} twice")
     return max(map(len, nodes)), tuple(tuple(sorted(ranks)) for ranks in nodes)
 
 
 def read_network(where: str, told: Any) -> Network:
     """The network that a table of a file tells. ``where`` stands in front of errors: the option and the path."""
     if not isinstance(told, dict):
-        raise AskedWronglyError(f"{where}: network is no table")
+        raise UsageError(f"{where}: network is no table")
     _refuse(where, told, NETWORK_KEYS, "network.")
     link = _text(where, told, "network", "link")
     cards = _count(where, told, "network", "cards", "network cards")
     rails = _count(where, told, "network", "rails", "rails") if "rails" in told else None
     if rails is not None and cards % rails:
-        raise AskedWronglyError(f"{where}: network.cards is no multiple of network.rails")
+        raise UsageError(f"{where}: network.cards is no multiple of network.rails")
     known = named_link(link)
     if "bandwidth_GB_per_s" in told:
         speed, source = _bandwidth(where, told, "network"), _text(where, told, "network", "source")
     elif known is None:
         names = ", ".join(one.name for one in LINKS if one.links is None)
-        raise AskedWronglyError(
+        raise UsageError(
             f"{where}: network.link: {link}: not in the table of links ({names}): "
             "give network.bandwidth_GB_per_s and network.source"
         )
@@ -161,21 +161,21 @@ def read_network(where: str, told: Any) -> Network:
 def _count(where: str, told: dict[str, Any], table: str, key: str, what: str) -> int:
     value = told.get(key)
     if type(value) is not int or not 1 <= value <= MOST_RANKS:
-        raise AskedWronglyError(f"{where}: {table}.{key} is not a number of {what}")
+        raise UsageError(f"{where}: {table}.{key} is not a number of {what}")
     return value
 
 
 def _text(where: str, told: dict[str, Any], table: str, key: str) -> str:
     value = told.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise AskedWronglyError(f"{where}: {table}.{key} is no text")
+        raise UsageError(f"{where}: {table}.{key} is no text")
     return value
 
 
 def _bandwidth(where: str, told: dict[str, Any], table: str) -> float:
     value: Any = told.get("bandwidth_GB_per_s")
     if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise AskedWronglyError(f"{where}: {table}.bandwidth_GB_per_s is no bandwidth")
+        raise UsageError(f"{where}: {table}.bandwidth_GB_per_s is no bandwidth")
     return float(value) * 1e9
 
 
@@ -183,4 +183,4 @@ def _refuse(where: str, found: dict[str, Any], known: tuple[str, ...], table: st
     for key in found:
         if key not in known:
             names = ", ".join(table + one for one in known)
-            raise AskedWronglyError(f"{where}: {table}{key}: no such key; known: {names}")
+            raise UsageError(f"{where}: {table}{key}: no such key; known: {names}")

@@ -13,19 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from perfscope.analyzers.hlo.cost_once import (
-    CONTAINERS,
-    CONTROL,
-    FREE,
-    OnceCosts,
-    callees_first,
-    dearness,
-    trips,
-)
+from perfscope.analyzers.hlo.cost_once import CONTAINERS, CONTROL, FREE, OnceCosts, callees_first, dearness, trips
 from perfscope.analyzers.hlo.cost_phase import Phase, phase_of
 from perfscope.analyzers.hlo.cost_types import NO_PRODUCTS, Cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 MAX_AMOUNT = 1 << 128
 """Operations, bytes or runs in a module: 10^38, a million exaFLOP/s machines for a million years; floats hold it."""

@@ -23,7 +23,7 @@ from perfscope.analyzers.hlo.replica_groups import GroupReader, Groups
 from perfscope.analyzers.hlo.source_frames import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.analyzers.protos import decode
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 HEAD_BYTES = 8192
 """Enough to tell what a file begins with."""

@@ -27,7 +27,7 @@ from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.analyzers.hlo.text_aliases import aliases_of, donors_of
 from perfscope.analyzers.hlo.text_instruction import InstructionReader
 from perfscope.analyzers.hlo.text_scan import OpenBracketError, open_brackets, pieces, unquoted
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 _HEADER = re.compile(r"\s*+(ENTRY\s++)?%?([^\s(={%]++)\s*+(?:\(.*)?\{\s*+$", re.DOTALL)
 _TABLES = frozenset({"FileNames", "FunctionNames", "FileLocations", "StackFrames"})

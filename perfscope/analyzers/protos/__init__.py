@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from perfscope.analyzers.protos._schema import file_descriptor
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 
 @cache

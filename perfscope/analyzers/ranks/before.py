@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.frames import Frame, Owner, parse_frame
 from perfscope.analyzers.facts.host_spans import input_slices
-from perfscope.analyzers.facts.intervals import EMPTY, Intervals, covered, merge, union
 from perfscope.analyzers.ranks.local import Local
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
+from perfscope.model.frames import Frame, Owner, parse_frame
+from perfscope.model.intervals import EMPTY, Intervals, covered, merge, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 MOST = 0.5
 """Of the window: what fills more than half of it is what the rank did."""

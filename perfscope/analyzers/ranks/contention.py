@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.facts.intervals import Intervals, covered, union
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.job import Member
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.trace import MISSING
+from perfscope.model.intervals import Intervals, covered, union
+from perfscope.model.trace import MISSING
 
 BESIDE = 0.5
 """Of a collective, beside another one: from here on it counts as sharing the links, below it (and above nothing) it is

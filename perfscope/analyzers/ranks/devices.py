@@ -20,15 +20,15 @@ import numpy as np
 
 from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
 from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.hlo.cost_collectives import group_size
 from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS
 from perfscope.analyzers.hlo.module import Shape
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group, Matched
-from perfscope.analyzers.ranks.operation import algorithm_of
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, RankTotal, kind_of, totals_of
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.collectives import algorithm_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
 
 OPERATIONS = {
     "all-gather": "all_gather",

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.analyzers.facts.exposure import exposed_communication, exposed_until
-from perfscope.analyzers.facts.intervals import Intervals, union
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.clocks import Clocks
 from perfscope.analyzers.ranks.matching import Group, Matched
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Intervals, union
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

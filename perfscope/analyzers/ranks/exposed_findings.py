@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from perfscope.analyzers.facts.worst_spans import spans_of_ranks
-from perfscope.analyzers.finding import Cell, Finding, severity_of
 from perfscope.analyzers.ranks.exposed import Share, summed
 from perfscope.analyzers.ranks.matching import Group
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.units import format_ns, format_share
 
 ROWS = 20
 

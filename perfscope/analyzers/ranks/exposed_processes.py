@@ -12,7 +12,7 @@ from perfscope.analyzers.ranks.clocks import Clocks, align
 from perfscope.analyzers.ranks.exposed import Wait
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.processes import ProcessSet
-from perfscope.analyzers.trace import MISSING
+from perfscope.model.trace import MISSING
 
 Device = tuple[int, int]
 """Rank, row of the table ``devices`` of its trace."""

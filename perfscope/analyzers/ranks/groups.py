@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.matching import Group, Matched
-from perfscope.analyzers.ranks.operation import POINT_TO_POINT
+from perfscope.model.collectives import POINT_TO_POINT
 
 _NAMES = {
     "DP": re.compile(r"(?:^|[^a-z])(?:dp|ddp|fsdp|hsdp)(?:[^a-z]|$)|data_?parallel|replicate|shard", re.IGNORECASE),

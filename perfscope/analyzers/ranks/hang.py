@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.flight_recorder import FlightRecord, RecordedCall
+from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 
 ENDS_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Operations that no member can end before all have begun. A root, or who only sends to it, may be done sooner."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.hardware.topology import Network, Topology
-from perfscope.analyzers.ranks.operation import bus_factor
+from perfscope.model.collectives import bus_factor
 
 NODE = 8
 """Devices of a node that NVLink or Infinity Fabric joins; larger domains (NVL72) are judged within eight."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.analyzers.ranks.local import Local, locals_of
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 APART_NS = 60 * 10**9
 """A minute. Ranks record the same steps, and clocks of hosts differ by seconds even where nobody sets them."""

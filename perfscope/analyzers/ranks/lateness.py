@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.facts.intervals import Intervals, difference_total, union
 from perfscope.analyzers.facts.step_windows import whole_ns
 from perfscope.analyzers.ranks.before import Before, before, compute_intervals, way
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.trace import MISSING
+from perfscope.model.intervals import Intervals, difference_total, union
+from perfscope.model.trace import MISSING
 
 SLICE_NS = 10 * 10**6
 """Ten milliseconds. A collective on the host begins when a thread of the rank gets a core: where cores are shared it

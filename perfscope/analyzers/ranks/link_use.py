@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from perfscope.analyzers.facts.link_counters import LinkCounters, Samples, link_counters
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, Trace
 
 Verdict = Literal["saturated", "idle", "partly"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.facts.nesting import lineage
-from perfscope.analyzers.ranks.operation import algorithm_of, element_size, message_elements, operation_of
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
+from perfscope.model.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

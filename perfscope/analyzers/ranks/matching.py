@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.local import Local
-from perfscope.analyzers.ranks.operation import POINT_TO_POINT
+from perfscope.model.collectives import POINT_TO_POINT
 
 MOST_SHIFT = 16
 """Collectives that one capture caught and another did not: a step's worth of bookkeeping, not a step."""

@@ -22,8 +22,8 @@ from perfscope.analyzers.ranks.clocks import Clocks
 from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import MOST_SHIFT, Group
-from perfscope.analyzers.ranks.operation import POINT_TO_POINT
-from perfscope.analyzers.trace import MISSING
+from perfscope.model.collectives import POINT_TO_POINT
+from perfscope.model.trace import MISSING
 
 Channel = tuple[Group, int, int]
 """Members of the group (none: not recorded), who sends, who receives."""

@@ -17,8 +17,6 @@ import numpy as np
 
 from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
 from perfscope.analyzers.facts.hlo_executions import rows_of
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS
 from perfscope.analyzers.ranks import devices
 from perfscope.analyzers.ranks.clocks import align
@@ -31,7 +29,9 @@ from perfscope.analyzers.ranks.pairs import pair
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.shared import over
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, kind_of, totals_of
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.finding import AbstainError
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
 
 RANK_NOTE = "a rank is a process with all its devices: its side of a collective is that of its device which came last"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.ranks.clocks import Clocks, align
 from perfscope.analyzers.ranks.groups import RankGroup, groups_of
 from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of
 from perfscope.analyzers.ranks.matching import Matching, match
 from perfscope.analyzers.ranks.pairs import NO_PAIRS, Pairing, pair
 from perfscope.analyzers.ranks.shared import over
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 TOLD_NS = 10**6
 """A millisecond: hosts that a time service keeps agree to about that, and nobody need be told."""

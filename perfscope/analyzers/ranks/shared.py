@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from perfscope.analyzers.trace import Trace
+from perfscope.model.trace import Trace
 
 FactT = TypeVar("FactT")
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.facts.intervals import Intervals, covered, merge, union
 from perfscope.analyzers.hardware.topology import Topology
 from perfscope.analyzers.ranks.before import compute_intervals
 from perfscope.analyzers.ranks.ideal import Ideal, Placement, across, placement, within
@@ -21,7 +20,8 @@ from perfscope.analyzers.ranks.local import Local, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.table import device_of
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.intervals import Intervals, covered, merge, union
+from perfscope.model.trace import MISSING, Trace
 
 BY_BYTES = 4.0
 """Times the latency that the bytes take: below it the latency and its spread decide, not the links."""

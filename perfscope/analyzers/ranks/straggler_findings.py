@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from perfscope.analyzers.facts.step_windows import per_step
 from perfscope.analyzers.facts.worst_spans import spans_of_ranks
-from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.before import COMPUTE, EARLIER, HOST, LOADER, NOTHING
 from perfscope.analyzers.ranks.lateness import Late, Lateness, Straggling
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.trace import MISSING
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING
+from perfscope.model.units import format_ns, format_share
 
 ROWS = 20
 MOST_NAMED = 4

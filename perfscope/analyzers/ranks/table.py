@@ -17,9 +17,9 @@ from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.ranks.groups import RankGroup
 from perfscope.analyzers.ranks.matching import Group, Matched
-from perfscope.analyzers.ranks.operation import bus_factor
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.trace import MISSING, Trace
+from perfscope.model.collectives import bus_factor
+from perfscope.model.trace import MISSING, Trace
 
 Kind = tuple[str, Group, int | None, str | None, str | None, str | None]
 

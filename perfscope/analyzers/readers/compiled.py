@@ -15,16 +15,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.hardware.target import Target
 from perfscope.analyzers.hardware.target_described import described_target
-from perfscope.analyzers.readers import hlo_proto
-from perfscope.analyzers.readers._program import join_programs
-from perfscope.analyzers.trace import Trace
-from perfscope.profiler import store
-from perfscope.profiler.aot.compiled_file import Compiled, load
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers.hlo import proto
+from perfscope.analyzers.readers.hlo.program import join_programs
+from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.analyzers.readers.torch_log import breaks
+from perfscope.analyzers.readers.torch_log.unit import Unit
+from perfscope.model.compile_log import CodeLine, GraphBreak
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.compile_manifest import Compiled, load
+from perfscope.model.documents.torch_plan import read_plan
+from perfscope.model.errors import DataError
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import LoadedPlan, PlanBreak, TorchPlan
+from perfscope.model.trace import Source, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.compile_manifest import Compiled
+
 
 FORMAT = "compiled"
 MOST_NAMED = 3
@@ -33,7 +45,7 @@ MOST_NAMED = 3
 
 def sniff(path: Path, head: bytes) -> bool:
     """True for a directory with such a manifest."""
-    return path.is_dir() and store.is_compiled(path)
+    return path.is_dir() and run_folders.is_compiled(path)
 
 
 def read(path: Path) -> Trace:
@@ -44,12 +56,10 @@ def read(path: Path) -> Trace:
     """
     manifest = load(path)
     if manifest.framework == "torch":
-        from perfscope.analyzers.readers import torch_plan
-
-        trace = torch_plan.read_folder(path, manifest)
+        trace = read_plan_folder(path, manifest)
     else:
         trace = _programs(path, manifest)
-    notes = (*_said(manifest), *trace.source.notes)
+    notes = (*_manifest_notes(manifest), *trace.source.notes)
     trace.source = replace(trace.source, path=str(path), format=FORMAT, notes=tuple(dict.fromkeys(notes)))
     trace.target = _target(path, manifest)
     trace.checkpoint = None if manifest.checkpoint is None else manifest.checkpoint.policy
@@ -64,7 +74,7 @@ def _programs(path: Path, manifest: Compiled) -> Trace:
         try:
             if not file.is_file():
                 raise DataError(f"{file}: no such file")
-            read.append(hlo_proto.read(file))
+            read.append(proto.read(file))
         except DataError as error:
             problems.append(f"{program.file} is not read: {str(error).removeprefix(f'{file}: ')}")
     if not read:
@@ -89,7 +99,7 @@ def _why_nothing(manifest: Compiled) -> str:
     return f"nothing was compiled{': ' + manifest.notes[-1] if manifest.notes else ''}"
 
 
-def _said(manifest: Compiled) -> list[str]:
+def _manifest_notes(manifest: Compiled) -> list[str]:
     """What a reader of a report must know of how it came about."""
     target = manifest.target
     several = f"{target.count} x " if target.count > 1 else ""
@@ -102,3 +112,90 @@ def _said(manifest: Compiled) -> list[str]:
         more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
         notes.append(f"not compiled: {named}{more}")
     return [*notes, *manifest.notes]
+
+
+# Torch plans: ``plans/*.json`` of a folder that `perfscope compile` wrote for a PyTorch program.
+
+
+PLAN_FORMAT = "torch plan"
+PLAN_FOLDER = "plans"
+MOST_PLANS = 100
+"""Of a folder; one program makes one plan."""
+
+
+def read_plans(folder: Path) -> tuple[TorchPlan, ...]:
+    """The plans of a run folder, in the order of their names; ``DataError`` for the first that is damaged."""
+    return tuple(read_plan(path) for path in _plan_files(folder))
+
+
+def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
+    """The plans of a run folder and the ops beside them as one trace without times.
+
+    A plan that is damaged is left out and said in the source's notes; ``DataError`` if none is left.
+    """
+    problems: list[str] = []
+    held = []
+    for path in _plan_files(folder):
+        try:
+            plan = read_plan(path)
+        except DataError as error:
+            problems.append(f"{PLAN_FOLDER}/{path.name} is not read: {str(error).removeprefix(f'{path}: ')}")
+            continue
+        eager = _op_graph_beside(path.parent, plan.eager_file, problems)
+        outside = _op_graph_beside(path.parent, plan.outside_file, problems)
+        held.append(LoadedPlan(plan=plan, breaks=tuple(map(_graph_break, plan.breaks)), eager=eager, outside=outside))
+    if not held:
+        raise DataError(f"{folder}: {problems[0] if problems else 'no plan is in it'}")
+    first = held[0]
+    graph = first.outside if first.plan.compiled_by == "program" else first.eager
+    recorded = {"torch_plan"} | ({"op_graph"} if graph is not None else set())
+    notes = [note for one in held for note in (*one.plan.notes, *_not_covered(one.plan))]
+    trace = Trace(
+        source=Source(
+            path=str(folder),
+            format=PLAN_FORMAT,
+            rank=None,
+            events_read=sum(len(graph.kernels) for one in held for graph in one.plan.graphs),
+            events_unplaced=0,
+            notes=tuple(dict.fromkeys((*notes, *problems))),
+        ),
+        strings=[],
+        rows={},
+        recorded=frozenset(recorded),
+        op_graph=graph,
+    )
+    trace.torch_plans = tuple(held)
+    return trace
+
+
+def _graph_break(one: PlanBreak) -> tuple[str | None, GraphBreak]:
+    at = one.place
+    place = None if at is None else CodeLine(file=at.file, line=at.line, function=at.function)
+    unit = Unit(compile_id=one.compile_id, function=one.function, place=place)
+    return one.function, breaks.parse_break(one.text, unit, None)
+
+
+def _not_covered(plan: TorchPlan) -> list[str]:
+    return [f"not covered by the plan: {text}" for text in plan.not_covered]
+
+
+def _plan_files(folder: Path) -> list[Path]:
+    every = sorted((folder / PLAN_FOLDER).glob("*.json")) + sorted((folder / PLAN_FOLDER).glob("*.json.gz"))
+    found = [path for path in every if ".opgraph." not in path.name]
+    if len(found) > MOST_PLANS:
+        raise DataError(f"{folder / PLAN_FOLDER}: {len(found)} plans, more than {MOST_PLANS}: not a folder of ours")
+    return found
+
+
+def _op_graph_beside(folder: Path, name: str | None, problems: list[str]) -> OpGraph | None:
+    """The op graph beside a plan. A name that leads elsewhere is none of ours."""
+    if name is None:
+        return None
+    if len(PurePosixPath(name).parts) != 1 or "\\" in name or name in (".", ".."):
+        problems.append(f"the ops beside a plan are not read: {name[:80]!r} leads out of its folder")
+        return None
+    try:
+        return read_op_graph(folder / name)
+    except DataError as error:
+        problems.append(f"{PLAN_FOLDER}/{name} is not read: {str(error).partition(': ')[2]}")
+        return None

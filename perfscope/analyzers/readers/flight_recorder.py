@@ -26,13 +26,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.facts.frames import Owner, owner_of
-from perfscope.analyzers.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
-from perfscope.analyzers.ranks.operation import operation_of
-from perfscope.analyzers.readers._bytes import open_bytes
-from perfscope.analyzers.readers._pickle import load_plain
-from perfscope.analyzers.trace import Source, Trace
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.plain_pickle import load_plain
+from perfscope.model.collectives import operation_of
+from perfscope.model.errors import DataError
+from perfscope.model.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.trace import Source, Trace
 
 FORMAT = "flight_recorder"
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from perfscope.analyzers.hlo.source_frames import is_library
 from perfscope.analyzers.protos import decode
-from perfscope.analyzers.readers._bytes import open_bytes
-from perfscope.analyzers.trace import MISSING, TABLES, Rows, Source, Trace
-from perfscope.analyzers.trace.memory_tables import HeldState, MemoryCategory
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.model.errors import DataError
+from perfscope.model.trace import MISSING, TABLES, Rows, Source, Trace
+from perfscope.model.trace.tables import HeldState, MemoryCategory
 
 FORMAT = "jax_memory"
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from perfscope.analyzers.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
 
 MAX_BYTES = 1 << 30
 """Unpacked. The capture stops at 200,000 ops, which take tens of MB: what is larger is not ours."""

@@ -1,6 +1,6 @@
 """The rules, a written list: id -> module. One rule a file, the file name is the id.
 
-A rule's module has ``NEEDS`` (keys of ``perfscope.analyzers.trace.RECORDED``) and
+A rule's module has ``NEEDS`` (keys of ``perfscope.model.trace.RECORDED``) and
 ``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where several
 traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring is its
 page in ``docs/rules``.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from perfscope.analyzers.finding import Rule
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.finding import Rule
 
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.rules.blocking_collective",
@@ -68,7 +68,7 @@ def load_rule(rule_id: str) -> Rule:
     else:
         found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
         if not found:
-            raise AskedWronglyError(f"{rule_id}: no such rule; `perfscope rules` lists them")
+            raise UsageError(f"{rule_id}: no such rule; `perfscope rules` lists them")
         module = found[0].load()
     return Rule(
         id=wanted,

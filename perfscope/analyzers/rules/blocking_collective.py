@@ -51,19 +51,13 @@ from collections.abc import Iterable, Iterator
 from perfscope.analyzers.facts.finding_spans import spans_of_parts
 from perfscope.analyzers.facts.hlo_collective_cause import cause_of, remedy
 from perfscope.analyzers.facts.hlo_collective_time import collective_time, overlap_parts, waiting_part
-from perfscope.analyzers.facts.hlo_collectives import (
-    MOST_SEARCHED,
-    Collective,
-    by_size,
-    collectives,
-    independent_work,
-)
+from perfscope.analyzers.facts.hlo_collectives import MOST_SEARCHED, Collective, by_size, collectives, independent_work
 from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.hlo_saving import Price, price
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ("hlo",)
 

@@ -42,7 +42,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from perfscope.analyzers.compile_log import Compile
 from perfscope.analyzers.facts.compile_advice import bypass_advice, cold_advice
 from perfscope.analyzers.facts.compile_cost import CacheUse, cache_use, repeated_part
 from perfscope.analyzers.facts.compile_frames import (
@@ -55,11 +54,12 @@ from perfscope.analyzers.facts.compile_frames import (
 )
 from perfscope.analyzers.facts.compile_phases import CompileTime, Stage
 from perfscope.analyzers.facts.finding_spans import spans_within
-from perfscope.analyzers.facts.intervals import intersection_total, union
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.finding import Cell, Finding, Severity
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.compile_log import Compile
+from perfscope.model.finding import Cell, Finding, Severity
+from perfscope.model.intervals import intersection_total, union
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

@@ -58,9 +58,9 @@ from perfscope.analyzers.facts.hlo_program import costs, where_of
 from perfscope.analyzers.facts.hlo_saving import Part, Price, price
 from perfscope.analyzers.facts.hlo_selection_products import SelectionProduct, selection_products
 from perfscope.analyzers.facts.program_device import program_device
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.analyzers.hlo.cost import InstructionCost
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
 
 NEEDS = ("hlo",)
 

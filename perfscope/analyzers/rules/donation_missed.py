@@ -37,9 +37,9 @@ from perfscope.analyzers.facts.finding_spans import spans_of_instructions
 from perfscope.analyzers.facts.hlo_donation import Donation, Update, donations
 from perfscope.analyzers.facts.hlo_program import program_label, where_of
 from perfscope.analyzers.facts.jax_donation import Refused, refused_donations
-from perfscope.analyzers.finding import AbstainError, Finding, Where
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ("hlo",)
 

@@ -30,8 +30,8 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.facts.compile_again_findings import churn_findings
 from perfscope.analyzers.facts.plan_again import planned_again_findings
-from perfscope.analyzers.finding import Finding
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import Finding
+from perfscope.model.trace import Trace
 
 NEEDS = ("compile_log",)
 

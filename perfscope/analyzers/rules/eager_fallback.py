@@ -30,15 +30,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfscope.analyzers.compile_log import GraphBreak
 from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_fallbacks import Fallback, fallbacks
 from perfscope.analyzers.facts.compile_frames import compile_log_of, doc_link, first_hint, one_line, where_of
 from perfscope.analyzers.facts.finding_spans import spans_of_windows
 from perfscope.analyzers.facts.step_windows import per_step
-from perfscope.analyzers.finding import Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.compile_log import GraphBreak
+from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("compile_log",)
 

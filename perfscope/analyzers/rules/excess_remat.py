@@ -81,9 +81,9 @@ from perfscope.analyzers.facts.remat_bargain import Bargain, RegionBargain, rema
 from perfscope.analyzers.facts.remat_words import what_to_do, why
 from perfscope.analyzers.facts.span_work import NO_WORK
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import RECORDED, Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

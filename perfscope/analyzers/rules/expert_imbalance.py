@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import spans_of_ranks
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.trace import MISSING, RECORDED, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

@@ -47,7 +47,6 @@ from perfscope.analyzers.facts.kernel_instruction import communication_instructi
 from perfscope.analyzers.facts.plan_exposed import planned_exposure
 from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.clocks import align
 from perfscope.analyzers.ranks.devices import device_set
 from perfscope.analyzers.ranks.exposed import Wait, shares_of, waits_of
@@ -55,8 +54,9 @@ from perfscope.analyzers.ranks.exposed_findings import Side, by_kind, exposed_fi
 from perfscope.analyzers.ranks.exposed_processes import device_clocks, waits_of_processes
 from perfscope.analyzers.ranks.processes import ProcessSet, is_process, process_sets
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

@@ -63,10 +63,10 @@ from perfscope.analyzers.facts.plan_precision import precision_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
 from perfscope.analyzers.hardware import Device, find_device
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from perfscope.analyzers.compile_log import GraphBreak
 from perfscope.analyzers.facts.compile_breaks import BrokenLine, broken_lines
 from perfscope.analyzers.facts.compile_eager_cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.facts.compile_frames import (
@@ -52,9 +51,10 @@ from perfscope.analyzers.facts.compile_frames import (
 from perfscope.analyzers.facts.finding_spans import spans_of_windows
 from perfscope.analyzers.facts.plan_breaks import break_findings
 from perfscope.analyzers.facts.step_windows import per_step
-from perfscope.analyzers.finding import Cell, Finding, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.compile_log import GraphBreak
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ("compile_log",)
 

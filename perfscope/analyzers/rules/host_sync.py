@@ -50,11 +50,11 @@ from perfscope.analyzers.facts.gaps import GapCause, gaps
 from perfscope.analyzers.facts.jax_reads import read_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns, format_share
-from perfscope.profiler.aot.torch_plan_file import ALL_STEPS
+from perfscope.model.documents.torch_plan import ALL_STEPS
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

@@ -35,10 +35,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where
-from perfscope.analyzers.flight_recorder import FlightRecord, RecordedCall
 from perfscope.analyzers.ranks.hang import GroupKey, Hang, Mismatch, Stuck, Waiting, hang_of
-from perfscope.analyzers.trace import Trace
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.flight_recorder import FlightRecord, RecordedCall
+from perfscope.model.trace import Trace
 
 NEEDS = ("flight_record",)
 

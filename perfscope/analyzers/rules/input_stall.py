@@ -25,13 +25,13 @@ from perfscope.analyzers.facts.call_sites import CallSite, call_site
 from perfscope.analyzers.facts.device_time import device_busy, device_times
 from perfscope.analyzers.facts.gaps import GapCause, gaps
 from perfscope.analyzers.facts.host_spans import INPUT_REGION, input_slices
-from perfscope.analyzers.facts.intervals import Int64, covered, union
 from perfscope.analyzers.facts.nesting import nearest_ancestor
 from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("host_ops",)
 

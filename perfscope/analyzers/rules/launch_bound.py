@@ -29,14 +29,14 @@ from perfscope.analyzers.facts.call_sites import call_site, op_of
 from perfscope.analyzers.facts.device_calls import largest_by_op, ops_of_calls
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
 from perfscope.analyzers.facts.gaps import GapCause, Gaps, gaps
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.launch_delay import launch_delays
 from perfscope.analyzers.facts.nesting import covering_slices
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("device_work", "launch_links", "runtime_calls")
 

@@ -36,10 +36,10 @@ from perfscope.analyzers.facts.memory_judged import (
 )
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_reserves import UnneededReserve, in_use, unneeded_reserves
-from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
-from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
 
@@ -196,7 +196,7 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
             f"{format_bytes(pieces.other_streams_bytes)} of what was free belong to other streams or pools, which "
             "cannot lend it: run less on streams of its own, or allocate on the stream that uses it"
         )
-    between = Counter[Line]()
+    between = Counter[SourceLine]()
     for row in pieces.between.tolist():
         line_of = _line(timeline, row)
         if line_of is not None:
@@ -246,12 +246,12 @@ def _pool_rows(one: Fragmentation) -> Iterable[dict[str, Cell]]:
         }
 
 
-def _line(timeline: MemoryTimeline, block: int) -> Line | None:
+def _line(timeline: MemoryTimeline, block: int) -> SourceLine | None:
     index = int(timeline.blocks["line"][block])
     return None if index == MISSING else timeline.lines[index]
 
 
-def _where(trace: Trace, timeline: MemoryTimeline, block: int, line: Line | None) -> Where:
+def _where(trace: Trace, timeline: MemoryTimeline, block: int, line: SourceLine | None) -> Where:
     return Where(
         op=asking_op(timeline.of(trace), int(timeline.blocks["op"][block])),
         file=None if line is None else line.file,

@@ -31,19 +31,13 @@ from perfscope.analyzers.facts.jax_growth import Growth, JaxGrowth, jax_growth
 from perfscope.analyzers.facts.memory_categories import memory_phases
 from perfscope.analyzers.facts.memory_growth import step_ends
 from perfscope.analyzers.facts.memory_judged import judged_timelines, peak_held, said_line, worst_of_devices
-from perfscope.analyzers.facts.memory_leaks import (
-    FEWEST_STEPS,
-    LeakingPlace,
-    MemoryLeaks,
-    leaks_of,
-    left_behind,
-)
+from perfscope.analyzers.facts.memory_leaks import FEWEST_STEPS, LeakingPlace, MemoryLeaks, leaks_of, left_behind
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.memory.timeline import MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
-from perfscope.analyzers.units import format_bytes
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.memory import MemoryPhase, MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes
 
 NEEDS = ()
 

@@ -32,9 +32,9 @@ from perfscope.analyzers.advice.step_model import StepModel
 from perfscope.analyzers.facts.finding_spans import spans_of_regions
 from perfscope.analyzers.facts.graph_time import graph_time
 from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Span, Where
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span, Where
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

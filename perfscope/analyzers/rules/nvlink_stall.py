@@ -51,13 +51,13 @@ import numpy as np
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import spans_of_ranks
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.link_use import Verdict, has_counters
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.ranks.stalls import Call, of_job, of_rank, stalled
-from perfscope.analyzers.trace import RECORDED, Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

@@ -39,12 +39,12 @@ from perfscope.analyzers.facts.memory_judged import (
     worst_of_devices,
 )
 from perfscope.analyzers.facts.memory_sites import block_sites
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.memory.timeline import Line, MemoryTimeline
-from perfscope.analyzers.torch_plan_memory import StepMemory, as_written, by_category, category_words
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryAction, MemoryCategory
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryAction, MemoryCategory
+from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
 
@@ -79,7 +79,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     """The planned peak of a PyTorch program against the memory of the target."""
     found, judged = [], 0
     for held in trace.torch_plans:
-        step = as_written(held.plan)
+        step = memory_as_run(held.plan)
         capacity = None if trace.target is None else trace.target.memory_bytes
         if step is None or capacity is None:
             continue
@@ -102,13 +102,13 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
     rows = by_category(step)
     shown: list[dict[str, Cell]] = [
         {
-            "held_by": category_words(row.category) if row.most.file is None else f"{row.most.file}:{row.most.line}",
+            "held_by": category_label(row.category) if row.most.file is None else f"{row.most.file}:{row.most.line}",
             "held_bytes": row.bytes,
             "blocks": row.blocks,
         }
         for row in rows[:MAX_ROWS]
     ]
-    most = f"Most is held as {category_words(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
+    most = f"Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
     return Finding(
         subject="headroom of the device",
         title=f"planned: {said}",
@@ -286,7 +286,7 @@ def _moment(trace: Trace, timeline: MemoryTimeline, position: int) -> ReservedMo
     return None
 
 
-def _asked_at(trace: Trace, timeline: MemoryTimeline) -> Line | None:
+def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
     """The user's line whose allocation failed last, where stacks were recorded."""
     recorded = timeline.of(trace)
     events = recorded.rows["memory"]

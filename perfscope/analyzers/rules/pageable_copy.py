@@ -28,12 +28,12 @@ from perfscope.analyzers.facts.call_sites import CallSite, call_site, op_of
 from perfscope.analyzers.facts.device_calls import NO_OP, ops_of_calls
 from perfscope.analyzers.facts.exposure import exposed_copies
 from perfscope.analyzers.facts.gaps import GapCause, gaps
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import MISSING, CopyKind, HostMemory, Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ("device_work",)
 

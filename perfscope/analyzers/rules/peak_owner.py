@@ -38,10 +38,10 @@ from perfscope.analyzers.facts.memory_judged import (
 )
 from perfscope.analyzers.facts.memory_leaks import leaks_of
 from perfscope.analyzers.facts.memory_ops import asking_op
-from perfscope.analyzers.finding import AbstainError, Finding, Where
-from perfscope.analyzers.memory.timeline import MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
 

@@ -38,13 +38,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import spans_of_ranks
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import MIXED, has_ranks
 from perfscope.analyzers.ranks.local import locals_of
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
-from perfscope.analyzers.trace import RECORDED, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

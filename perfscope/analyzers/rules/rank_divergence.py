@@ -41,9 +41,9 @@ from perfscope.analyzers.facts.compile_divergence import Divergence, divergences
 from perfscope.analyzers.facts.compile_frames import compile_log_of, compile_spans, short_place, user_place, where_of
 from perfscope.analyzers.facts.compile_sides import Compiled, Side, side_of
 from perfscope.analyzers.facts.finding_spans import spans_within
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Span
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 NEEDS = ()
 

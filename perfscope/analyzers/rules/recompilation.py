@@ -47,12 +47,12 @@ import numpy as np
 from perfscope.analyzers.facts.compile_again_findings import recompilation_findings
 from perfscope.analyzers.facts.compile_regions import REGION
 from perfscope.analyzers.facts.finding_spans import spans_within
-from perfscope.analyzers.facts.intervals import Intervals, union
 from perfscope.analyzers.facts.plan_again import planned_again_findings
-from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
-from perfscope.analyzers.jax_log import CompileEvent
-from perfscope.analyzers.trace import RECORDED, Trace
-from perfscope.analyzers.units import format_ns
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.intervals import Intervals, union
+from perfscope.model.jax_log import CompileEvent
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_ns
 
 NEEDS = ()
 

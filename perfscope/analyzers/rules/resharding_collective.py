@@ -41,9 +41,9 @@ from perfscope.analyzers.facts.hlo_collective_time import collective_time, waiti
 from perfscope.analyzers.facts.hlo_collectives import Collective, by_size, collectives
 from perfscope.analyzers.facts.hlo_program import primitive, where_of
 from perfscope.analyzers.facts.hlo_saving import price
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Severity, Where
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ("hlo",)
 

@@ -51,9 +51,9 @@ from perfscope.analyzers.facts.hlo_saving import Part, Price, is_alone, price
 from perfscope.analyzers.facts.hlo_scan import Loop, loops
 from perfscope.analyzers.facts.hlo_scan_time import launching_ns, least_ns, measured_loop_ns, parallel_ns, part_of
 from perfscope.analyzers.facts.plan_scan import scan_findings
-from perfscope.analyzers.finding import AbstainError, Finding, Severity, Span, Where
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns
+from perfscope.model.finding import AbstainError, Finding, Severity, Span, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ("hlo",)
 

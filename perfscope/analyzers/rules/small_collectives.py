@@ -35,11 +35,11 @@ from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.exposure import exposed_communication
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.local import Local, locals_of
-from perfscope.analyzers.trace import MISSING, RECORDED, Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

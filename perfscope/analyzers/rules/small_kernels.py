@@ -24,13 +24,13 @@ import numpy as np
 
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.device_time import DeviceTime, device_times
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.short_kernels import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import Cell, Finding, severity_of
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("device_work", "launch_links")
 

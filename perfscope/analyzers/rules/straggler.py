@@ -49,14 +49,14 @@ from perfscope.analyzers.facts.hlo_program import where_of
 from perfscope.analyzers.facts.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.facts.step_windows import whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.lateness import lateness_of
 from perfscope.analyzers.ranks.processes import comparable_processes, is_process
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.straggler_findings import straggler_finding
-from perfscope.analyzers.trace import RECORDED, Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 

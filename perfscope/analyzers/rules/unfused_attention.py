@@ -70,10 +70,10 @@ from perfscope.analyzers.facts.op_signature import ITEM_SIZES
 from perfscope.analyzers.facts.plan_attention import compiled_attention_findings
 from perfscope.analyzers.facts.span_work import WorkTime
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.op_graph import OpGraph
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

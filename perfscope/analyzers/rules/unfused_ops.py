@@ -75,12 +75,7 @@ import numpy as np
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.chain_sites import Pattern, Site, chain_sites, chain_text
 from perfscope.analyzers.facts.finding_spans import spans_of_ops
-from perfscope.analyzers.facts.fusion_heuristic import (
-    FORWARD_PRECISION,
-    FORWARD_RECALL,
-    KernelChain,
-    forward_chains,
-)
+from perfscope.analyzers.facts.fusion_heuristic import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
 from perfscope.analyzers.facts.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.analyzers.facts.hlo_fusion_findings import program_findings
 from perfscope.analyzers.facts.inductor_fusion import log_has_refusals
@@ -89,9 +84,9 @@ from perfscope.analyzers.facts.plan_fusion import fusion_findings
 from perfscope.analyzers.facts.span_work import time_of
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
 

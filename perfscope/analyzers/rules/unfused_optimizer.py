@@ -36,9 +36,9 @@ from perfscope.analyzers.facts.optimizer_steps import OptimizerStep, Style, opti
 from perfscope.analyzers.facts.plan_optimizer import optimizer_findings
 from perfscope.analyzers.facts.step_windows import per_step, whole_ns
 from perfscope.analyzers.facts.worst_spans import worst_spans
-from perfscope.analyzers.finding import AbstainError, Finding, Where, severity_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("host_ops",)
 

@@ -15,9 +15,60 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.sweep.point import Point
+from perfscope.analyzers.estimate.spans import Range
 
-Kind = Literal["size", "choice", "machine"]
+# What became of one variant of a sweep.
+
+
+VariantState = Literal["fits", "does not fit", "compiled", "failed", "not reached"]
+"""``compiled``: whether it fits is not known, because nobody knows the device's memory or the program's peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantPoint:
+    """A variant with what was modelled of it. Bytes are of one device."""
+
+    settings: tuple[tuple[str, str], ...]
+    """(axis, value), in the order of the axes."""
+    state: VariantState
+    target: str = ""
+    """``8 H100 SXM``."""
+    step: Range | None = None
+    """Modelled time of one step; None where the compiler refused it, or no time could be modelled."""
+    peak_bytes: int | None = None
+    """The most that one of its programs needs at once."""
+    memory_bytes: int | None = None
+    reason: str = ""
+    """Why it failed, or what is not known of it."""
+    inputs: tuple[int, int] | None = None
+    """Bytes of the step's arguments and outputs: variants that differ in them do not do the same."""
+    programs: tuple[str, ...] = ()
+    """Names of the programs that the step was taken for."""
+    fingerprints: tuple[str, ...] = ()
+    """Of them: the same program has the same."""
+    folder: str = ""
+    """Run folder, relative to the sweep's; empty where there is none."""
+    seconds: float | None = None
+    """To compile it."""
+    host_bytes: int | None = None
+    """Memory of this machine that compiling took."""
+    reused: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """Whether time and peak are known."""
+        return self.step is not None and self.peak_bytes is not None
+
+    def value(self, axis: str) -> str | None:
+        """Its value of an axis."""
+        return dict(self.settings).get(axis)
+
+    def words(self, axes: tuple[str, ...] | None = None) -> str:
+        """``policy=dots seq=1024``, of those axes only."""
+        return " ".join(f"{name}={value}" for name, value in self.settings if axes is None or name in axes)
+
+
+AxisKind = Literal["size", "choice", "machine"]
 MACHINES = ("target", "memory")
 
 
@@ -46,7 +97,7 @@ class Dominance:
 class Front:
     """A sweep, compared."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, AxisKind]
     """Axis -> what it is."""
     on_front: frozenset[int]
     """Numbers of points; none where nothing was left to choose."""
@@ -72,7 +123,7 @@ class Front:
         return tuple(name for name, kind in self.kinds.items() if kind == "choice")
 
 
-def front_of(axes: Sequence[Swept], points: Sequence[Point]) -> Front:
+def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front:
     """The fronts of all groups. Points that do not fit, or whose time or peak is not known, are on none."""
     kinds = {axis.name: kind_of(axis, points) for axis in axes}
     apart = tuple(name for name, kind in kinds.items() if kind != "choice")
@@ -93,12 +144,12 @@ def front_of(axes: Sequence[Swept], points: Sequence[Point]) -> Front:
         kinds=kinds,
         on_front=front,
         beaten_by=ordered,
-        same=tuple(same for members in groups.values() for same in _same(points, members)),
+        same=tuple(same for members in groups.values() for same in _indistinguishable(points, members)),
         dominated=_dominated(points, choices, apart),
     )
 
 
-def dominates(one: Point, other: Point) -> bool:
+def dominates(one: VariantPoint, other: VariantPoint) -> bool:
     """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False where something is not known."""
     if one.step is None or other.step is None or one.peak_bytes is None or other.peak_bytes is None:
         return False
@@ -110,7 +161,7 @@ def dominates(one: Point, other: Point) -> bool:
     return all(mine <= its for mine, its in pairs) and any(mine < its for mine, its in pairs)
 
 
-def kind_of(axis: Swept, points: Sequence[Point]) -> Kind:
+def kind_of(axis: Swept, points: Sequence[VariantPoint]) -> AxisKind:
     """What the user said, or what the compiled programs say."""
     if axis.kind is not None:
         return "size" if axis.kind == "size" else "choice"
@@ -121,7 +172,7 @@ def kind_of(axis: Swept, points: Sequence[Point]) -> Kind:
     return "size" if _changes_work(axis, points) else "choice"
 
 
-def _changes_work(axis: Swept, points: Sequence[Point]) -> bool:
+def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
     rest: dict[tuple[tuple[str, str], ...], set[tuple[int, int]]] = {}
     for point in points:
         if point.inputs is not None:
@@ -133,7 +184,7 @@ def _changes_work(axis: Swept, points: Sequence[Point]) -> bool:
     return known <= len(seen) or any(len(inputs) > 1 for inputs in seen)
 
 
-def _same(points: Sequence[Point], members: Sequence[int]) -> list[tuple[int, ...]]:
+def _indistinguishable(points: Sequence[VariantPoint], members: Sequence[int]) -> list[tuple[int, ...]]:
     found: dict[object, list[int]] = {}
     for number in members:
         point = points[number]
@@ -141,12 +192,14 @@ def _same(points: Sequence[Point], members: Sequence[int]) -> list[tuple[int, ..
     return [tuple(numbers) for numbers in found.values() if len(numbers) > 1]
 
 
-def _dominated(points: Sequence[Point], choices: tuple[str, ...], apart: tuple[str, ...]) -> tuple[Dominance, ...]:
+def _dominated(
+    points: Sequence[VariantPoint], choices: tuple[str, ...], apart: tuple[str, ...]
+) -> tuple[Dominance, ...]:
     """Choices that one other choice dominates at every size at which both are known, the widest reason of each.
 
     A choice that fits where the better one does not, or is known where that is not, is not dominated by it.
     """
-    by_choice: dict[str, dict[str, Point]] = {}
+    by_choice: dict[str, dict[str, VariantPoint]] = {}
     for point in points:
         by_choice.setdefault(point.words(choices), {})[point.words(apart)] = point
     found = []
@@ -165,3 +218,66 @@ def _dominated(points: Sequence[Point], choices: tuple[str, ...], apart: tuple[s
     for one in sorted(found, key=lambda one: one.better in beaten):
         first.setdefault(one.worse, one)
     return tuple(first.values())
+
+
+# Up to which size each choice fits, as far as was tried.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLimit:
+    """How far one choice goes along one size, all else held."""
+
+    rest: str
+    """``policy=dots``: what is held; empty where the size is all that is swept."""
+    axis: str
+    memory_bytes: int | None
+    fits_to: int | None
+    """The largest value up to which every value that was tried fits; None if not even the least does."""
+    first_that_does_not: int | None
+    """None where all that were judged fit."""
+    not_known: tuple[int, ...]
+    """Values that failed or were not reached, in order: what lies beyond the first of them is not claimed."""
+    fits_again: tuple[int, ...]
+    """Values that fit though a smaller one does not."""
+    most_tried: int
+
+
+def size_limits(sizes: Sequence[str], points: Sequence[VariantPoint]) -> tuple[SizeLimit, ...]:
+    """One for each size axis and everything that is held beside it, in the order of the points."""
+    found = []
+    for axis in sizes:
+        lines: dict[str, list[VariantPoint]] = {}
+        for point in points:
+            rest = tuple(name for name, _ in point.settings if name != axis)
+            lines.setdefault(point.words(rest), []).append(point)
+        found += [_size_limit(axis, rest, line) for rest, line in lines.items() if len(line) > 1]
+    return tuple(found)
+
+
+def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLimit:
+    line = sorted(((int(point.value(axis) or 0), point) for point in points), key=lambda one: one[0])
+    fits_to: int | None = None
+    refused: int | None = None
+    unknown: list[int] = []
+    again: list[int] = []
+    for value, point in line:
+        if point.state == "fits":
+            if refused is not None:
+                again.append(value)
+            elif not unknown:
+                fits_to = value
+        elif point.state == "does not fit":
+            refused = value if refused is None else refused
+        else:
+            unknown.append(value)
+    memory = next((point.memory_bytes for _, point in line if point.memory_bytes is not None), None)
+    return SizeLimit(
+        rest=rest,
+        axis=axis,
+        memory_bytes=memory,
+        fits_to=fits_to,
+        first_that_does_not=refused,
+        not_known=tuple(unknown),
+        fits_again=tuple(again),
+        most_tried=line[-1][0],
+    )

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from perfscope.analyzers.finding import Finding
-    from perfscope.analyzers.trace import Trace
+    from perfscope.model.finding import Finding
+    from perfscope.model.trace import Trace
 
 EXPORTS: dict[str, str] = {
     "chrome": "perfscope.dashboards.exports.chrome",
@@ -39,7 +39,7 @@ class Subject:
 def module_of(form: str) -> ModuleType:
     """The module of a format; ``AskedWronglyError`` if there is none of that name."""
     if form not in EXPORTS:
-        raise AskedWronglyError(f"{form}: no such export format; there are {', '.join(EXPORTS)}")
+        raise UsageError(f"{form}: no such export format; there are {', '.join(EXPORTS)}")
     return importlib.import_module(EXPORTS[form])
 
 

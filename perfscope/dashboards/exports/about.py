@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.finding import Cell, Finding
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import Array
+from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.exports.events import Argument, Events, constant, no_flow, of_column, spread
 from perfscope.dashboards.exports.texts import Texts
 from perfscope.dashboards.exports.tracks import Track, Tracks
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.finding import Cell, Finding
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import Array
+from perfscope.model.untrusted_text import sanitize_value
 
 
 def about(trace: Trace, texts: Texts, home: Track, devices: Sequence[int]) -> Events:
@@ -142,4 +142,4 @@ def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, 
 
 def _evidence(row: Mapping[str, Cell]) -> str:
     """``wait_ns=12000, op=aten::item``: what the row has."""
-    return ", ".join(f"{key}={value}" for key, value in shown_value(row).items() if value is not None)
+    return ", ".join(f"{key}={value}" for key, value in sanitize_value(row).items() if value is not None)

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import MISSING
+from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.exports import Subject
 from perfscope.dashboards.exports.about import first_ns, found, has_times
 from perfscope.dashboards.exports.events import Argument, Events
@@ -27,7 +25,9 @@ from perfscope.dashboards.exports.placing import placed
 from perfscope.dashboards.exports.scene import Scene
 from perfscope.dashboards.exports.texts import Texts, fit
 from perfscope.dashboards.exports.tracks import Track, Tracks
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import MISSING
 
 SUFFIX = ".trace.json.gz"
 FOLDER = False

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfscope.analyzers.ranks.sets import TOLD_NS, RankSet, rank_sets
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import MISSING, Rows
-from perfscope.analyzers.units import format_ns
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import MISSING, Rows
+from perfscope.model.units import format_ns
 
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns", "freed_ns")
 """Columns that hold moments on the trace's clock."""

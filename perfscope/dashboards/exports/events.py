@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace.columns import MISSING, Array, Column, Rows
+from perfscope.analyzers.readers.perfetto import vocabulary as words
+from perfscope.model.trace.columns import MISSING, Array, Column, Rows
 
 Value = Literal["flag", "float", "int", "text", "uint"]
 

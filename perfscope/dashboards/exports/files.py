@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from perfscope.dashboards.outputs import behind_links, is_stream
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.files import is_stream, resolve_links
 
 PACKED = ".gz"
 
@@ -28,7 +28,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             with target.open("wb") as raw:
                 yield raw
             return
-        place = behind_links(target)
+        place = resolve_links(target)
         handle, scratch = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.", suffix=".part")
         with os.fdopen(handle, "wb") as raw:
             if target.name.endswith(PACKED):
@@ -57,7 +57,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     scratch = None
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise AskedWronglyError(f"{target}: exists; the export needs a new or an empty folder")
+            raise UsageError(f"{target}: exists; the export needs a new or an empty folder")
         parent = target.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name[:40]}.", suffix=".part"))

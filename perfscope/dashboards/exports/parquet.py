@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.trace import TABLES, Trace
-from perfscope.analyzers.trace.columns import MISSING, Column, Table
 from perfscope.dashboards.exports import Subject
 from perfscope.dashboards.exports.files import whole_folder
 from perfscope.dashboards.exports.perfetto import recorded_beside
-from perfscope.dashboards.shown import clean
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.trace import TABLES, Trace
+from perfscope.model.trace.columns import MISSING, Column, Table
+from perfscope.model.untrusted_text import clean
 
 SUFFIX = "-parquet"
 FOLDER = True
@@ -35,7 +35,7 @@ def write(subject: Subject, target: Path) -> list[str]:
     try:
         pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise AskedWronglyError("--to parquet needs pyarrow: pip install pyarrow") from error
+        raise UsageError("--to parquet needs pyarrow: pip install pyarrow") from error
     filled = [name for name in TABLES if any(len(trace.rows[name]) for trace in subject.traces)]
     if not filled:
         raise DataError(f"{subject.traces[0].source.path}: no table has a row: there is nothing to export")

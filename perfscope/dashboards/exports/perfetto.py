@@ -18,7 +18,7 @@ from perfscope.dashboards.exports.placing import placed
 from perfscope.dashboards.exports.scene import Scene
 from perfscope.dashboards.exports.texts import Texts
 from perfscope.dashboards.exports.tracks import Tracks
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 SUFFIX = ".pftrace.gz"
 FOLDER = False

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfscope.analyzers.trace.columns import Array
 from perfscope.dashboards.exports.events import Argument
 from perfscope.dashboards.exports.placing import Placed
 from perfscope.dashboards.exports.texts import Texts
@@ -28,6 +27,7 @@ from perfscope.dashboards.exports.wire import (
     text_field,
     varints,
 )
+from perfscope.model.trace.columns import Array
 
 BLOCK = 1 << 16
 """Begins and ends that are encoded at once: some 20 MB, whatever the size of the trace."""

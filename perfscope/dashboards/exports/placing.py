@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.readers.kineto_json.nesting import nesting_order
-from perfscope.analyzers.trace.columns import Array
+from perfscope.analyzers.readers.nesting import nesting_order
 from perfscope.dashboards.exports.events import Events
 from perfscope.dashboards.exports.lanes import lanes, sequence
 from perfscope.dashboards.exports.tracks import Tracks
+from perfscope.model.trace.columns import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from perfscope.analyzers.facts.memory_blocks import event_timelines
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.exports.events import Argument, Events, constant, no_flow, op_of
 from perfscope.dashboards.exports.texts import Texts
 from perfscope.dashboards.exports.tracks import Track, Tracks
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import MISSING, Array
 
 _TOTALS = (("allocated_bytes", "memory allocated"), ("reserved_bytes", "memory reserved"))
 

@@ -11,23 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace import SliceKind, Trace
-from perfscope.analyzers.trace.columns import MISSING, Array, Rows
+from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.exports.about import about
-from perfscope.dashboards.exports.events import (
-    Argument,
-    Events,
-    constant,
-    no_flow,
-    of_column,
-    op_of,
-    spread,
-    together,
-)
+from perfscope.dashboards.exports.events import Argument, Events, constant, no_flow, of_column, op_of, spread, together
 from perfscope.dashboards.exports.samples import counters, memory
 from perfscope.dashboards.exports.texts import Texts
 from perfscope.dashboards.exports.tracks import Track, Tracks
+from perfscope.model.trace import SliceKind, Trace
+from perfscope.model.trace.columns import MISSING, Array, Rows
 
 
 class Scene:

@@ -16,8 +16,6 @@ import numpy as np
 
 from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import MISSING
 from perfscope.dashboards.exports import Subject
 from perfscope.dashboards.exports.files import whole_file
 from perfscope.dashboards.exports.perfetto import label_of
@@ -25,7 +23,9 @@ from perfscope.dashboards.exports.placing import placed
 from perfscope.dashboards.exports.scene import Scene
 from perfscope.dashboards.exports.texts import fit
 from perfscope.dashboards.exports.tracks import Tracks
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import MISSING
 
 SUFFIX = ".speedscope.json"
 FOLDER = False

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.readers._bytes import open_bytes
-from perfscope.analyzers.readers.perfetto_trace import vocabulary as words
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.trace.columns import Array
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.exports import Subject
 from perfscope.dashboards.exports.about import has_times
 from perfscope.dashboards.exports.events import Argument, Events
@@ -36,7 +34,9 @@ from perfscope.dashboards.exports.wire import (
     text_field,
     varints,
 )
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import Array
 
 SUFFIX = "-tensorboard"
 FOLDER = True

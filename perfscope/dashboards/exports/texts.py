@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.trace import Trace
-from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, shorten
 
 
 class Texts:

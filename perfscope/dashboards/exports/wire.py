@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.trace.columns import Array
+from perfscope.model.trace.columns import Array
 
 Block = npt.NDArray[np.uint8]
 Piece = bytes | Block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,7 +24,7 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise AskedWronglyError("figures need plotly: pip install 'perfscope[ui]'") from error
+        raise UsageError("figures need plotly: pip install 'perfscope[ui]'") from error
     return plotly.graph_objects
 
 

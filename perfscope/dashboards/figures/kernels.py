@@ -8,12 +8,12 @@ import numpy as np
 
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
 from perfscope.dashboards.reports.svg import PARTS
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from perfscope.analyzers.trace import Trace
+    from perfscope.model.trace import Trace
 
 
 def kernel_time(trace: Trace, top: int = 20) -> go.Figure:
@@ -30,7 +30,7 @@ def kernel_time(trace: Trace, top: int = 20) -> go.Figure:
     np.add.at(totals, inverse, kernels["end_ns"] - kernels["start_ns"])
     order = np.argsort(-totals, kind="stable")
     shown_rows, rest = order[:top], order[top:]
-    labels = [shown(trace.text(int(names[row])), LABEL_LIMIT) or "(no name)" for row in shown_rows]
+    labels = [sanitize(trace.text(int(names[row])), LABEL_LIMIT) or "(no name)" for row in shown_rows]
     times, calls = [int(totals[row]) for row in shown_rows], [int(counts[row]) for row in shown_rows]
     if len(rest):
         labels.append(f"{len(rest):,} other kernels")

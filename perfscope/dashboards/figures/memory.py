@@ -6,23 +6,17 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.facts.memory_picture import memory_picture
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
-from perfscope.dashboards.reports.memory_picture_rows import (
-    COLORS,
-    ORDER,
-    RESERVED_COLOR,
-    UNSEEN_COLOR,
-    category_words,
-)
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.dashboards.reports.memory_picture_rows import COLORS, ORDER, RESERVED_COLOR, UNSEEN_COLOR, category_words
+from perfscope.model.errors import UsageError
+from perfscope.model.units import format_bytes
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from perfscope.analyzers.memory.timeline import MemoryTimeline
-    from perfscope.analyzers.trace import Trace
+    from perfscope.model.memory import MemoryTimeline
+    from perfscope.model.trace import Trace
 
 MIB = 1 << 20
 """Bytes of the unit of the axis."""
@@ -67,13 +61,13 @@ def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
         marker={"color": "#17202b", "size": 9},
     )
     unit = "ms" if timeline.axis == "ns" else timeline.axis
-    title = f"Memory of {plain(shown(timeline.label, LABEL_LIMIT))}, {timeline.basis}"
+    title = f"Memory of {plain(sanitize(timeline.label, LABEL_LIMIT))}, {timeline.basis}"
     return laid_out(figure, title=title, x=unit, y="MiB")
 
 
 def _chosen(trace: Trace, label: str | None) -> MemoryTimeline:
     found = [one for one in trace.fact(memory_timelines) if label is None or one.label == label]
     if not found:
-        known = ", ".join(shown(one.label) for one in trace.fact(memory_timelines)) or "none"
-        raise AskedWronglyError(f"no such memory in the trace; it has: {known}")
+        known = ", ".join(sanitize(one.label) for one in trace.fact(memory_timelines)) or "none"
+        raise UsageError(f"no such memory in the trace; it has: {known}")
     return max(found, key=lambda one: one.peak()[1])

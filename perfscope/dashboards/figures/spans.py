@@ -8,12 +8,12 @@ import numpy as np
 
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
 from perfscope.dashboards.reports.svg import PARTS
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from perfscope.analyzers.trace import Trace
+    from perfscope.model.trace import Trace
 
 MOST_SPANS = 5_000
 """Bars that plotly still pans smoothly in a notebook."""
@@ -42,7 +42,7 @@ def timeline(
             base=(starts - begin) / MS,
             x=(ends - starts) / MS,
             y=[_lane(trace, int(table["device"][row]), int(table["stream"][row])) for row in rows],
-            customdata=[plain(shown(trace.text(int(table["name"][row])), LABEL_LIMIT)) for row in rows],
+            customdata=[plain(sanitize(trace.text(int(table["name"][row])), LABEL_LIMIT)) for row in rows],
             hovertemplate="%{customdata}<br>%{x:.4f} ms at %{base:.4f} ms<extra></extra>",
             orientation="h",
             marker={"color": parts[kind][2], "line": {"width": 0}},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out, plain
 from perfscope.dashboards.reports.sweep_document import Sweep, load
 from perfscope.dashboards.reports.sweep_rows import choice_words, headline, words
 from perfscope.dashboards.reports.sweep_svg import TOO_MUCH, colors_of, drawn
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.units import format_bytes
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,7 +27,7 @@ def pareto(sweep: Sweep | str | Path) -> go.Figure:
     document = sweep if isinstance(sweep, Sweep) else load(Path(sweep))
     numbers = drawn(document)
     if not numbers:
-        raise AskedWronglyError("no variant of the sweep has both a time and a peak")
+        raise UsageError("no variant of the sweep has both a time and a peak")
     figure = plotly.Figure()
     sized = any(axis.kind == "size" for axis in document.axes)
     for name, color in colors_of(document).items():

@@ -16,8 +16,8 @@ from http.client import HTTPException
 from typing import Any, NoReturn, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import AskedWronglyError, PerfscopeError
+from perfscope.model.errors import PerfscopeError, UsageError
+from perfscope.model.untrusted_text import sanitize
 
 SOCKET_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
@@ -101,7 +101,7 @@ class Client:
         """
         url = self.base.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         body = None if payload is None else json.dumps(payload).encode()
-        what = f"{self.host}: {method} {shown(path)}"
+        what = f"{self.host}: {method} {sanitize(path)}"
         waited = 0.0
         tries = 0
         while True:
@@ -133,12 +133,14 @@ class Client:
             more = len(reply.value) == ROWS if link is None else re.search(r';\s*rel="?next"?', link) is not None
             if not more:
                 return
-        raise HostError(f"{self.host}: {shown(path)}: more than {MOST_PAGES * ROWS:,} rows; not all of them were read")
+        raise HostError(
+            f"{self.host}: {sanitize(path)}: more than {MOST_PAGES * ROWS:,} rows; not all of them were read"
+        )
 
     def unexpected(self, path: str) -> NoReturn:
         """The answer has another shape than the host's documentation says."""
         raise HostError(
-            f"{self.host}: {shown(path)}: the answer is not what its documentation says; is {self.base} its API?"
+            f"{self.host}: {sanitize(path)}: the answer is not what its documentation says; is {self.base} its API?"
         )
 
     def _once(self, method: str, url: str, body: bytes | None, what: str) -> Reply:
@@ -199,18 +201,18 @@ def check_address(address: str) -> None:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise AskedWronglyError(f"{shown(address)}: no address: {error}") from error
+        raise UsageError(f"{sanitize(address)}: no address: {error}") from error
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment or not host:
-        raise AskedWronglyError(f"{shown(address)}: an API's address is https://HOST/PATH and no more")
+        raise UsageError(f"{sanitize(address)}: an API's address is https://HOST/PATH and no more")
     if parts.scheme != "https" and not (parts.scheme == "http" and host in LOOPBACK):
-        raise AskedWronglyError(f"{shown(address)}: a token is sent over https only")
+        raise UsageError(f"{sanitize(address)}: a token is sent over https only")
 
 
 def checked_token(token: str, variable: str) -> str:
     """The token without the line end that a secret store left; ``AskedWronglyError`` if it cannot be one."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise AskedWronglyError(f"{variable}: holds characters that no token has")
+        raise UsageError(f"{variable}: holds characters that no token has")
     return token
 
 
@@ -224,13 +226,13 @@ def _message(error: urllib.error.HTTPError) -> str:
     """What the host says, in brackets; a redirect says where to."""
     location = error.headers.get("Location")
     if location is not None:
-        return f" (moved to {shown(location, MESSAGE_LIMIT)}; not followed)"
+        return f" (moved to {sanitize(location, MESSAGE_LIMIT)}; not followed)"
     try:
         held = json.loads(error.read(READ_AT_ONCE))
     except (OSError, ValueError, RecursionError, HTTPException):
         return ""
     said = held.get("message") or held.get("error") if isinstance(held, dict) else None
-    return f" ({shown(str(said), MESSAGE_LIMIT)})" if said else ""
+    return f" ({sanitize(str(said), MESSAGE_LIMIT)})" if said else ""
 
 
 def _pause(error: urllib.error.HTTPError) -> float | None:

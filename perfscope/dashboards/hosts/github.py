@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 from perfscope.dashboards.hosts.client import Client, HostError, checked_token
 from perfscope.dashboards.hosts.sticky import Comment
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.untrusted_text import sanitize
 
 API = "https://api.github.com"
 GRAPHQL = "https://api.github.com/graphql"
@@ -121,7 +121,7 @@ class GitHub:
 def check_repository(repository: str) -> None:
     """``AskedWronglyError`` unless it is ``OWNER/NAME``."""
     if _REPOSITORY.fullmatch(repository) is None:
-        raise AskedWronglyError(f"{shown(repository)}: a repository is OWNER/NAME")
+        raise UsageError(f"{sanitize(repository)}: a repository is OWNER/NAME")
 
 
 def graphql_beside(api: str) -> str:

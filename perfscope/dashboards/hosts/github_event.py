@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 MOST_BYTES = 64 << 20
 """Of an event; GitHub caps payloads at 25 MB."""

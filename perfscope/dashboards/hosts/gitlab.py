@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from perfscope.dashboards.hosts.client import Client, checked_token
 from perfscope.dashboards.hosts.sticky import Comment
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.untrusted_text import sanitize
 
 API = "https://gitlab.com/api/v4"
 
@@ -41,7 +41,7 @@ class GitLab:
     ) -> GitLab:
         """``project``: its number, or its path."""
         if not project or not project.isprintable():
-            raise AskedWronglyError(f"{shown(project)}: a project is its number, or GROUP/NAME")
+            raise UsageError(f"{sanitize(project)}: a project is its number, or GROUP/NAME")
         headers = {"PRIVATE-TOKEN": checked_token(token, variable)}
         client = Client(host="GitLab", base=(api or API).rstrip("/"), headers=headers, missing=_MISSING)
         return cls(rest=client, project=project, web=web.rstrip("/"))

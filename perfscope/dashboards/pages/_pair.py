@@ -13,8 +13,8 @@ from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.launches import SIDES, launches_of
 from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.server.works import Pair, Stored
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Timeline
+from perfscope.model.untrusted_text import sanitize
 
 KEPT = ("t0", "t1", "base_step", "head_step")
 """Of the address, that both timelines begin with."""
@@ -63,10 +63,12 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
     at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters} | {"link": "compare"}
     for (side, item), state in zip(sides.items(), states, strict=True):
         held = None if state.folder is None else read_view(state.folder, "timeline")
-        head = html.H3([f"{side}: ", dcc.Link(shown(item.title), href=address(asked.base_path, "timeline", item.key))])
+        head = html.H3(
+            [f"{side}: ", dcc.Link(sanitize(item.title), href=address(asked.base_path, "timeline", item.key))]
+        )
         if held is None or not any(one["events"] for one in held.get("view", {}).get("traces", ())):
             nothing = "There are no events with a time in it."
-            drawn += [head, html.P(nothing if state.stage == "ready" else shown(state.told), className="ps-card")]
+            drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.told), className="ps-card")]
             continue
         url = f"{asked.base_path}api/timeline/{item.key}/"
         findings = address(asked.base_path, "findings", item.key)
@@ -82,7 +84,7 @@ def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, I
         dmc.Select(
             id={"launch": side},
             label=f"launch of {side}",
-            data=[{"value": one.key, "label": shown(one.title)} for one in held[side]],
+            data=[{"value": one.key, "label": sanitize(one.title)} for one in held[side]],
             value=sides[side].key,
             searchable=True,
             allowDeselect=False,

@@ -8,12 +8,12 @@ import dash_mantine_components as dmc
 from dash import html
 
 from perfscope.dashboards.server.workshop import State
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 
 def said(line: str, *more: Any) -> Any:
     """A line in place of a page."""
-    return html.Div([html.P(shown(line, 1_000)), *more], className="ps-card", role="alert")
+    return html.Div([html.P(sanitize(line, 1_000)), *more], className="ps-card", role="alert")
 
 
 def progress(title: str, key: str, state: State) -> Any:

@@ -18,8 +18,8 @@ from perfscope.dashboards.server.launches import SIDES
 from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.server.works import Pair, Stored, find_work, stored
 from perfscope.dashboards.server.workshop import State as Readiness
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Compare"
 VIEW = None
@@ -114,7 +114,7 @@ def _pickers(asked: Asked) -> Any:
     choice = [
         {
             "value": item.key,
-            "label": shown(item.title if often[item.title] == 1 else f"{item.path.parent.name}/{item.title}"),
+            "label": sanitize(item.title if often[item.title] == 1 else f"{item.path.parent.name}/{item.title}"),
         }
         for item in items
     ]
@@ -140,7 +140,7 @@ def _pickers(asked: Asked) -> Any:
     held = dmc.Select(
         id="compare-stored",
         label="or a comparison that was kept",
-        data=[{"value": one.key, "label": shown(one.title)} for one in kept],
+        data=[{"value": one.key, "label": sanitize(one.title)} for one in kept],
         value=named if named in {one.key for one in kept} else None,
         placeholder="compare --ab, --json",
         searchable=True,
@@ -154,14 +154,14 @@ def _pickers(asked: Asked) -> Any:
 
 def _titles(work: Pair | Stored) -> str:
     if isinstance(work, Pair):
-        return f"{shown(work.base.title)} with {shown(work.head.title)}"
-    return shown(work.title)
+        return f"{sanitize(work.base.title)} with {sanitize(work.head.title)}"
+    return sanitize(work.title)
 
 
 def _stale(state: Readiness) -> str:
     if state.stage in ("working", "waiting"):
         return "The files have changed: comparing them again. Below is what they held."
-    return f"This is what the files held before: {shown(state.told)}"
+    return f"This is what the files held before: {sanitize(state.told)}"
 
 
 def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from dash import html
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.pages._parts import bars, chosen, tabs
 from perfscope.dashboards.ui import Fragment
+from perfscope.model.units import format_ns
 
 TITLE = "Compile"
 VIEW = "compile"

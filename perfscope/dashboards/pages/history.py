@@ -10,8 +10,8 @@ from perfscope.dashboards.pages import Asked, address
 from perfscope.dashboards.pages._progress import mark_of, progress, said
 from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.works import Kept, stores
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
 
 TITLE = "History"
 VIEW = None
@@ -33,7 +33,7 @@ def layout(asked: Asked, view: None) -> Any:
     state = asked.workshop.state(kept)
     made = None if state.folder is None else read_view(state.folder, "history")
     if made is None:
-        return [*page, progress(f"Reading {shown(str(kept.path))}", kept.key, state)]
+        return [*page, progress(f"Reading {sanitize(str(kept.path))}", kept.key, state)]
     others = [_stores(asked, held, kept)] if len(held) > 1 else []
     return [*page, *others, *_shown(asked, kept, made["view"])]
 
@@ -57,7 +57,7 @@ def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     return html.Div(
         [
             _tab(
-                shown(str(one.path.parent)),
+                sanitize(str(one.path.parent)),
                 address(asked.base_path, "history", asked.whose, store=one.key),
                 here=one == kept,
             )

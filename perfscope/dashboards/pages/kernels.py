@@ -6,10 +6,10 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.pages._parts import nothing
+from perfscope.model.units import format_ns
 
 TITLE = "Kernels"
 VIEW = "kernels"

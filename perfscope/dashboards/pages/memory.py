@@ -6,12 +6,12 @@ from typing import Any
 
 from dash import html
 
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.pages._parts import chosen, origins, tabs
 from perfscope.dashboards.ui import Fragment, MemoryCurve
 from perfscope.dashboards.views.memory import read_curve
+from perfscope.model.units import format_bytes
 
 TITLE = "Memory"
 VIEW = "memory"

@@ -10,8 +10,8 @@ from dash import dcc, html
 
 from perfscope.dashboards.pages import PAGES, Asked, address
 from perfscope.dashboards.server.shelf import Item
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Overview"
 VIEW = "overview"
@@ -57,7 +57,7 @@ def _compare(asked: Asked) -> Any:
         return html.Span()
     other = next((item for item in alike if _kind(item) == kind), alike[0])
     href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
-    return dcc.Link(f"compare with {shown(other.title, 40)}", href=href, className="ps-tab")
+    return dcc.Link(f"compare with {sanitize(other.title, 40)}", href=href, className="ps-tab")
 
 
 def _kind(item: Item) -> tuple[str, bool, bool, str]:

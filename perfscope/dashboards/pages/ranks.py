@@ -6,11 +6,11 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.pages._parts import bars, chosen, origins, planned, tabs
 from perfscope.dashboards.ui import Fragment, HeatMap
+from perfscope.model.units import format_bytes, format_ns
 
 TITLE = "Ranks"
 VIEW = "ranks"

@@ -6,10 +6,10 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.analyzers.units import format_count, format_ns, format_share
 from perfscope.dashboards.pages import Asked
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.ui import Roofline
+from perfscope.model.units import format_count, format_ns, format_share
 
 TITLE = "Roofline"
 VIEW = "roofline"

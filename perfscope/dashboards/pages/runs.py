@@ -12,10 +12,10 @@ from perfscope.dashboards.pages import Asked, address
 from perfscope.dashboards.pages._grid import grid, register_grid
 from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.server.works import stored
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head, table
-from perfscope.profiler import store
-from perfscope.profiler.run_listing import row_of
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run_folders import row_of
+from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
 VIEW = None
@@ -100,15 +100,15 @@ def _row(asked: Asked, item: Item) -> list[Any]:
         state = f"running, {state}"
     code = held.get("exit_code")
     return [
-        shown(item.title),
-        shown(state if code in (None, 0) else f"{state} ({code})"),
+        sanitize(item.title),
+        sanitize(state if code in (None, 0) else f"{state} ({code})"),
         held.get("step_ns"),
         held.get("steps"),
         held.get("ranks"),
-        shown(str(held.get("created_utc", ""))[:19].replace("T", " ")),
-        shown(" ".join(held.get("command", ())) or held.get("problem") or "", COMMAND_CHARS),
+        sanitize(str(held.get("created_utc", ""))[:19].replace("T", " ")),
+        sanitize(" ".join(held.get("command", ())) or held.get("problem") or "", COMMAND_CHARS),
         _WORDS[asked.workshop.state(item, start=False).stage],
-        shown(str(item.path), COMMAND_CHARS),
+        sanitize(str(item.path), COMMAND_CHARS),
         item.key,
         address(asked.base_path, "overview", item.key),
     ]
@@ -117,14 +117,14 @@ def _row(asked: Asked, item: Item) -> list[Any]:
 @lru_cache(maxsize=2048)
 def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
     """What `perfscope runs --json` says of it; the arguments behind the first: when it is to be read again."""
-    return row_of(store.listed(item.path))
+    return row_of(run_folders.listed(item.path))
 
 
 def _growth(item: Item) -> str:
     """Changes with the manifests of a run, of which each rank has one."""
 
     def changed() -> Iterator[str]:
-        for file in (*store.manifests(item.path), item.path / store.COMPILED_FILE, item.path):
+        for file in (*run_folders.manifests(item.path), item.path / run_folders.COMPILED_FILE, item.path):
             try:
                 yield str(file.stat().st_mtime_ns)
             except OSError:  # gone while we looked
@@ -139,7 +139,7 @@ def _kept(asked: Asked) -> list[Any]:
     if not held:
         return []
     links = [
-        html.Li(dcc.Link(shown(one.title), href=address(asked.base_path, "compare", None, stored=one.key)))
+        html.Li(dcc.Link(sanitize(one.title), href=address(asked.base_path, "compare", None, stored=one.key)))
         for one in held[:MOST_KEPT]
     ]
     left = [html.P(f"and {len(held) - MOST_KEPT:,} older ones")] if len(held) > MOST_KEPT else []

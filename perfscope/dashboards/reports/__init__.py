@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.outputs import behind_links, is_stream
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.files import is_stream, resolve_links
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
@@ -28,7 +28,7 @@ REPORTS: dict[str, str] = {
 def render(analysis: Analysis, form: str, **options: Any) -> str:
     """The analysis in a format of ``REPORTS``; ``options`` are those of its module."""
     if form not in REPORTS:
-        raise AskedWronglyError(f"{form}: no such report format; there are {', '.join(REPORTS)}")
+        raise UsageError(f"{form}: no such report format; there are {', '.join(REPORTS)}")
     text: str = importlib.import_module(REPORTS[form]).render(analysis, **options)
     return text
 
@@ -46,7 +46,7 @@ def write(path: str | Path, text: str) -> None:
 
     ``DataError`` if the folder is missing, not writable or full.
     """
-    target = behind_links(Path(path))
+    target = resolve_links(Path(path))
     scratch = None
     try:
         if is_stream(Path(path)):

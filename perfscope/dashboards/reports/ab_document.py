@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.compare.ab_profiles import Profiles
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import compare_json
 from perfscope.dashboards.reports.compare_words import percent, said_of
-from perfscope.dashboards.shown import shown_value
-from perfscope.profiler.ab_pairs import WORKTREES_PREFIX
-from perfscope.profiler.environment import redact
+from perfscope.model.documents.ab import WORKTREES_PREFIX
+from perfscope.model.environment import redact
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.comparison import Comparison
     from perfscope.analyzers.compare.many import KernelChange
     from perfscope.analyzers.compare.verdict import MetricResult
-    from perfscope.profiler.ab_state import Plan
+    from perfscope.model.documents.ab import AbPlan
 
 KIND = "launches in turns"
 
@@ -38,7 +38,7 @@ _NO_CAUSE = "cause (step in parts, findings, exact metrics)"
 
 
 def document(
-    result: AbResult, plan: Plan, profiles: Profiles, *, failed: Sequence[str] = (), gates: Sequence[str] = ()
+    result: AbResult, plan: AbPlan, profiles: Profiles, *, failed: Sequence[str] = (), gates: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The document as plain dicts and lists, secrets masked; of paths in a worktree what git calls them is left.
 
@@ -67,7 +67,7 @@ def document(
     }
     for side, ref, commit in (("base", plan.base_ref, plan.base), ("head", plan.head_ref, plan.head)):
         held[side] = {**held[side], "paths": [f"{ref} ({commit[:12]})"]}
-    return _in_the_repository(shown_value(held))  # type: ignore[no-any-return]
+    return _in_the_repository(sanitize_value(held))  # type: ignore[no-any-return]
 
 
 def verdict_over(metrics: Sequence[MetricResult]) -> str:
@@ -130,7 +130,7 @@ def _kernel(one: KernelChange) -> dict[str, Any]:
     }
 
 
-def _lost(plan: Plan, profiles: Profiles) -> Iterator[dict[str, Any]]:
+def _lost(plan: AbPlan, profiles: Profiles) -> Iterator[dict[str, Any]]:
     """Why the cause is not known, or not from all pairs."""
     both = ["base", "head"]
     if not plan.profile:
@@ -143,7 +143,7 @@ def _lost(plan: Plan, profiles: Profiles) -> Iterator[dict[str, Any]]:
             yield {"name": f"profiled pairs beyond {profiles.used}", "reason": reason, "sides": both}
 
 
-def _method(result: AbResult, plan: Plan, profiles: Profiles) -> dict[str, Any]:
+def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any]:
     step = result.step
     return {
         "kind": KIND,

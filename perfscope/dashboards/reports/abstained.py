@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.trace import RECORDED
 from perfscope.dashboards.reports.remarks import REASON_LIMIT
-from perfscope.dashboards.shown import shown
+from perfscope.model.trace import RECORDED
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
@@ -78,7 +78,7 @@ FOLDED_FROM = 3
 
 def dashed(rule: str) -> str:
     """A rule's id as it is shown and typed: ``host-sync``."""
-    return shown(rule).replace("_", "-")
+    return sanitize(rule).replace("_", "-")
 
 
 def logs_alone(analysis: Analysis) -> bool:
@@ -104,7 +104,7 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     )
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
-            reason = shown(outcome.reason or "no reason given", REASON_LIMIT)
+            reason = sanitize(outcome.reason or "no reason given", REASON_LIMIT)
             if compiled and (outcome.rule not in PROGRAM_RULES or reason.startswith("not recorded: ")):
                 reason = NOTHING_RAN
             elif single and outcome.rule in RANK_RULES:

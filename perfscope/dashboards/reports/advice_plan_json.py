@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.analyzers.advice.words import describe
 from perfscope.dashboards.reports.advice_plan_rows import shown_code
 from perfscope.dashboards.reports.advice_verified_rows import verified_data
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.advice.plans import Plan, Plans
@@ -29,7 +29,7 @@ def document(view: PlansView) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "subject": view.subject,
-        "memory": shown(model.label),
+        "memory": sanitize(model.label),
         "basis": "modelled",
         "op_times": model.basis,
         "budget_bytes": plans.budget_bytes,
@@ -54,9 +54,9 @@ def document(view: PlansView) -> dict[str, Any]:
 def _plan(plans: Plans, plan: Plan) -> dict[str, Any]:
     model, step = plans.model, plans.step_ns(plan)
     return {
-        "plan": shown(describe(model, plan)),
+        "plan": sanitize(describe(model, plan)),
         "regions": [
-            {"module": shown(region.name), "policy": policy}
+            {"module": sanitize(region.name), "policy": policy}
             for region, policy in zip(model.regions, plan.policies, strict=True)
             if policy != "keep"
         ],
@@ -67,7 +67,7 @@ def _plan(plans: Plans, plan: Plan) -> dict[str, Any]:
         "needs_bytes": plans.needs(plan),
         "fits": plans.fits(plan),
         "peak_in": plan.simulation.part,
-        "peak_region": None if plan.simulation.region is None else shown(model.regions[plan.simulation.region].name),
+        "peak_region": None if plan.simulation.region is None else sanitize(model.regions[plan.simulation.region].name),
         "recompute_ns": plan.simulation.recompute_ns,
         "stored_ns": plan.simulation.stored_ns,
         "host_bytes": plan.transfer.host_bytes,

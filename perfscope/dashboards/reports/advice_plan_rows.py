@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.advice.words import code_for, describe
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.advice.plans import Plan, Plans
@@ -77,20 +77,20 @@ def plans_view(
     chosen = plans.recommended
     return PlansView(
         plans=plans,
-        subject=shown(subject),
-        headline=f"memory of {shown(model.label)}, {shown(subject)}",
+        subject=sanitize(subject),
+        headline=f"memory of {sanitize(model.label)}, {sanitize(subject)}",
         facts=tuple(_facts(plans)),
         rows=rows,
         verdict=_verdict(plans),
         code=() if chosen is None else shown_code(model, chosen),
-        notes=tuple(shown(note, TEXT_LIMIT) for note in _notes(plans, unseen, others)),
+        notes=tuple(sanitize(note, TEXT_LIMIT) for note in _notes(plans, unseen, others)),
         verified=verified,
     )
 
 
 def shown_code(model: StepModel, plan: Plan) -> tuple[str, ...]:
     """The lines to write, fit to show; they keep their indentation."""
-    return tuple(line[: len(line) - len(line.lstrip())] + shown(line) for line in code_for(model, plan))
+    return tuple(line[: len(line) - len(line.lstrip())] + sanitize(line) for line in code_for(model, plan))
 
 
 def _same(plan: Plan, other: Plan) -> bool:
@@ -106,7 +106,7 @@ def _row(plans: Plans, plan: Plan, number: int, largest: int) -> PlanRow:
     today = _same(plan, plans.today)
     return PlanRow(
         number=number,
-        words=shown(describe(plans.model, plan)),
+        words=sanitize(describe(plans.model, plan)),
         peak=format_bytes(plan.peak_bytes),
         change="" if today else signed_share(plan.peak_bytes - plans.today.peak_bytes, plans.today.peak_bytes),
         step=step_words(plans, plan),
@@ -193,13 +193,14 @@ def _verdict(plans: Plans) -> str:
         lowest = min(plans.front, key=lambda plan: plan.peak_bytes)
         return (
             f"Nothing fits. The lowest peak is {format_bytes(lowest.peak_bytes)}: "
-            f"{shown(describe(plans.model, lowest))}. {_further(plans)}"
+            f"{sanitize(describe(plans.model, lowest))}. {_further(plans)}"
         )
     if _same(chosen, plans.today):
         return "Change nothing: today's step fits the budget, and no quicker plan does."
     added = added_words(chosen)
-    return f"{shown(describe(plans.model, chosen))}: {format_bytes(chosen.peak_bytes)} at the peak, {added} a step" + (
-        "" if plans.model.step_ns is None else f" (step {step_words(plans, chosen)})"
+    return (
+        f"{sanitize(describe(plans.model, chosen))}: {format_bytes(chosen.peak_bytes)} at the peak, {added} a step"
+        + ("" if plans.model.step_ns is None else f" (step {step_words(plans, chosen)})")
     )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.reports.advice_plan_rows import added_words, signed_time
+from perfscope.model.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

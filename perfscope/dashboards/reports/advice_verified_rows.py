@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.advice.words import describe
-from perfscope.analyzers.units import format_bytes, format_count
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.units import format_bytes, format_count
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,16 +43,16 @@ def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> lis
         return None
     return [
         {
-            "plan": shown(describe(model, one.plan)),
+            "plan": sanitize(describe(model, one.plan)),
             "checkpoint": one.checkpoint,
             "predicted_peak_bytes": one.predicted_peak_bytes,
             "compiled_peak_bytes": one.compiled_peak_bytes,
             "error": None if one.error is None else round(one.error, 6),
             "predicted_recompute_flops": one.predicted_recompute_flops,
             "compiled_recompute_flops": one.compiled_recompute_flops,
-            "folder": shown(one.folder),
+            "folder": sanitize(one.folder),
             "kept": one.kept,
-            "reason": shown(one.reason, TEXT_LIMIT),
+            "reason": sanitize(one.reason, TEXT_LIMIT),
         }
         for one in plans
     ]
@@ -60,7 +60,7 @@ def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> lis
 
 def _row(model: StepModel, one: VerifiedPlan) -> VerifiedRow:
     cells = (
-        shown(describe(model, one.plan)),
+        sanitize(describe(model, one.plan)),
         one.checkpoint or "-",
         format_bytes(one.predicted_peak_bytes),
         "-" if one.compiled_peak_bytes is None else format_bytes(one.compiled_peak_bytes),
@@ -68,7 +68,7 @@ def _row(model: StepModel, one: VerifiedPlan) -> VerifiedRow:
         _flops(one.predicted_recompute_flops),
         _flops(one.compiled_recompute_flops),
     )
-    return VerifiedRow(cells=cells, reason=shown(one.reason, TEXT_LIMIT))
+    return VerifiedRow(cells=cells, reason=sanitize(one.reason, TEXT_LIMIT))
 
 
 def _flops(number: int | None) -> str:

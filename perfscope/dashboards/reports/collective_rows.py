@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.collectives_section import CollectivesSection, JobCollectives
@@ -54,7 +54,7 @@ def collectives_view(section: CollectivesSection) -> CollectivesView | None:
     """The section as rows; ``None`` where no two traces are ranks of one job."""
     if not section.jobs and not section.problems:
         return None
-    notes = [shown(problem) for problem in section.problems]
+    notes = [sanitize(problem) for problem in section.problems]
     if section.jobs_left:
         notes.append(f"and {section.jobs_left:,} more jobs")
     return CollectivesView(jobs=tuple(map(_job, section.jobs)), notes=tuple(notes))
@@ -73,7 +73,7 @@ def _job(job: JobCollectives) -> JobView:
         ranks_left=job.ranks_left,
         groups=tuple(_group(group) for group in job.groups[:MOST_GROUPS])
         + ((f"and {more:,} more groups",) if (more := job.groups_left + len(job.groups[MOST_GROUPS:])) else ()),
-        notes=(*(shown(note) for note in job.notes), *_caveats(job.kinds), *_clocks(job)),
+        notes=(*(sanitize(note) for note in job.notes), *_caveats(job.kinds), *_clocks(job)),
     )
 
 
@@ -104,7 +104,7 @@ def _kind(kind: CollectiveKind, member: str) -> Cells:
     algorithm = " ".join(filter(None, (kind.algorithm, kind.protocol)))
     whole = sum(kind.duration_ns.values())
     return (
-        ("collective", shown(kind.operation)),
+        ("collective", sanitize(kind.operation)),
         ("group", ranks_text(kind.group) + (f" {kind.axis}?" if kind.axis else "")),
         ("message", "" if kind.message_bytes is None else format_bytes(kind.message_bytes)),
         ("calls", f"{kind.count:,}"),
@@ -112,7 +112,7 @@ def _kind(kind: CollectiveKind, member: str) -> Cells:
         ("bus bandwidth", "" if kind.bus_bandwidth is None else f"{kind.bus_bandwidth / 1e9:.3g} GB/s"),
         (f"wait of a {member}", format_ns(kind.mean_wait_ns)),
         ("waiting", format_share(sum(kind.wait_ns.values()), whole)),
-        ("algorithm", shown(algorithm)),
+        ("algorithm", sanitize(algorithm)),
     )
 
 
@@ -150,7 +150,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def _group(group: RankGroup) -> str:
     guess = f"looks like {group.axis}: {group.why}" if group.axis else group.why
     known = "" if group.recorded else ", members not recorded"
-    return shown(f"ranks {ranks_text(group.ranks)}{known}: {guess}")
+    return sanitize(f"ranks {ranks_text(group.ranks)}{known}: {guess}")
 
 
 def _caveats(kinds: Sequence[CollectiveKind]) -> tuple[str, ...]:

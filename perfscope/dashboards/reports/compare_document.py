@@ -30,7 +30,7 @@ from perfscope.dashboards.reports.compare_types import (
     Value,
     Verdict,
 )
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 SCHEMA = "perfscope.compare/1"
 

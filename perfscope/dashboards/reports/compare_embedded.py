@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -27,7 +27,7 @@ def embedded(document: Document) -> str:
     left: dict[str, int] = {}
     text = ""
     if len(msgspec.json.encode(document)) <= MOST_CHARACTERS:  # else cleaning all of it would be for nothing
-        text = _text(shown_value(held))
+        text = _text(sanitize_value(held))
     for cut in CUTS:
         if text and len(text) <= MOST_CHARACTERS:
             break
@@ -59,7 +59,7 @@ def _cut(whole: dict[str, Any], left: dict[str, int], entries: int, keys: int, c
         if held[name] is not None:
             held[name], parts = _fewer_parts(held[name], entries, keys)
             left[f"the parts of {name}"] = left.get(f"the parts of {name}", 0) + parts
-    found: dict[str, Any] = shown_value(held, characters)
+    found: dict[str, Any] = sanitize_value(held, characters)
     found["schema"] = whole["schema"]
     return found
 

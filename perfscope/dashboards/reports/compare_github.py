@@ -18,8 +18,8 @@ from perfscope.dashboards.reports.compare_program_rows import row_of_metric
 from perfscope.dashboards.reports.compare_rows import cause_row, finding_cost, headline, rule_name
 from perfscope.dashboards.reports.compare_words import change, value
 from perfscope.dashboards.reports.markdown_text import escape
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -66,12 +66,12 @@ def _errors(document: Document, repository: Path) -> Iterator[_Said]:
     for metric in worse:
         moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
         why = _why(document, metric)
-        title = {"title": f"perfscope: {shown(metric.name)}: regression"}
-        yield {**_place(why[0], repository), **title}, f"{shown(metric.name)}: {moved}{why[1]}"
+        title = {"title": f"perfscope: {sanitize(metric.name)}: regression"}
+        yield {**_place(why[0], repository), **title}, f"{sanitize(metric.name)}: {moved}{why[1]}"
     told = {f"{one.name}: regression" for one in worse}
     for gate in document.failed:
         if gate not in told:
-            yield {"title": "perfscope: gate not met"}, shown(gate, TEXT_LIMIT)
+            yield {"title": "perfscope: gate not met"}, sanitize(gate, TEXT_LIMIT)
 
 
 def _why(document: Document, metric: Metric) -> tuple[str, str]:
@@ -79,13 +79,13 @@ def _why(document: Document, metric: Metric) -> tuple[str, str]:
     per = "step" if document.step is None else document.step.per
     found = row_of_metric(document, metric.name)
     if found is not None:
-        said = f"{shown(found.change)}: {shown(found.what, 160)}"
-        return found.where(), f"; {shown(found.where())}: {said}" if found.where() else f"; {said}"
+        said = f"{sanitize(found.change)}: {sanitize(found.what, 160)}"
+        return found.where(), f"; {sanitize(found.where())}: {said}" if found.where() else f"; {said}"
     exact = [one for one in document.causes if one.exact]
     own = [one for one in exact if any(at.name == metric.name for at in one.metrics)]
     if metric.known == "exact" and not own:
         place = metric.places[0].place if metric.places else ""
-        return place, f"; most of it at {shown(place)}" if place else ""
+        return place, f"; most of it at {sanitize(place)}" if place else ""
     if not exact:
         return "", ""
     row = cause_row((own or exact)[0], per)
@@ -105,7 +105,7 @@ def _notices(document: Document) -> Iterator[_Said]:
     for metric in document.metrics:
         if metric.verdict == "improvement" and metric.gates:
             moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
-            yield {"title": f"perfscope: {shown(metric.name)}: improvement"}, f"{shown(metric.name)}: {moved}"
+            yield {"title": f"perfscope: {sanitize(metric.name)}: improvement"}, f"{sanitize(metric.name)}: {moved}"
     for one in document.findings:
         if one.change in ("fixed", "better") and not one.by_time:
             yield {"title": _title(one)}, _words(one)
@@ -117,7 +117,7 @@ def _title(one: FindingChange) -> str:
 
 def _words(one: FindingChange) -> str:
     cost = finding_cost(one)
-    return shown(one.shown.title, 320) + (f" ({cost})" if cost else "")
+    return sanitize(one.shown.title, 320) + (f" ({cost})" if cost else "")
 
 
 def _place(place: str, repository: Path) -> dict[str, str]:

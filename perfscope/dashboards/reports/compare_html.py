@@ -8,7 +8,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_embedded import embedded
 from perfscope.dashboards.reports.compare_html_parts import findings_cards, metric_card, step_cards
 from perfscope.dashboards.reports.compare_program_html import program_cards
@@ -30,7 +29,8 @@ from perfscope.dashboards.reports.html_findings import card, prose
 from perfscope.dashboards.reports.html_page import page
 from perfscope.dashboards.reports.html_programs import cells_table
 from perfscope.dashboards.reports.svg import swatch
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,18 +111,18 @@ def after_cards(document: Document) -> Iterator[str]:
 
 def _about(document: Document) -> str:
     method = document.method
-    said = [shown(method.kind)]
+    said = [sanitize(method.kind)]
     if method.pairs:
         confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
         said.append(f"{method.pairs} pairs{confirming}")
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
-    said += [shown(one) for one in list(devices)[:4]]
+    said += [sanitize(one) for one in list(devices)[:4]]
     return " · ".join(said)
 
 
 def _verdict(document: Document) -> str:
     said = said_of(document.metrics)
-    failed = "".join(f"<li>{escape(shown(one))}</li>" for one in document.failed[:MOST_LINES])
+    failed = "".join(f"<li>{escape(sanitize(one))}</li>" for one in document.failed[:MOST_LINES])
     gates = f"<p><b>Gate not met</b></p><ul>{failed}</ul>" if failed else ""
     return (
         f'<section class="card verdict {document.headline.replace(" ", "-")}"><div class="big">'
@@ -148,7 +148,7 @@ def _tiles(document: Document) -> Iterator[str]:
 
 def _tile(name: str, held: str, note: str) -> str:
     return (
-        f'<div class="card"><div class="tile">{escape(shown(name))}</div><div class="big">{escape(held)}</div>'
+        f'<div class="card"><div class="tile">{escape(sanitize(name))}</div><div class="big">{escape(held)}</div>'
         f'<div class="note">{escape(note)}</div></div>'
     )
 
@@ -183,7 +183,7 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
     yield f"<p>{len(changed):,} of {len(kernels):,} changed, corrected for how many there are (Benjamini-Hochberg).</p>"
     rows = [
         (
-            ("kernel", shown(one.name)), ("base", format_ns(one.base_ns)),
+            ("kernel", sanitize(one.name)), ("base", format_ns(one.base_ns)),
             ("head", format_ns(one.head_ns)), ("change", signed_ns(one.change_ns)),
             ("relative", "" if one.effect is None else percent(one.effect)),
             ("q", "" if one.q is None else f"{one.q:.2g}"), ("it is", kernel_word(one)),
@@ -214,18 +214,18 @@ def _method(document: Document) -> Iterator[str]:
         sides = "".join(f"<span>{swatch(color)} {name}</span>" for name, color in (("base", BASE), ("head", HEAD)))
         yield f'<div class="legend">{sides}<span>a column a pair of launches, in order</span></div>'
         yield f'<div class="ends"><span>slowest {format_ns(high)}</span></div>{drawn}'
-        phases = dict.fromkeys(shown(one.phase) for one in document.method.launches if one.ns is not None)
+        phases = dict.fromkeys(sanitize(one.phase) for one in document.method.launches if one.ns is not None)
         said = f"<span>fastest {format_ns(low)}</span><span>{escape(', then '.join(phases))}</span>"
         yield f'<div class="ends">{said}</div>'
     lines = [f"{name}: {side_title(document, name)}" for name in ("base", "head")]
     for side, names in (("base", document.base), ("head", document.head)):
-        if names.paths and shown(names.paths[0]) not in lines[0] + lines[1]:
-            lines.append(f"{side} was read from {shown(names.paths[0])}")
+        if names.paths and sanitize(names.paths[0]) not in lines[0] + lines[1]:
+            lines.append(f"{side} was read from {sanitize(names.paths[0])}")
     lines += method_lines(document)
     for metric in document.metrics:
         if metric.known != "exact":
-            lines += [f"{shown(metric.name)}: {shown(remark, TEXT_LIMIT)}" for remark in metric.remarks]
-    lines += [shown(note, TEXT_LIMIT) for note in document.notes]
+            lines += [f"{sanitize(metric.name)}: {sanitize(remark, TEXT_LIMIT)}" for remark in metric.remarks]
+    lines += [sanitize(note, TEXT_LIMIT) for note in document.notes]
     yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in dict.fromkeys(lines[:MOST_LINES]))}</ul>"
     rows = "".join(
         f'<tr><th scope="row">{escape(key)}</th><td class="t">{escape(held)}</td></tr>'

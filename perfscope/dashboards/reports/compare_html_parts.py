@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_bars import scale_of
 from perfscope.dashboards.reports.compare_rows import (
     FINDING_WORDS,
@@ -23,7 +22,8 @@ from perfscope.dashboards.reports.compare_svg import axis_of, fall_bar, falls, i
 from perfscope.dashboards.reports.compare_words import change, percent, signed_ns, value, verdict
 from perfscope.dashboards.reports.html_findings import advice_html, card, prose, table
 from perfscope.dashboards.reports.html_programs import cells_table
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def metric_card(document: Document) -> str:
         body.append(f'<p class="note">and {len(rows) - MOST_METRICS:,} more</p>')
     for one in rows:
         if one.needed_pairs is not None:
-            name = escape(shown(one.name))
+            name = escape(sanitize(one.name))
             body.append(
                 f"<p>About {one.needed_pairs:,} pairs in all would settle the {name}, by the spread so far.</p>"
             )
@@ -57,7 +57,7 @@ def metric_card(document: Document) -> str:
     if end is not None:
         body.append(f'<p class="note">Intervals from -{100 * end:g}% to +{100 * end:g}%; the band does not matter.</p>')
     if same:
-        names = ", ".join(shown(one.name) for one in same[:MOST_METRICS])
+        names = ", ".join(sanitize(one.name) for one in same[:MOST_METRICS])
         body.append(f'<p class="note">No change: {escape(names)} ({len(same):,}).</p>')
     return card("Metrics", "".join(body) or "<p>No metric is on both sides.</p>")
 
@@ -77,7 +77,7 @@ def _metrics(metrics: Sequence[Metric], end: float | None) -> str:
         numbers = (("base", value(one, one.base)), ("head", value(one, one.head)), ("change", change(one)))
         cells = [
             f'<td data-name="verdict"><span class="chip {kind}">{escape(said)}</span></td>',
-            f'<td class="t" data-name="metric">{escape(shown(one.name))}</td>',
+            f'<td class="t" data-name="metric">{escape(sanitize(one.name))}</td>',
             *(f'<td class="n" data-name="{name}">{escape(held)}</td>' for name, held in numbers),
         ]
         if end is not None:
@@ -115,7 +115,7 @@ def findings_cards(document: Document) -> Iterator[str]:
 def _finding(one: FindingChange, *, opened: bool) -> str:
     held = one.shown
     where = held.where.label()
-    place = f"at <code>{escape(shown(where))}</code> " if where else ""
+    place = f"at <code>{escape(sanitize(where))}</code> " if where else ""
     worse = one.change in ("new", "worse", "first looked at")
     severity = held.severity if worse else ""
     advice = ""
@@ -126,19 +126,19 @@ def _finding(one: FindingChange, *, opened: bool) -> str:
     return (
         f'<article class="card finding {severity}"><div class="row"><div class="saves">'
         f'<span class="chip {severity} {kind}">{escape(FINDING_WORDS[one.change])}</span></div>'
-        f'<div class="what"><div class="title">{escape(rule_name(one.rule))}: {prose(shown(held.title, 320))}</div>'
+        f'<div class="what"><div class="title">{escape(rule_name(one.rule))}: {prose(sanitize(held.title, 320))}</div>'
         f'<div class="where">{place}{escape(finding_cost(one))}</div></div>'
         f'<div class="chips"><span class="chip {severity}">{held.severity}</span>'
-        f'<span class="chip">{escape(shown(held.basis))}</span></div></div>{advice}</article>'
+        f'<span class="chip">{escape(sanitize(held.basis))}</span></div></div>{advice}</article>'
     )
 
 
 def _line(one: FindingChange) -> str:
     where = one.shown.where.label()
-    place = f" at <code>{escape(shown(where))}</code>" if where else ""
+    place = f" at <code>{escape(sanitize(where))}</code>" if where else ""
     cost = finding_cost(one)
     said = f"{escape(FINDING_WORDS[one.change])} <b>{escape(rule_name(one.rule))}</b>{place}"
-    return f"{said}{f', {escape(cost)}' if cost else ''}: {prose(shown(one.shown.title, 320))}"
+    return f"{said}{f', {escape(cost)}' if cost else ''}: {prose(sanitize(one.shown.title, 320))}"
 
 
 def step_cards(document: Document) -> Iterator[str]:
@@ -179,7 +179,7 @@ def _by_kind(step: Step) -> list[tuple[str, int]]:
             rows += [(f"idle: {name}", head - base) for name, (base, head) in causes.items()]
             change_ns -= sum(head - base for base, head in causes.values())
             kind = "idle: other"
-        rows.append((KIND_WORDS.get(kind, shown(kind)), change_ns))
+        rows.append((KIND_WORDS.get(kind, sanitize(kind)), change_ns))
     rest = step.delta_ns - sum(change_ns for _, change_ns in rows)
     return _largest([*rows, ("other", rest)])
 
@@ -188,7 +188,7 @@ def _by_place(step: Step) -> list[tuple[str, int]]:
     """Changes by source line, else by module or name."""
     found: dict[str, int] = {}
     for part in step.parts:
-        place = shown(part.place or part.name)
+        place = sanitize(part.place or part.name)
         found[place] = found.get(place, 0) + part.delta_ns
     others = step.other_parts
     return _largest([*found.items(), ("other parts", others.head_ns - others.base_ns)])
@@ -221,7 +221,7 @@ def _parts(step: Step) -> str:
         return ""
     rows = [
         (("change", signed_ns(part.delta_ns)), ("of it calls", signed_ns(part.count_ns)),
-         ("of it each call", signed_ns(part.each_ns)), ("at", shown(part.place)),
+         ("of it each call", signed_ns(part.each_ns)), ("at", sanitize(part.place)),
          ("what", part_words(told(part), step.per)))
         for part in kept
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.analyzers.compare.keys import LEVEL_WORDS
 from perfscope.dashboards.reports.compare_program_json import programs
 from perfscope.dashboards.reports.compare_words import said_of
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.comparison import Comparison
     from perfscope.analyzers.compare.findings import FindingChange
     from perfscope.analyzers.compare.keys import Key
-    from perfscope.analyzers.finding import Finding
+    from perfscope.model.finding import Finding
 
 SCHEMA = "perfscope.compare/1"
 
@@ -50,7 +50,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
     ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
     """
     time = comparison.time
-    held: dict[str, Any] = shown_value(
+    held: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
             "headline": comparison.headline,

@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 from perfscope.analyzers.compare.program_gates import ProgramGate, program_gate
 from perfscope.dashboards.reports.compare_rows import headline, method_lines, not_looked, rule_name, title
 from perfscope.dashboards.reports.compare_words import SINGLE, change, value, verdict
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -49,13 +49,13 @@ def _case(kind: str, name: str) -> ET.Element:
 
 
 def _metric(metric: Metric) -> ET.Element:
-    case = _case("metric", shown(metric.name))
+    case = _case("metric", sanitize(metric.name))
     said = verdict(metric)
     moved = f"{value(metric, metric.base)} → {value(metric, metric.head)}"
     grown = change(metric)
     words = f"{said}: {moved}" + (f", {grown}" if grown else "")
-    lines = [shown(remark, TEXT_LIMIT) for remark in metric.remarks[:MOST_LINES]]
-    lines += [f"{shown(at.place)}: {at.base:g} → {at.head:g}" for at in metric.places[:MOST_LINES]]
+    lines = [sanitize(remark, TEXT_LIMIT) for remark in metric.remarks[:MOST_LINES]]
+    lines += [f"{sanitize(at.place)}: {at.base:g} → {at.head:g}" for at in metric.places[:MOST_LINES]]
     if metric.verdict == "regression" and metric.gates:
         ET.SubElement(case, "failure", {"type": "regression", "message": words}).text = "\n".join(lines)
     elif metric.verdict == "inconclusive" or not metric.gates:
@@ -91,7 +91,7 @@ def _program_gates(document: Document) -> list[ET.Element]:
     cases = []
     for name in asked if document.programs else ():
         case = _case("program", name)
-        failed = [shown(line, TEXT_LIMIT) for line in document.failed if f"{name}: " in f"{line}"]
+        failed = [sanitize(line, TEXT_LIMIT) for line in document.failed if f"{name}: " in f"{line}"]
         if failed:
             lines = "\n".join(failed[:MOST_LINES])
             ET.SubElement(case, "failure", {"type": "program", "message": failed[0]}).text = lines
@@ -103,19 +103,19 @@ def _asked(text: str) -> tuple[ProgramGate, ...]:
     """The gates that a document names; what is none of ours asks for nothing."""
     try:
         return program_gate(text)
-    except AskedWronglyError:
+    except UsageError:
         return ()
 
 
 def _finding(one: FindingChange) -> str:
     where = one.shown.where.label()
-    place = f" at {shown(where)}" if where else ""
-    return f"{one.change}: {rule_name(one.rule)}{place}: {shown(one.shown.title, 320)}"
+    place = f" at {sanitize(where)}" if where else ""
+    return f"{one.change}: {rule_name(one.rule)}{place}: {sanitize(one.shown.title, 320)}"
 
 
 def _said(document: Document) -> list[str]:
     """The verdict, why, and what was not looked at."""
-    lines = [headline(document), *(f"gate not met: {shown(one)}" for one in document.failed[:MOST_LINES])]
+    lines = [headline(document), *(f"gate not met: {sanitize(one)}" for one in document.failed[:MOST_LINES])]
     lines += method_lines(document)
     blind = not_looked(document)[:MOST_LINES]
     return lines + [f"could not look: {names} ({reason})" for names, reason in blind]

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_bars import scale_of, text_bar
 from perfscope.dashboards.reports.compare_markdown_parts import MARKS, MOST_NOTES, NAME_LIMIT, NO_MARK, few, folded
 from perfscope.dashboards.reports.compare_program_markdown import programs
@@ -36,8 +35,9 @@ from perfscope.dashboards.reports.compare_rows import (
 )
 from perfscope.dashboards.reports.compare_words import NO_VERDICT, change, percent, said_of, signed_ns, value, verdict
 from perfscope.dashboards.reports.markdown_text import advice_text, code, escape, in_html, inline, markdown_table, prose
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -77,7 +77,7 @@ _FINDING_MARKS = {
 def marker(key: str) -> str:
     """The first line of a comment. ``AskedWronglyError`` unless the key is of letters, digits, ``.``, ``_``, ``-``."""
     if not _KEY.fullmatch(key):
-        raise AskedWronglyError(f"{shown(key)}: a key has letters, digits, '.', '_' and '-', at most 100 of them")
+        raise UsageError(f"{sanitize(key)}: a key has letters, digits, '.', '_' and '-', at most 100 of them")
     return f"<!-- perfscope-report:{key} -->"
 
 
@@ -87,7 +87,7 @@ def render(document: Document, *, key: str = DEFAULT_KEY, url: str | None = None
     ``key`` tells this comment from others of perfscope; ``url``: where the whole report is.
     """
     if url is not None and not _URL.fullmatch(url):
-        raise AskedWronglyError(f"{shown(url)}: not an http(s) address that a link can hold")
+        raise UsageError(f"{sanitize(url)}: not an http(s) address that a link can hold")
     lead = f"{marker(key)}\n"
     link = "" if url is None else f"[full report]({url})"
     if is_quiet(document):
@@ -121,7 +121,7 @@ def _blocks(document: Document, shrink: int) -> Iterator[str]:
     yield f"### perfscope: {MARKS[document.headline]} {document.headline}: {inline(said_of(document.metrics))}"
     yield _sides(document)
     if document.failed:
-        lines = [inline(shown(one)) for one in document.failed[: few(MOST_METRICS, shrink)]]
+        lines = [inline(sanitize(one)) for one in document.failed[: few(MOST_METRICS, shrink)]]
         yield f"**Gate not met:** {'; '.join(lines)}{_more(document.failed, lines)}"
     per = "step" if document.step is None else document.step.per
     yield from programs(document, shrink)
@@ -177,15 +177,15 @@ def _metrics(document: Document, shrink: int) -> Iterator[str]:
         yield f"and {len(rows) - len(kept):,} more metrics that changed"
     for one in kept:
         if one.gates and one.known != "exact" and one.verdict == "inconclusive":  # why not, where it is asked
-            said = "; ".join(shown(remark, 320) for remark in one.remarks[:MOST_REASONS])
+            said = "; ".join(sanitize(remark, 320) for remark in one.remarks[:MOST_REASONS])
             if said:
-                yield f"The {inline(shown(one.name))} is open: {inline(said)}."
+                yield f"The {inline(sanitize(one.name))} is open: {inline(said)}."
         if one.needed_pairs is not None:
-            name = inline(shown(one.name))
+            name = inline(sanitize(one.name))
             yield f"About {one.needed_pairs:,} pairs in all would settle the {name}, by the spread so far."
     if same:
-        names = ", ".join(shown(one.name) for one in same)
-        yield f"{MARKS['no change']} no change: {inline(shown(names, 600))} ({len(same):,})"
+        names = ", ".join(sanitize(one.name) for one in same)
+        yield f"{MARKS['no change']} no change: {inline(sanitize(names, 600))} ({len(same):,})"
     if document.beside:
         beside = document.beside[: few(MOST_METRICS, shrink)]
         yield folded("Beside it, never gating", _metric_table(beside, scale_of((*rows, *document.beside))))
@@ -201,7 +201,7 @@ def _metric_table(metrics: Sequence[Metric], end: float | None) -> str:
         mark = MARKS.get(said, NO_MARK)
         cells = [
             f"{mark} {inline(said)}",
-            inline(shown(one.name)),
+            inline(sanitize(one.name)),
             *(inline(value(one, held)) for held in (one.base, one.head)),
             inline(_change(one, said)),
         ]
@@ -238,11 +238,11 @@ def _findings(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
 
 def _finding(one: FindingChange) -> str:
     where = one.shown.where.label()
-    place = f" at {code(shown(where))}" if where else ""
+    place = f" at {code(sanitize(where))}" if where else ""
     cost = finding_cost(one)
     said = f", {inline(cost)}" if cost else ""
     lead = f"{_FINDING_MARKS.get(one.change, NO_MARK)} {FINDING_WORDS[one.change]}"
-    title = prose(shown(one.shown.title, 320))
+    title = prose(sanitize(one.shown.title, 320))
     return f"- {lead} **{inline(rule_name(one.rule))}** ({one.shown.severity}){place}{said}: {title}"
 
 
@@ -251,7 +251,7 @@ def _advice(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
     worse = [one for one in findings if one.is_worse and one.shown.advice][: few(MOST_ADVISED, shrink)]
     for one in worse:
         where = one.shown.where.label()
-        place = f" at {in_html(shown(where))}" if where else ""
+        place = f" at {in_html(sanitize(where))}" if where else ""
         yield folded(f"What to do: {in_html(rule_name(one.rule))}{place}", advice_text(advice_of(one)))
 
 
@@ -263,7 +263,7 @@ def _kernels(document: Document, shrink: int) -> Iterator[str]:
     title = f"Kernels: {len(changed):,} of {len(found):,} changed (Benjamini-Hochberg over all)"
     rows = [
         (
-            f"{MARKS[one.verdict]} {kernel_word(one)}", code(shown(one.name)), format_ns(one.base_ns),
+            f"{MARKS[one.verdict]} {kernel_word(one)}", code(sanitize(one.name)), format_ns(one.base_ns),
             format_ns(one.head_ns), signed_ns(one.change_ns), "" if one.effect is None else percent(one.effect),
             "" if one.q is None else f"{one.q:.2g}",
         )
@@ -293,7 +293,7 @@ def _step(document: Document, step: Step, shrink: int) -> Iterator[str]:
         yield f"Largest differences of measured time{chance}:"
         yield "\n".join(
             f"- {signed_ns(part.delta_ns)}: {inline(part_words(told(part), step.per, limit=NAME_LIMIT))}"
-            + (f" at {code(shown(part.place, NAME_LIMIT))}" if part.place else "")
+            + (f" at {code(sanitize(part.place, NAME_LIMIT))}" if part.place else "")
             for part in kept
         )
         others = len(moved) - len(kept) + step.other_parts.count
@@ -318,8 +318,8 @@ def _method(document: Document, shrink: int) -> Iterator[str]:
     lines = [*([] if document.method.base_commit else [title(document)]), *method_lines(document)]
     for metric in document.metrics:
         if metric.known != "exact":
-            lines += [f"{shown(metric.name)}: {shown(remark, TEXT_LIMIT)}" for remark in metric.remarks]
-    lines += [shown(note, TEXT_LIMIT) for note in document.notes]
+            lines += [f"{sanitize(metric.name)}: {sanitize(remark, TEXT_LIMIT)}" for remark in metric.remarks]
+    lines += [sanitize(note, TEXT_LIMIT) for note in document.notes]
     kept = list(dict.fromkeys(lines))[: few(MOST_NOTES, shrink)]
     yield "\n".join(f"- {escape(line)}" for line in kept)
     rows = environment(document)[: few(MOST_ENVIRONMENT, shrink)]

@@ -14,7 +14,7 @@ from perfscope.dashboards.reports.compare_program_rows import (
     written_line,
 )
 from perfscope.dashboards.reports.html_findings import card
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -39,7 +39,7 @@ def _programs(document: Document) -> Iterator[str]:
         for lead, said in (("In the program as written", written_line(one)), ("Modelled", modelled_line(one))):
             if said:
                 yield f"<p>{lead}: {escape(said)}</p>"
-        yield from (f'<p class="note">{escape(shown(note, TEXT_LIMIT))}</p>' for note in one.notes[:MOST_NOTES])
+        yield from (f'<p class="note">{escape(sanitize(note, TEXT_LIMIT))}</p>' for note in one.notes[:MOST_NOTES])
         yield from _rows(one)
     if len(document.programs) > MOST_PROGRAMS:
         yield f'<p class="note">and {len(document.programs) - MOST_PROGRAMS:,} more programs</p>'

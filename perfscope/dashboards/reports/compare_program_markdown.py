@@ -14,7 +14,7 @@ from perfscope.dashboards.reports.compare_program_rows import (
     written_line,
 )
 from perfscope.dashboards.reports.markdown_text import code, inline
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -29,7 +29,7 @@ def programs(document: Document, shrink: int) -> Iterator[str]:
     for one in document.programs[: few(MOST_PROGRAMS, shrink)]:
         yield f"**By instruction**: {inline(program_title(one, several=several))}"
         said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
-        said += [("Note", shown(note, TEXT_LIMIT)) for note in one.notes[: few(MOST_NOTES, shrink)]]
+        said += [("Note", sanitize(note, TEXT_LIMIT)) for note in one.notes[: few(MOST_NOTES, shrink)]]
         yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
         lines, left = program_lines(one, few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
         if lines:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_words import IDENTICAL, amount
-from perfscope.dashboards.shown import NAME_LIMIT, TEXT_LIMIT, shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -56,9 +56,9 @@ class ProgramLine:
 
 def program_title(one: ProgramDifference, *, several: bool) -> str:
     """``jit_step: 3 changes by instruction``."""
-    lead = f"{shown(one.name)}: " if several else ""
+    lead = f"{sanitize(one.name)}: " if several else ""
     if one.identical:
-        return f"{lead}{IDENTICAL} ({shown(one.head_fingerprint)})"
+        return f"{lead}{IDENTICAL} ({sanitize(one.head_fingerprint)})"
     count = len(one.rows) + one.other_rows.count
     if one.base_fingerprint == one.head_fingerprint:
         return f"{lead}same fingerprint, another plan of its memory"
@@ -74,14 +74,14 @@ def program_lines(one: ProgramDifference, most: int, *, limit: int = NAME_LIMIT)
 
 
 def _line(row: ProgramRow, limit: int) -> ProgramLine:
-    phase = f" ({shown(row.phase)})" if row.phase else ""
+    phase = f" ({sanitize(row.phase)})" if row.phase else ""
     times = f", {row.count:,} times" if row.count > 1 else ""
-    at = f"; shows at {shown(row.place, limit)}" if row.source and row.place and row.place != row.source else ""
+    at = f"; shows at {sanitize(row.place, limit)}" if row.source and row.place and row.place != row.source else ""
     return ProgramLine(
-        where=shown(row.where(), limit),
-        title=f"{shown(row.change)}: {shown(row.what, limit)}{phase}{times}{at}",
+        where=sanitize(row.where(), limit),
+        title=f"{sanitize(row.change)}: {sanitize(row.what, limit)}{phase}{times}{at}",
         amounts=", ".join(map(signed, row.amounts)),
-        said=tuple(shown(text, TEXT_LIMIT) for text in row.said[:MOST_ROWS_SAID]),
+        said=tuple(sanitize(text, TEXT_LIMIT) for text in row.said[:MOST_ROWS_SAID]),
         is_worse=row.is_worse,
     )
 
@@ -89,7 +89,7 @@ def _line(row: ProgramRow, limit: int) -> ProgramLine:
 def signed(one: ProgramAmount) -> str:
     """``+160 MiB moved``."""
     change = one.head - one.base
-    name = _SHORT.get(one.name, shown(one.name))
+    name = _SHORT.get(one.name, sanitize(one.name))
     return f"{'+' if change > 0 else '-'}{amount(one.unit, abs(change))}{f' {name}' if name else ''}"
 
 
@@ -100,7 +100,7 @@ def written_line(one: ProgramDifference) -> str:
     places: dict[str, list[str]] = {}
     for held in one.written:
         times = f" ({held.count:,} times)" if held.count > 1 else ""
-        places.setdefault(shown(held.place), []).append(f"{shown(held.change)} {shown(held.what)}{times}")
+        places.setdefault(sanitize(held.place), []).append(f"{sanitize(held.change)} {sanitize(held.what)}{times}")
     said = [f"{place}: {', '.join(what[:MOST_WRITTEN])}" for place, what in places.items()]
     more = f"; and {len(said) - MOST_WRITTEN:,} more lines" if len(said) > MOST_WRITTEN else ""
     return "; ".join(said[:MOST_WRITTEN]) + more

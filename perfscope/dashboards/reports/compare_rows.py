@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.compare.keys import LEVEL_WORDS, Level
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_types import CausePart
 from perfscope.dashboards.reports.compare_words import amount, number, said_of, signed_ns, verdict
-from perfscope.dashboards.shown import NAME_LIMIT, TEXT_LIMIT, clean, shorten, shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_document import Document
@@ -88,15 +88,15 @@ def side_title(document: Document, name: str) -> str:
     method = document.method
     ref, commit = (method.base_ref, method.base_commit) if name == "base" else (method.head_ref, method.head_commit)
     if commit:
-        return f"{shown(ref)}@{shown(commit[:COMMIT_DIGITS])}" if ref else shown(commit[:COMMIT_DIGITS])
-    return shown(ref) if ref else _paths(document.base if name == "base" else document.head)
+        return f"{sanitize(ref)}@{sanitize(commit[:COMMIT_DIGITS])}" if ref else sanitize(commit[:COMMIT_DIGITS])
+    return sanitize(ref) if ref else _paths(document.base if name == "base" else document.head)
 
 
 def _paths(side: Side) -> str:
     if not side.paths:
         return "-"
     more = f" and {len(side.paths) - 1} more" if len(side.paths) > 1 else ""
-    return f"{shown(side.paths[0])}{more}"
+    return f"{sanitize(side.paths[0])}{more}"
 
 
 def short_titles(document: Document) -> tuple[str, str]:
@@ -141,11 +141,13 @@ def _is_timed(metric: Metric) -> bool:
 def cause_row(cause: Cause, per: str = "step", *, limit: int = NAME_LIMIT) -> CauseRow:
     """A cause in words; ``per``: what its times and counts are of; ``limit``: characters of a name."""
     lines = [f"finding {FINDING_WORDS[one.change]}: {_finding(one)}" for one in cause.findings]
-    lines += [f"{shown(one.name)}: {_held(one.unit, one.base)} → {_held(one.unit, one.head)}" for one in cause.metrics]
+    lines += [
+        f"{sanitize(one.name)}: {_held(one.unit, one.base)} → {_held(one.unit, one.head)}" for one in cause.metrics
+    ]
     told = [part for part in cause.parts if part.counted] or list(cause.parts)
     lines += [part_words(part, per, limit=limit) for part in told]
     return CauseRow(
-        place=shown(cause.place, limit),
+        place=sanitize(cause.place, limit),
         exact=cause.exact,
         lines=tuple(lines[:MOST_OF_A_PLACE]),
         left=max(0, len(lines) - MOST_OF_A_PLACE),
@@ -158,37 +160,37 @@ def _held(unit: str, held: float | None) -> str:
 
 
 def _finding(one: CauseFinding) -> str:
-    return f"{rule_name(one.rule)}: {shown(one.subject)}{BY_TIME if one.by_time else ''}"
+    return f"{rule_name(one.rule)}: {sanitize(one.subject)}{BY_TIME if one.by_time else ''}"
 
 
 def rule_name(rule: str) -> str:
     """``host_sync`` -> ``host-sync``."""
-    return shown(rule.replace("_", "-"))
+    return sanitize(rule.replace("_", "-"))
 
 
 def part_words(part: CausePart, per: str = "step", *, limit: int = NAME_LIMIT) -> str:
     """``new: aten::item, 1 a step`` or ``fused: 3 → 1 a step: aten::add, aten::mul``."""
     others = max(len(part.base_names), len(part.head_names)) - 1
-    name = shown(part.name, limit) + (f" and {others} like it" if others > 0 else "")
-    phase = f" ({shown(part.phase)})" if part.phase else ""
+    name = sanitize(part.name, limit) + (f" and {others} like it" if others > 0 else "")
+    phase = f" ({sanitize(part.phase)})" if part.phase else ""
     base, head = part.base_calls or 0, part.head_calls or 0
     if part.status == "new":
         return f"new: {name}{phase}" + (f", {number(head)} a {per}" if head else "")
     if part.status == "gone":
         return f"gone: {name}{phase}" + (f", was {number(base)} a {per}" if base else "")
-    status = shown(part.status)
+    status = sanitize(part.status)
     if part.counted and part.matched == LEVEL_WORDS[Level.FUSED]:
         sides = [_names(names, limit) for names in (part.base_names, part.head_names)]
         return f"{status}{phase}: {sides[0]} → {sides[1]}, {number(base)} → {number(head)} a {per}"
     if part.counted:
-        level = "" if part.matched in _EXPECTED else f" ({shown(part.matched or '')})"
+        level = "" if part.matched in _EXPECTED else f" ({sanitize(part.matched or '')})"
         return f"{status}: {name}{phase}, {number(base)} → {number(head)} a {per}{level}"
     return f"{status}: {name}{phase}, {format_ns(part.base_ns or 0)} → {format_ns(part.head_ns or 0)}"
 
 
 def _names(names: Sequence[str], limit: int) -> str:
     """The first few of several names."""
-    said = list(dict.fromkeys(shown(name, limit) for name in names))
+    said = list(dict.fromkeys(sanitize(name, limit) for name in names))
     more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
     return ", ".join(said[:MOST_NAMED]) + more
 
@@ -219,7 +221,7 @@ def kinds(step: Step) -> tuple[tuple[str, int, int], ...]:
     known = list(KIND_WORDS)
     for kind in sorted(step.by_kind, key=lambda one: known.index(one) if one in known else len(known)):
         held = step.by_kind[kind]
-        rows.append((KIND_WORDS.get(kind, shown(kind)), held.base_ns, held.head_ns))
+        rows.append((KIND_WORDS.get(kind, sanitize(kind)), held.base_ns, held.head_ns))
         if kind == "idle":
             rows += [(f"  {cause}", *amounts) for cause, amounts in idle_causes(step).items()]
     return tuple(rows)
@@ -232,7 +234,7 @@ def idle_causes(step: Step) -> dict[str, tuple[int, int]]:
         if part.kind == "idle":
             for at, side in enumerate((part.base, part.head)):
                 if side.keys:
-                    word = shown(side.keys[0].work.removeprefix("idle: "))
+                    word = sanitize(side.keys[0].work.removeprefix("idle: "))
                     found.setdefault(word, [0, 0])[at] += side.ns
     return {
         word: (base, head) for word, (base, head) in sorted(found.items(), key=lambda one: -abs(one[1][1] - one[1][0]))
@@ -245,7 +247,7 @@ def not_looked(document: Document) -> tuple[tuple[str, str], ...]:
     for one in document.not_looked:
         groups.setdefault((one.reason, one.sides), []).append(one.name)
     return tuple(
-        (shown(", ".join(names), 300), shown(f"{' and '.join(sides)}: {reason}" if sides else reason, TEXT_LIMIT))
+        (sanitize(", ".join(names), 300), sanitize(f"{' and '.join(sides)}: {reason}" if sides else reason, TEXT_LIMIT))
         for (reason, sides), names in groups.items()
     )
 
@@ -282,21 +284,21 @@ def kernel_word(one: Kernel) -> str:
 def method_lines(document: Document) -> list[str]:
     """How it was compared, a sentence a line, without stops at their ends."""
     method = document.method
-    said = [shown(method.kind)]
+    said = [sanitize(method.kind)]
     if method.pairs:
         confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
         seed = f", order by seed {method.seed}" if method.seed is not None else ""
-        said = [f"{shown(method.kind)}: {method.pairs} pairs{confirming}{seed}"]
+        said = [f"{sanitize(method.kind)}: {method.pairs} pairs{confirming}{seed}"]
     if method.profiled:
         launches = "launch of each side was" if method.profiled == 1 else "launches of each side were"
         said.append(f"{method.profiled} {launches} profiled, beside those that were timed")
     if method.estimator:
-        said.append(shown(method.estimator, TEXT_LIMIT))
+        said.append(sanitize(method.estimator, TEXT_LIMIT))
     if method.least is not None:
         said.append(f"a change of time below {method.least:.1%} does not matter")
-    said += [shown(remark, TEXT_LIMIT) for remark in method.remarks]
+    said += [sanitize(remark, TEXT_LIMIT) for remark in method.remarks]
     if method.command:
-        said.append(f"command: {shown(' '.join(method.command), 400)}")
+        said.append(f"command: {sanitize(' '.join(method.command), 400)}")
     return said
 
 
@@ -305,5 +307,5 @@ def environment(document: Document) -> list[tuple[str, str]]:
     rows = []
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
     if devices:
-        rows.append(("device", shown(", ".join(devices), 300)))
-    return rows + [(shown(key), shown(held)) for key, held in document.method.environment.items()]
+        rows.append(("device", sanitize(", ".join(devices), 300)))
+    return rows + [(sanitize(key), sanitize(held)) for key, held in document.method.environment.items()]

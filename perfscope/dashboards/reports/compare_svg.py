@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.compare_words import percent, signed_ns
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.compare_types import Launch, Metric
@@ -154,7 +154,7 @@ def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | Non
         )
         for one in members:
             color = BASE if one.arm == "base" else HEAD
-            title = f"{one.arm}, {shown(phase)} {pair}: {format_ns(one.ns or 0)}"
+            title = f"{one.arm}, {sanitize(phase)} {pair}: {format_ns(one.ns or 0)}"
             shapes.append(
                 f'<circle cx="{x:.1f}" cy="{height(one.ns or 0):.1f}" r="{radius:.1f}" fill="{color}">'
                 f"<title>{escape(title)}</title></circle>"

@@ -8,13 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.analyzers.units import format_ns
-from perfscope.dashboards.reports.compare_program_rows import (
-    modelled_line,
-    program_lines,
-    program_title,
-    written_line,
-)
+from perfscope.dashboards.reports.compare_program_rows import modelled_line, program_lines, program_title, written_line
 from perfscope.dashboards.reports.compare_rows import (
     BY_TIME,
     FINDING_WORDS,
@@ -34,7 +28,8 @@ from perfscope.dashboards.reports.compare_rows import (
 from perfscope.dashboards.reports.compare_words import SINGLE, change, percent, signed_ns, value, verdict
 from perfscope.dashboards.reports.summary import tail
 from perfscope.dashboards.reports.text_page import WIDTH, printed
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +80,7 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
         yield "  could not look:"
         yield from (_line("    ", f"{names} ({reason})") for names, reason in blind[:MOST_ROWS])
         yield from _left(blind)
-    yield from (_line("  note: ", shown(note, TEXT_LIMIT)) for note in document.notes[:MOST_ROWS])
+    yield from (_line("  note: ", sanitize(note, TEXT_LIMIT)) for note in document.notes[:MOST_ROWS])
     yield from _left(document.notes)
     if document.method.launches or verbose:
         yield from (_line("  method: ", line) for line in method_lines(document))
@@ -93,7 +88,7 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
 
 def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
     shown_ones = [one for one in document.metrics if verbose or _says(one)]
-    same = [shown(one.name) for one in document.metrics if not (verbose or _says(one))]
+    same = [sanitize(one.name) for one in document.metrics if not (verbose or _says(one))]
     beside = document.beside[:MOST_ROWS]
     if shown_ones or document.beside:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -109,10 +104,10 @@ def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
         yield Padding(table, (0, 0, 0, 2))
         yield from _left(shown_ones)
     if same:
-        yield _line("  no change: ", f"{shown(', '.join(same), TEXT_LIMIT)} ({len(same)})")
+        yield _line("  no change: ", f"{sanitize(', '.join(same), TEXT_LIMIT)} ({len(same)})")
     for one in document.metrics[:MOST_ROWS]:
         if verbose or one.known not in (EXACT, SINGLE):
-            yield from (_line(f"  {shown(one.name)}: ", shown(remark, TEXT_LIMIT)) for remark in one.remarks)
+            yield from (_line(f"  {sanitize(one.name)}: ", sanitize(remark, TEXT_LIMIT)) for remark in one.remarks)
         if one.needed_pairs is not None:
             yield f"  about {one.needed_pairs:,} pairs in all would settle it, by the spread so far"
     yield ""
@@ -131,7 +126,7 @@ def _says(one: Metric) -> bool:
 
 def _cells(one: Metric) -> tuple[Text, ...]:
     return (
-        Text(shown(one.name)), Text(value(one, one.base)), Text(value(one, one.head)), Text(change(one)),
+        Text(sanitize(one.name)), Text(value(one, one.base)), Text(value(one, one.head)), Text(change(one)),
     )  # fmt: skip
 
 
@@ -142,7 +137,7 @@ def _programs(document: Document, width: int, *, verbose: bool) -> Iterator[Rend
         for lead, said in (("written: ", written_line(one)), ("modelled: ", modelled_line(one))):
             if said:
                 yield _line(f"    {lead}", said)
-        yield from (_line("    note: ", shown(note, TEXT_LIMIT)) for note in one.notes[:MOST_ROWS])
+        yield from (_line("    note: ", sanitize(note, TEXT_LIMIT)) for note in one.notes[:MOST_ROWS])
         lines, left = program_lines(one, MOST_ROWS if verbose else MOST_PROGRAM_ROWS)
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
@@ -217,7 +212,7 @@ def _largest(document: Document, step: Step, *, verbose: bool) -> Iterator[Rende
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for part in rows:
-        said = part_words(told(part), step.per) + (f"  {shown(part.place)}" if part.place else "")
+        said = part_words(told(part), step.per) + (f"  {sanitize(part.place)}" if part.place else "")
         table.add_row(Text(signed_ns(part.delta_ns)), Text(said))
     yield Padding(table, (0, 0, 0, 4))
     others = len(moved) - len(rows) + step.other_parts.count
@@ -226,7 +221,7 @@ def _largest(document: Document, step: Step, *, verbose: bool) -> Iterator[Rende
 
 
 def _rank(step: Step) -> str:
-    return shown(step.device) if step.rank is None else f"rank {step.rank}"
+    return sanitize(step.device) if step.rank is None else f"rank {step.rank}"
 
 
 def _kernels(found: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableType]:
@@ -240,7 +235,7 @@ def _kernels(found: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableTy
         table.add_column(justify=side, overflow="fold")
     for one in rows:
         effect = "" if one.effect is None else percent(one.effect)
-        table.add_row(*map(Text, (kernel_word(one), shown(one.name), signed_ns(one.change_ns), effect)))
+        table.add_row(*map(Text, (kernel_word(one), sanitize(one.name), signed_ns(one.change_ns), effect)))
     yield Padding(table, (0, 0, 0, 4))
     yield ""
 
@@ -256,8 +251,8 @@ def _findings(found: Sequence[FindingChange], *, verbose: bool) -> Iterator[Rend
         table.add_column(overflow="fold")
         for one in rows:
             where = one.shown.where.label()
-            place = f"\n{shown(where)}" if where else ""
-            said = f"{rule_name(one.rule)}: {shown(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
+            place = f"\n{sanitize(where)}" if where else ""
+            said = f"{rule_name(one.rule)}: {sanitize(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
             table.add_row(Text(FINDING_WORDS[one.change], style="bold"), Text(one.shown.severity), Text(said))
         yield Padding(table, (0, 0, 0, 4))
     if len(rows) < len(changed):

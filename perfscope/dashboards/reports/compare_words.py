@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.analyzers.compare.structure import NEUTRAL
-from perfscope.analyzers.units import format_bytes, format_count, format_ns
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_count, format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.verdict import MetricResult
@@ -43,7 +43,7 @@ def said_of(metrics: Sequence[Judged]) -> str:
             sides = [value(first, held) for held in (first.base, first.head)]
             words = " → ".join(sides) if sides[0] != sides[1] else change(first)
             more = f", {len(found)} {grown} in all" if len(found) > 1 else ""
-            said.append(f"{grown}: {shown(first.name)} {words}{more}")
+            said.append(f"{grown}: {sanitize(first.name)} {words}{more}")
     same = sum(one.verdict == "no change" for one in judged)
     if same and not any(one.verdict in ("regression", "improvement") for one in judged):
         said.append(f"{same} exact metric{'' if same == 1 else 's'} the same")
@@ -66,10 +66,10 @@ def has_interval(metric: Judged) -> bool:
 def interval_words(metric: Judged) -> str:
     """``step time +3.0% (95% CI +2.0% … +4.0%)``."""
     if metric.effect is None or metric.low is None or metric.high is None:
-        return shown(metric.name)
+        return sanitize(metric.name)
     level = 0.95 if metric.level is None else metric.level
     ends = f"{percent(metric.low)} … {percent(metric.high)}"
-    return f"{shown(metric.name)} {percent(metric.effect)} ({100 * level:.3g}% CI {ends})"
+    return f"{sanitize(metric.name)} {percent(metric.effect)} ({100 * level:.3g}% CI {ends})"
 
 
 def value(metric: Judged, held: float | str | None) -> str:
@@ -77,7 +77,7 @@ def value(metric: Judged, held: float | str | None) -> str:
     if held is None:
         return "-"
     if isinstance(held, str):
-        return shown(held)
+        return sanitize(held)
     return amount(metric.unit, held)
 
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.compile_log import Place
     from perfscope.analyzers.compile_section import CompileSection
     from perfscope.analyzers.facts.compile_phases import Stage
     from perfscope.analyzers.facts.compile_rows import KernelSummary
     from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary
+    from perfscope.model.compile_log import CodeLine
 
 
 def compile_document(section: CompileSection) -> dict[str, Any]:
@@ -60,6 +60,6 @@ def _stages(stages_ns: Mapping[Stage, int]) -> dict[str, int]:
     return {stage.name.lower(): spent for stage, spent in stages_ns.items()}
 
 
-def _place(place: Place | None) -> dict[str, Any] | None:
+def _place(place: CodeLine | None) -> dict[str, Any] | None:
     """Where it is; the text of the line is the program's and stays there."""
     return None if place is None else {"file": place.file, "line": place.line, "function": place.function}

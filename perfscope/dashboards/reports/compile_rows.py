@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns, format_share
 from perfscope.dashboards.reports.compile_words import counted, headline, rank_notes
-from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
+from perfscope.model.units import format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.compile_log import CacheResult, Place
     from perfscope.analyzers.compile_section import CompileSection
     from perfscope.analyzers.facts.compile_phases import Stage
     from perfscope.analyzers.facts.compile_rows import BreakSummary, KernelSummary, RecompileSummary
     from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary, GraphGroup
+    from perfscope.model.compile_log import CacheResult, CodeLine
 
 SMALL_PART = 0.005
 """A stage of compiling below half a percent shows as 0% and is left out of the sentence."""
@@ -124,7 +124,7 @@ def _problems(section: CompileSection) -> CompileView:
 
 
 def _frame(one: FrameSummary, whole: CompileSummary) -> FrameRow:
-    name = shorten(shown(one.function), NAME_LIMIT)
+    name = shorten(sanitize(one.function), NAME_LIMIT)
     return FrameRow(
         cells=(
             ("frame", name if one.after_line is None else f"{name}, behind line {one.after_line}"),
@@ -163,29 +163,29 @@ def _results(counts: Mapping[CacheResult, int]) -> str:
 def _details(one: FrameSummary) -> Iterator[str]:
     if one.stages_ns:
         yield _stages("compile time", one.time_ns, one.stages_ns)
-    said = [f"{_CACHES.get(name, shown(name))} cache: {_results(counts)}" for name, counts in one.caches.items()]
+    said = [f"{_CACHES.get(name, sanitize(name))} cache: {_results(counts)}" for name, counts in one.caches.items()]
     if one.restarts:
         said.append(f"dynamo began anew {one.restarts:,}x")
     if said:
         yield "; ".join(said)
     if one.cache_reasons:
-        yield f"cache: {shown(one.cache_reasons[0], REASON_LIMIT)}"
+        yield f"cache: {sanitize(one.cache_reasons[0], REASON_LIMIT)}"
 
 
 def _stages(what: str, total_ns: int, stages_ns: Mapping[Stage, int]) -> str:
     """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, the largest first."""
     large = [(name, spent) for name, spent in stages_ns.items() if total_ns and spent >= SMALL_PART * total_ns]
     rest = sum(stages_ns.values()) - sum(spent for _, spent in large)
-    said = [f"{_EXPLAINED.sub('', shown(name))} {format_ns(spent)}" for name, spent in large]
+    said = [f"{_EXPLAINED.sub('', sanitize(name))} {format_ns(spent)}" for name, spent in large]
     if rest:
         said.append(f"the rest {format_ns(rest)}")
     return f"{what} {format_ns(total_ns)}" + (f": {', '.join(said)}" if said else "")
 
 
 def _break(one: BreakSummary) -> str:
-    doc = f" ({shown(one.doc_id)})" if one.doc_id else ""
+    doc = f" ({sanitize(one.doc_id)})" if one.doc_id else ""
     what = "frame left to eager mode" if one.whole_frame else "graph break"
-    return f"{one.count:,}x {what} at {place_text(one.place)}: {shown(one.reason, REASON_LIMIT)}{doc}"
+    return f"{one.count:,}x {what} at {place_text(one.place)}: {sanitize(one.reason, REASON_LIMIT)}{doc}"
 
 
 def _recompile(one: RecompileSummary) -> str:
@@ -195,9 +195,9 @@ def _recompile(one: RecompileSummary) -> str:
         needed = place_text(one.guard_place)
         made = "" if needed == place_text(one.place) else f", needed at {needed}"
     values = f"; values {', '.join(map(_short, one.values))}" if len(one.values) > 2 else ""
-    guard = shown(_short(one.guard), REASON_LIMIT)
-    frame = f"{shown(one.function, NAME_LIMIT)} ({place_text(one.place)})"
-    return f"{one.count:,}x recompiled: {frame}, guard {guard}{shown(values, REASON_LIMIT)}{made}"
+    guard = sanitize(_short(one.guard), REASON_LIMIT)
+    frame = f"{sanitize(one.function, NAME_LIMIT)} ({place_text(one.place)})"
+    return f"{one.count:,}x recompiled: {frame}, guard {guard}{sanitize(values, REASON_LIMIT)}{made}"
 
 
 def _short(text: str) -> str:
@@ -218,19 +218,19 @@ def _kernel(one: KernelSummary, *, timed: bool) -> tuple[tuple[str, str], ...]:
     time = "-" if one.time_ns is None else format_ns(one.time_ns)
     return (
         *((("time", time),) if timed else ()),
-        ("kernel", shorten(shown(one.name), NAME_LIMIT)),
+        ("kernel", shorten(sanitize(one.name), NAME_LIMIT)),
         ("backend", one.backend),
         ("calls", f"{one.calls:,}"),
         ("lines", ", ".join(lines[:2]) + (f" and {len(lines) - 2} more" if lines[2:] else "")),
-        ("ATen ops", shown(ops)),
+        ("ATen ops", sanitize(ops)),
     )
 
 
-def place_text(place: Place | None) -> str:
+def place_text(place: CodeLine | None) -> str:
     """``'model/mlp.py:41'``: the file with the folder it lies in."""
     if place is None:
         return "an unknown line"
-    parts = PurePath(shown(place.file)).parts or ("",)  # a home is ~ before it is cut: its folder is a user's name
+    parts = PurePath(sanitize(place.file)).parts or ("",)  # a home is ~ before it is cut: its folder is a user's name
     whole = f"{'/'.join(parts[-2:]).lstrip('/')}:{place.line}"
     return whole if len(whole) <= PLACE_LIMIT else f"{shorten(parts[-1], PLACE_LIMIT)}:{place.line}"
 
@@ -242,14 +242,14 @@ def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
     if detail.unowned_ns > SMALL_PART * detail.total_ns:
         yield f"{format_ns(detail.unowned_ns)} of compiling that the log says of no frame"
     if detail.unknown:
-        kinds = ", ".join(sorted(shown(kind) for kind in detail.unknown))
-        yield f"{counted(sum(detail.unknown.values()), 'record')} of kinds that are not known here: {shown(kinds)}"
+        kinds = ", ".join(sorted(sanitize(kind) for kind in detail.unknown))
+        yield f"{counted(sum(detail.unknown.values()), 'record')} of kinds that are not known here: {sanitize(kinds)}"
     yield from section.problems
 
 
 def _hint(detail: CompileSummary) -> str:
     """tlparse reads plain text alone, so a log that is compressed needs a step before."""
-    path = shown(detail.path, TEXT_LIMIT)
+    path = sanitize(detail.path, TEXT_LIMIT)
     plain = path.removesuffix(".gz")
     unpack = f"gunzip -k {_quoted(path)} && " if path != plain else ""
     return f"the whole log as HTML (pip install tlparse): {unpack}tlparse {_quoted(plain)}"

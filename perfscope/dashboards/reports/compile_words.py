@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.device_rows import span_text
+from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compile_section import CompileSection, RankCompile

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.estimate import estimate
 from perfscope.analyzers.facts.hlo_collectives import collectives_of
 from perfscope.analyzers.facts.programs import programs
-from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
 from perfscope.dashboards.reports.plan_text import plan_part
 from perfscope.dashboards.reports.summary import summarize, tail
 from perfscope.dashboards.reports.text import findings_part, line_of, not_flagged
 from perfscope.dashboards.reports.text_page import WIDTH, printed
 from perfscope.dashboards.reports.text_tables import fitting, table_of
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.facts.programs import Program
     from perfscope.analyzers.hardware.target import Target
     from perfscope.analyzers.hlo.module import HloModule
-    from perfscope.analyzers.trace import Trace
-    from perfscope.profiler.aot.compiled_file import Compiled, CompiledProgram
+    from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
+    from perfscope.model.trace import Trace
 
 MOST_ROWS = 12
 """Programs in the table; the report holds all."""
@@ -80,9 +80,9 @@ def _headline(manifest: Compiled, trace: Trace) -> str:
     many = len(manifest.programs)
     what = {"jax": "program", "torch": "graph"}[manifest.framework]
     verb = "compiled" if manifest.framework == "jax" else "planned"
-    target = shown(manifest.target.device) if trace.target is None else trace.target.shown
-    command = shown(" ".join(manifest.command))
-    policy = "" if manifest.checkpoint is None else f" with --checkpoint {shown(manifest.checkpoint.policy)}"
+    target = sanitize(manifest.target.device) if trace.target is None else trace.target.shown
+    command = sanitize(" ".join(manifest.command))
+    policy = "" if manifest.checkpoint is None else f" with --checkpoint {sanitize(manifest.checkpoint.policy)}"
     took = "" if manifest.seconds is None else f" in {manifest.seconds:.0f} s"
     return f"{many} {what}{'' if many == 1 else 's'} of {command} {verb} for {target}{policy}{took}; nothing ran on one"
 
@@ -102,7 +102,7 @@ def _target_lines(target: Target) -> Iterator[str]:
     if target.count > 1 and device.link_bandwidth:
         numbers.append(f"{device.link} {device.link_bandwidth / 1e9:,.0f} GB/s a direction")
     yield f"each: {', '.join(numbers)}"
-    yield from (f"assumed: {shown(text)}" for text in target.assumptions)
+    yield from (f"assumed: {sanitize(text)}" for text in target.assumptions)
 
 
 def _programs_table(manifest: Compiled, trace: Trace, width: int) -> RenderableType:
@@ -121,8 +121,8 @@ def _cells(row: Program, said: CompiledProgram | None, trace: Trace) -> dict[str
     at_least = "" if row.exact else ">= "
     place = None if said is None else said.place
     return {
-        "program": shown(row.name),
-        "at": "" if place is None else shown(tail(f"{place.file}:{place.line}", PLACE)),
+        "program": sanitize(row.name),
+        "at": "" if place is None else sanitize(tail(f"{place.file}:{place.line}", PLACE)),
         "calls": "-" if said is None else f"{said.calls:,}",
         "compiled in": "-" if said is None or said.seconds_to_compile is None else f"{said.seconds_to_compile:.1f} s",
         "peak memory": memory,
@@ -170,18 +170,18 @@ def _known_by(trace: Trace) -> Iterator[RenderableType]:
     for row, most in sizes:
         if row.peak_bytes is not None and most is not None and row.peak_bytes > most:
             over = format_bytes(row.peak_bytes - most)
-            yield line_of("  ", f"{shown(row.name)} does not fit: its peak is {over} above the memory of one device")
+            yield line_of("  ", f"{sanitize(row.name)} does not fit: its peak is {over} above the memory of one device")
 
 
 def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
     """What was not compiled, where the program was left, and what it was given that nobody computed."""
     for one in manifest.not_compiled[: None if verbose else MOST_NOTES]:
         where = "" if one.place is None else f" ({one.place.file}:{one.place.line})"
-        yield line_of("  not compiled: ", shown(f"{one.name}{where}: {one.reason}", MOST_LINE))
+        yield line_of("  not compiled: ", sanitize(f"{one.name}{where}: {one.reason}", MOST_LINE))
     if manifest.stopped:
-        yield line_of("  stopped: ", shown(manifest.stopped, MOST_LINE))
+        yield line_of("  stopped: ", sanitize(manifest.stopped, MOST_LINE))
     for note in manifest.notes[: None if verbose else MOST_NOTES]:
-        yield line_of("  note: ", shown(note, MOST_LINE))
+        yield line_of("  note: ", sanitize(note, MOST_LINE))
     left = max(len(manifest.notes), len(manifest.not_compiled)) - MOST_NOTES
     if left > 0 and not verbose:
         yield f"  and {left} more: -v shows all"

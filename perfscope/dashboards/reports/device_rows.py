@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_share
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_share
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def _same_span(first: DeviceTime, second: DeviceTime) -> bool:
 
 def _device_row(group: Sequence[DeviceTime]) -> DeviceRow:
     ranks = [device.rank for device in group if device.rank is not None]
-    names = sorted({shown(device.name) or "device" for device in group})
+    names = sorted({sanitize(device.name) or "device" for device in group})
     label = names[0] if len(names) == 1 else f"{len(names)} kinds"
     ordinals = span_text([device.ordinal for device in group])
     middle = sorted(group, key=lambda device: device.idle_ns)[len(group) // 2]

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.compile_words import counted
 from perfscope.dashboards.reports.estimate_words import of_step, range_text, times_text
-from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.estimate import Estimate, Parts, Range, Row, StreamPicture
     from perfscope.analyzers.estimate.calibrate import Calibration, GroupError, InstructionError
     from perfscope.analyzers.estimate.model import LineTime
     from perfscope.analyzers.estimate_section import EstimateSection, ProgramTime
-    from perfscope.analyzers.finding import Where
+    from perfscope.model.finding import Where
 
 NAME_LIMIT = 36
 """Characters of an instruction in a table."""
@@ -85,14 +85,14 @@ def estimate_view(section: EstimateSection) -> EstimateView | None:
     held = [one.estimate for one in section.programs]
     said = dict.fromkeys(f"{one.name}: {one.text} ({one.source})" for each in held for one in each.assumptions)
     return EstimateView(
-        title=f"Modelled time on {shown(', '.join(targets))}" if targets else "Modelled time",
+        title=f"Modelled time on {sanitize(', '.join(targets))}" if targets else "Modelled time",
         headline=_headline(section),
         tile=_tile(section),
         programs=tuple(_program(one, several=len(section.programs) > 1) for one in section.programs),
         programs_left=section.programs_left,
-        assumptions=tuple(shown(text, TEXT_LIMIT) for text in said),
+        assumptions=tuple(sanitize(text, TEXT_LIMIT) for text in said),
         blind_spots=held[0].blind_spots if held else (),
-        notes=tuple(shown(note, TEXT_LIMIT) for note in notes),
+        notes=tuple(sanitize(note, TEXT_LIMIT) for note in notes),
     )
 
 
@@ -100,33 +100,33 @@ def _headline(section: EstimateSection) -> str:
     if not section.programs:
         return ""
     first = section.programs[0]
-    return f"{shown(first.label)}: {range_text(first.estimate.step_ns)} a run on {_target(first)} (modelled)"
+    return f"{sanitize(first.label)}: {range_text(first.estimate.step_ns)} a run on {_target(first)} (modelled)"
 
 
 def _tile(section: EstimateSection) -> tuple[str, str, str] | None:
     if not section.programs:
         return None
     first = section.programs[0]
-    note = f"{shown(first.label)} on {_target(first)}; nothing was measured"
+    note = f"{sanitize(first.label)} on {_target(first)}; nothing was measured"
     return ("modelled time of a run", range_text(first.estimate.step_ns), note)
 
 
 def _target(one: ProgramTime) -> str:
-    return shown(one.estimate.target.shown)
+    return sanitize(one.estimate.target.shown)
 
 
 def _program(one: ProgramTime, *, several: bool) -> ProgramView:
     found = one.estimate
     calls = "" if one.calls is None else f", called {one.calls:,}x while it was watched"
     return ProgramView(
-        title=shown(one.label),
-        summary=f"{f'{shown(one.label)}: ' if several else ''}{range_text(found.step_ns)} a run, modelled{calls}",
+        title=sanitize(one.label),
+        summary=f"{f'{sanitize(one.label)}: ' if several else ''}{range_text(found.step_ns)} a run, modelled{calls}",
         facts=tuple(_facts(found)),
         lines=tuple(_line(line, found) for line in one.lines),
         lines_left=one.lines_left,
         instructions=tuple(_instruction(row, found) for row in found.rows),
         instructions_left=one.rows_left,
-        warnings=tuple(shown(text, TEXT_LIMIT) for text in _warnings(found)),
+        warnings=tuple(sanitize(text, TEXT_LIMIT) for text in _warnings(found)),
         errors=() if one.calibration is None else tuple(_errors(one.calibration)),
         error_groups=() if one.calibration is None else tuple(map(_group, one.calibration.groups)),
         error_rows=() if one.calibration is None else tuple(map(_error, one.calibration.instructions)),
@@ -174,7 +174,10 @@ def _warnings(found: Estimate) -> Iterator[str]:
 
 def _line(line: LineTime, found: Estimate) -> Cells:
     return (
-        ("source line", _place(line.where) if line.where.file else f"no line: {shown(line.where.op or line.opcode)}"),
+        (
+            "source line",
+            _place(line.where) if line.where.file else f"no line: {sanitize(line.where.op or line.opcode)}",
+        ),
         ("of the step", range_text(line.exposed)),
         ("share", of_step(line.exposed, found.step_ns)),
         ("instructions", f"{line.instructions:,}"),
@@ -184,7 +187,7 @@ def _line(line: LineTime, found: Estimate) -> Cells:
 
 def _instruction(row: Row, found: Estimate) -> Cells:
     return (
-        ("instruction", shorten(shown(row.name), NAME_LIMIT)),
+        ("instruction", shorten(sanitize(row.name), NAME_LIMIT)),
         ("each", range_text(row.once)),
         ("runs", f"{row.runs:,}{'' if row.runs_exact else ' at least'}"),
         ("of the step", range_text(row.exposed)),
@@ -196,7 +199,7 @@ def _instruction(row: Row, found: Estimate) -> Cells:
 
 def _place(where: Where) -> str:
     """The end of a place: the beginning of a path is the same for all."""
-    found = shown(where.label())
+    found = sanitize(where.label())
     return found if len(found) <= PLACE_LIMIT else f"…{found[1 - PLACE_LIMIT :]}"
 
 
@@ -221,7 +224,7 @@ def _errors(found: Calibration) -> Iterator[str]:
             f"{counted(found.not_measured, 'instruction')} without a measured time, {found.by_group:,} of them priced "
             "by what their kind reached, the others as modelled"
         )
-    yield from (shown(text, TEXT_LIMIT) for text in found.differences)
+    yield from (sanitize(text, TEXT_LIMIT) for text in found.differences)
 
 
 def _group(one: GroupError) -> Cells:
@@ -237,7 +240,7 @@ def _group(one: GroupError) -> Cells:
 
 def _error(one: InstructionError) -> Cells:
     return (
-        ("instruction", shorten(shown(one.row.name), NAME_LIMIT)),
+        ("instruction", shorten(sanitize(one.row.name), NAME_LIMIT)),
         ("measured", format_ns(one.measured_ns)),
         ("modelled", range_text(one.row.once)),
         ("runs", f"{one.row.runs:,}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
+from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from perfscope.analyzers.estimate import Range

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from perfscope.analyzers.finding import Cell
+    from perfscope.model.finding import Cell
 
 MOST_EVIDENCE = 20
 """Rows of a finding: a rule yields no more, but those of many ranks together do."""
@@ -31,7 +31,7 @@ def shown_rows(rows: Sequence[Mapping[str, Cell]], starts: Mapping[str, int]) ->
     told = [_counted(row, starts) for row in rows]
     filled = {key for row in told for key, cell in row.items() if cell is not None and cell != ""}
     return tuple(
-        {shown(key): shown(cell) if isinstance(cell, str) else cell for key, cell in row.items() if key in filled}
+        {sanitize(key): sanitize(cell) if isinstance(cell, str) else cell for key, cell in row.items() if key in filled}
         for row in told
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.reports.history_json import document
 from perfscope.dashboards.reports.history_rows import amount, commit_words, newest_words, programs, scale
 from perfscope.dashboards.reports.html_page import page
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _page(found: History, count: CountBetween | None) -> Iterator[str]:
             yield f'<p class="note">{escape(still)}</p>'
         yield "</section>"
     lines = (*(f"left out: {one}" for one in found.left_out), *found.notes)
-    yield from (f'<p class="note">{escape(shown(line, 400))}</p>' for line in lines)
+    yield from (f'<p class="note">{escape(sanitize(line, 400))}</p>' for line in lines)
 
 
 def moved_html(moved: Moved) -> str:
@@ -76,7 +76,7 @@ def metric_html(one: Series) -> str:
 
 def _metric(one: Series) -> Iterator[str]:
     newest = one.points[-1]
-    yield f"<h3>{escape(shown(one.metric))}: {escape(amount(newest.value, one.unit))}</h3>"
+    yield f"<h3>{escape(sanitize(one.metric))}: {escape(amount(newest.value, one.unit))}</h3>"
     yield _picture(one)
     values = [point.value for point in one.points[-MOST_PICTURED:]]
     between = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
@@ -84,11 +84,11 @@ def _metric(one: Series) -> Iterator[str]:
     yield f'<div class="ends">{"".join(f"<span>{escape(text)}</span>" for text in texts)}</div>'
     for line in (*one.remarks, newest_words(one)):
         if line is not None:
-            yield f'<p class="note">{escape(shown(line, 400))}</p>'
+            yield f'<p class="note">{escape(sanitize(line, 400))}</p>'
     yield "<details><summary>the runs</summary><div class='scroll'><table>"
     yield "<tr><th>run</th><th>commit</th><th>branch</th><th class='n'>value</th></tr>"
     for point in reversed(one.points[-MOST_ROWS:]):
-        cells = (shown(point.run), commit_words(point), shown(point.branch or "-"))
+        cells = (sanitize(point.run), commit_words(point), sanitize(point.branch or "-"))
         value = f'<td class="n">{escape(amount(point.value, one.unit))}</td>'
         yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{value}</tr>"
     yield "</table></div></details>"

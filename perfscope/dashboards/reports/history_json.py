@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.series import Change, History, Series
@@ -22,7 +22,7 @@ def render(found: History) -> str:
 
 def document(found: History) -> dict[str, Any]:
     """The history as plain dicts and lists; times are ns."""
-    held: dict[str, Any] = shown_value(
+    held: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
             "runs": found.runs,

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.compare.verdict import STEP_LEAST
-from perfscope.analyzers.units import format_bytes, format_count, format_ns
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_count, format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class Program:
         still = [one for one in self.series if len({point.value for point in one.points}) == 1]
         if len(self.series) < FEW or not still:
             return self.series, None
-        words = ", ".join(f"{shown(one.metric)} {amount(one.points[-1].value, one.unit)}" for one in still)
+        words = ", ".join(f"{sanitize(one.metric)} {amount(one.points[-1].value, one.unit)}" for one in still)
         of = "its only run" if self.runs == 1 else "the same in all runs"  # of one nothing can be the same or another
         return tuple(one for one in self.series if one not in still), f"{of}: {words}"
 
@@ -80,7 +80,7 @@ class Program:
         return tuple(
             Moved(
                 where=where_words(held[0][1], count),
-                lines=tuple(f"{shown(one.metric)} {size_words(change, one)}" for one, change in held),
+                lines=tuple(f"{sanitize(one.metric)} {size_words(change, one)}" for one, change in held),
             )
             for held in ordered
         )
@@ -100,13 +100,13 @@ def _which(one: Series) -> tuple[str, tuple[str, ...], str]:
 
 
 def _title(one: Series) -> str:
-    words = [shown(value) for key, value in one.hardware.items() if key in ("gpu", "cpu")] or [
-        shown(value) for value in one.hardware.values()
+    words = [sanitize(value) for key, value in one.hardware.items() if key in ("gpu", "cpu")] or [
+        sanitize(value) for value in one.hardware.values()
     ]
     on = f" on {', '.join(words)}" if words else " (no machine recorded)"
     how = "by commit" if one.ordered == "commits" else "by time"
-    command = f": {shown(shlex.join(one.command))}" if one.command else ""
-    return f"{shown(one.name)}{command}{on}, {how}"
+    command = f": {sanitize(shlex.join(one.command))}" if one.command else ""
+    return f"{sanitize(one.name)}{command}{on}, {how}"
 
 
 def amount(value: float, unit: str) -> str:
@@ -167,12 +167,12 @@ def where_words(change: Change, count: CountBetween | None) -> str:
     if change.same_commit:
         where = f"at {commit_words(change.after)}, the commit of both runs: not the code"
     elif before is None and after is None:
-        where = f"after {shown(change.before.run)}, up to {shown(change.after.run)}"
+        where = f"after {sanitize(change.before.run)}, up to {sanitize(change.after.run)}"
     else:
         where = f"after {commit_words(change.before)}, up to {commit_words(change.after)}"
         between = count(before, after) if count is not None and before is not None and after is not None else None
         where += f" ({between} commits)" if between is not None and between > 1 else ""
-    return where + (f"; {', '.join(map(shown, change.software))} there" if change.software else "")
+    return where + (f"; {', '.join(map(sanitize, change.software))} there" if change.software else "")
 
 
 def newest_words(series: Series) -> str | None:

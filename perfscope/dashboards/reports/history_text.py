@@ -18,7 +18,7 @@ from perfscope.dashboards.reports.history_rows import (
     sparkline,
 )
 from perfscope.dashboards.reports.text_page import WIDTH, printed
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.compare.series import History, Series
     from perfscope.dashboards.reports.history_rows import CountBetween
-    from perfscope.profiler.run_store.runs import Baseline
+    from perfscope.profiler.store.runs import Baseline
 
 MOST_PROGRAMS = 6
 """On the screen, those that ran last."""
@@ -84,7 +84,7 @@ def _row(one: Series) -> tuple[str, ...]:
     first, last = one.points[0].value, one.points[-1].value
     moved = percent(last / first - 1) if first and last != first else "" if last == first else "-"
     return (
-        shown(one.metric),
+        sanitize(one.metric),
         str(len(one.points)),
         amount(first, one.unit),
         amount(last, one.unit),
@@ -104,7 +104,7 @@ def _changes(program: Program, *, verbose: bool, count: CountBetween | None) -> 
     for series in program.series:
         newest = newest_words(series)
         for line in (*series.remarks, *(() if newest is None else (newest,))):
-            yield Padding(Text(f"{shown(series.metric)}: {line}", style="dim"), (0, 0, 0, 2))
+            yield Padding(Text(f"{sanitize(series.metric)}: {line}", style="dim"), (0, 0, 0, 2))
 
 
 def _points(one: Series, *, verbose: bool) -> Iterator[RenderableType]:
@@ -113,13 +113,13 @@ def _points(one: Series, *, verbose: bool) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("run", "commit", "branch"):
         table.add_column(name, overflow="fold")
-    table.add_column(shown(one.metric), justify="right", no_wrap=True)
+    table.add_column(sanitize(one.metric), justify="right", no_wrap=True)
     table.add_column("")
     for place, point in enumerate(points, start=len(one.points) - len(points)):
         table.add_row(
-            Text(shown(point.run)),
+            Text(sanitize(point.run)),
             Text(commit_words(point)),
-            Text(shown(point.branch or "-")),
+            Text(sanitize(point.branch or "-")),
             Text(amount(point.value, one.unit)),
             Text("<- new level" if place in starts else "", style="bold"),
         )
@@ -137,11 +137,11 @@ def baselines_table(found: Sequence[Baseline]) -> RenderableType:
     for one in found:
         commit = "-" if one.run.commit is None else one.run.commit[:12] + ("+" if one.run.dirty else "")
         table.add_row(
-            Text(shown(one.name), style="bold"),
-            Text(shown(one.run.id)),
+            Text(sanitize(one.name), style="bold"),
+            Text(sanitize(one.run.id)),
             Text(commit),
-            Text(shown(one.run.branch or "-")),
-            Text(shown(one.set_utc[:19].replace("T", " "))),
+            Text(sanitize(one.run.branch or "-")),
+            Text(sanitize(one.set_utc[:19].replace("T", " "))),
             Text("numbers only" if one.digest is None else f"{one.bytes / (1 << 20):.2f} MiB"),
         )
     return table

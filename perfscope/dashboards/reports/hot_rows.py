@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns, format_share
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.model.units import format_ns, format_share
+from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ class HotTable:
 def hot_title(spots: HotSpots) -> str:
     """What the tables are of: ``'where the time goes: 42.1 ms of instructions, measured'``."""
     whole = format_ns(spots.total_ns)
-    rank = f" of {shown(spots.program, NAME_LIMIT)}" if spots.program else ""
+    rank = f" of {sanitize(spots.program, NAME_LIMIT)}" if spots.program else ""
     rank += f" of rank {spots.rank}" if spots.rank is not None else ""
     if spots.basis == "measured":
         missed = f", {format_share(spots.unmatched_ns, spots.total_ns)} of it in no recorded program"
@@ -102,7 +102,7 @@ def place_table(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str
                 ("time", format_ns(place.time_ns)),
                 ("share", format_share(place.time_ns, spots.total_ns)),
                 (what, _place(place)),
-                *((("mainly", shorten(shown(place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
+                *((("mainly", shorten(sanitize(place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
                 ("instructions", f"{place.instructions:,}" if place.instructions else "-"),
             ),
             share=place.time_ns / spots.total_ns if spots.total_ns else 0.0,
@@ -114,7 +114,7 @@ def place_table(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str
 
 def _place(place: HotPlace) -> str:
     phase = f" ({place.phase})" if place.phase not in (None, "forward") else ""
-    return place_end(shown(place.name)) + phase
+    return place_end(sanitize(place.name)) + phase
 
 
 def place_end(text: str) -> str:
@@ -137,9 +137,12 @@ def instruction_table(spots: HotSpots) -> HotTable:
 def _instruction(row: HotInstruction, spots: HotSpots) -> Iterator[tuple[str, str]]:
     yield "time", format_ns(row.time_ns)
     yield "share", format_share(row.time_ns, spots.total_ns)
-    yield "instruction", shorten(shown(row.instruction), NAME_LIMIT)
-    yield "op", shorten(shown(row.scope or row.opcode or ""), NAME_LIMIT)
-    yield "at", "" if row.file is None else place_end(shown(row.file if row.line is None else f"{row.file}:{row.line}"))
+    yield "instruction", shorten(sanitize(row.instruction), NAME_LIMIT)
+    yield "op", shorten(sanitize(row.scope or row.opcode or ""), NAME_LIMIT)
+    yield (
+        "at",
+        "" if row.file is None else place_end(sanitize(row.file if row.line is None else f"{row.file}:{row.line}")),
+    )
     yield "calls", f"{row.calls:,}"
     if any(one.bound is not None for one in spots.instructions):
         yield "bound by", row.bound or "-"

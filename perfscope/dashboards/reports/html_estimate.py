@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.html_findings import card
 from perfscope.dashboards.reports.html_programs import cells_table
 from perfscope.dashboards.reports.svg import swatch
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,7 +73,7 @@ def picture(view: StreamPicture) -> str:
         x, width = span.start * _X / whole, max(0.6, (span.end - span.start) * _X / whole)
         y = streams.index(span.stream) * (_LANE + _GAP)
         turns = f", {span.repeats:,} turns" if span.repeats > 1 else ""
-        words = f"{shown(span.label)}: {format_ns(span.end - span.start)}{turns}"
+        words = f"{sanitize(span.label)}: {format_ns(span.end - span.start)}{turns}"
         shapes.append(
             f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE}" fill="{_COLORS[span.kind]}" '
             f'fill-opacity="{0.55 if span.repeats > 1 else 0.9}"><title>{escape(words)}</title></rect>'
@@ -81,8 +81,8 @@ def picture(view: StreamPicture) -> str:
     height = len(streams) * (_LANE + _GAP)
     kinds = dict.fromkeys(span.kind for span in view.spans)
     keys = "".join(f"<span>{swatch(_COLORS[kind])} {_WORDS[kind]}</span>" for kind in kinds)
-    names = ", ".join(map(shown, streams))
-    what = f"one of {view.turns:,} turns of {shown(view.of)}" if view.of else "one run, loops paler"
+    names = ", ".join(map(sanitize, streams))
+    what = f"one of {view.turns:,} turns of {sanitize(view.of)}" if view.of else "one run, loops paler"
     left = f"; {view.left:,} short stretches are not drawn" if view.left else ""
     return (
         f'<div class="legend"><span>{escape(what)}</span>{keys}<span>{escape(f"top to bottom: {names}{left}")}</span>'

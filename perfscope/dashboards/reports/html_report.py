@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports import svg
 from perfscope.dashboards.reports.html_collectives import collectives_cards
 from perfscope.dashboards.reports.html_compile import compile_card
@@ -24,7 +23,8 @@ from perfscope.dashboards.reports.html_plan import plan_card
 from perfscope.dashboards.reports.html_programs import programs_cards
 from perfscope.dashboards.reports.json_report import document
 from perfscope.dashboards.reports.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
-from perfscope.dashboards.shown import TEXT_LIMIT, shown
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ def _title(analysis: Analysis) -> str:
         return "no source"
     if len(analysis.sources) > 1:
         return f"{len(analysis.sources):,} traces"
-    return shown(Path(shown(analysis.sources[0].path)).name)
+    return sanitize(Path(sanitize(analysis.sources[0].path)).name)
 
 
 def embedded(analysis: Analysis) -> str:
@@ -238,7 +238,7 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
 def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
     heads = ("<th>path</th>", *(f'<th class="n">{name}</th>' for name in ("rank", "events", "unplaced")))
     rows = (
-        f'<tr><td class="t">{escape(shown(source.path))} <span class="note">{escape(shown(source.format))}</span></td>'
+        f'<tr><td class="t">{escape(sanitize(source.path))} <span class="note">{escape(sanitize(source.format))}</span></td>'
         f'<td class="n">{"-" if source.rank is None else source.rank}</td>'
         f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
         for source in analysis.sources[:MOST_SOURCES]
@@ -262,7 +262,7 @@ def _run(run: Mapping[str, Any]) -> str:
         words = _words(run.get(key))
         if words:
             name = escape(key.replace("_", " "))
-            rows.append(f'<tr><th scope="row">{name}</th><td class="t">{escape(shown(words, TEXT_LIMIT))}</td></tr>')
+            rows.append(f'<tr><th scope="row">{name}</th><td class="t">{escape(sanitize(words, TEXT_LIMIT))}</td></tr>')
     return f'<div class="scroll"><table class="facts"><tbody>{"".join(rows)}</tbody></table></div>'
 
 

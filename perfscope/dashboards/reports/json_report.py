@@ -18,13 +18,13 @@ from perfscope.dashboards.reports.estimate_json import estimate_document
 from perfscope.dashboards.reports.memory_json import memory_document
 from perfscope.dashboards.reports.plan_json import plans_document
 from perfscope.dashboards.reports.program_json import programs_document
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis, Step
     from perfscope.analyzers.facts.device_time import DeviceTime
-    from perfscope.analyzers.finding import Finding, Outcome
-    from perfscope.analyzers.trace import Source
+    from perfscope.model.finding import Finding, Outcome
+    from perfscope.model.trace import Source
 
 SUFFIXES = (".json",)
 
@@ -39,7 +39,7 @@ def render(analysis: Analysis) -> str:
 def document(analysis: Analysis) -> dict[str, Any]:
     """The report as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
     over = "run" if programs_alone(analysis) else "trace"
-    held: dict[str, Any] = shown_value(
+    held: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
             "sources": [_source(source, at, analysis) for at, source in enumerate(analysis.sources)],

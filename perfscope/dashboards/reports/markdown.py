@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_markdown import collectives_details
 from perfscope.dashboards.reports.compile_markdown import compile_details
 from perfscope.dashboards.reports.estimate_markdown import estimate_details
@@ -14,6 +13,7 @@ from perfscope.dashboards.reports.memory_markdown import memory_details
 from perfscope.dashboards.reports.plan_markdown import plan_details
 from perfscope.dashboards.reports.program_markdown import programs_details
 from perfscope.dashboards.reports.summary import SHARE_OF, FindingRow, Summary, summarize
+from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfscope.analyzers.facts.memory_picture import MemoryPicture
     from perfscope.analyzers.facts.trace_memories import Held, HeldCategory, Holders, Memory, Reserved
-    from perfscope.analyzers.memory.timeline import Line
     from perfscope.analyzers.memory_section import MemoryEntry, MemorySection, RankMemory
+    from perfscope.model.memory import SourceLine
 
 
 def memory_document(section: MemorySection) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
     }
 
 
-def _line(line: Line | None) -> dict[str, Any] | None:
+def _line(line: SourceLine | None) -> dict[str, Any] | None:
     return None if line is None else asdict(line)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
-from perfscope.analyzers.units import format_bytes, format_ns
-from perfscope.dashboards.shown import shown
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
         areas.insert(0, Area(name="held before", color=UNSEEN_COLOR, bytes=(picture.unseen_bytes,) * many))
 
     def band(one: Band) -> BandView:
-        return BandView(name=shown(one.name), start=place(one.start), end=place(one.end))
+        return BandView(name=sanitize(one.name), start=place(one.start), end=place(one.end))
 
     begins, ends = ("0", format_ns(span - 1)) if memory.axis == "ns" else (f"{memory.axis} 1", f"{span:,}")
     return PictureView(

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.facts.memory_holders import UNSEEN
-from perfscope.analyzers.memory.timeline import KnownBy, MemoryPhase
-from perfscope.analyzers.units import format_bytes, format_share
 from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, place_end
-from perfscope.dashboards.reports.memory_picture_rows import (
-    NOT_KNOWN,
-    PictureView,
-    category_words,
-    picture_view,
-)
+from perfscope.dashboards.reports.memory_picture_rows import NOT_KNOWN, PictureView, category_words, picture_view
 from perfscope.dashboards.reports.memory_words import (
     facts,
     headline,
@@ -27,7 +20,9 @@ from perfscope.dashboards.reports.memory_words import (
     size_words,
     unmatched_words,
 )
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.model.memory import KnownBy, MemoryPhase
+from perfscope.model.units import format_bytes, format_share
+from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.facts.memory_picture import MemoryPicture
@@ -122,7 +117,7 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
         fullest=None if fullest is None else _glance(fullest),
         memories=tuple(_entry(one, minor=_is_minor(one, section)) for one in section.entries),
         memories_left=section.entries_left,
-        notes=tuple(shown(problem) for problem in section.problems),
+        notes=tuple(sanitize(problem) for problem in section.problems),
     )
 
 
@@ -144,7 +139,7 @@ def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
         lines=_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
         others=tuple(_other(one, entry) for one in entry.others),
         others_left=entry.others_left,
-        notes=(*(shown(note) for note in memory.notes), *unmatched_words(memory)),
+        notes=(*(sanitize(note) for note in memory.notes), *unmatched_words(memory)),
         picture=None if memory.picture is None or _is_flat(memory.picture) else picture_view(memory, memory.picture),
         minor=minor,
     )
@@ -230,7 +225,7 @@ def _category(one: HeldCategory, memory: Memory) -> Cells:
         ("category", category_words(one.category)),
         *_amount(one.bytes, memory.peak_bytes, one.blocks),
         ("known by", _KNOWN_BY[one.known_by]),
-        ("mostly at", where or place_end(shown(one.name or ""))),
+        ("mostly at", where or place_end(sanitize(one.name or ""))),
         ("there", format_bytes(one.place_bytes) if where or one.name else ""),
     )
 
@@ -267,7 +262,7 @@ def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTabl
 
 
 def _holder(column: str, one: Held, peak: int) -> Cells:
-    name = NOT_KNOWN if one.name is None else shown(one.name)
+    name = NOT_KNOWN if one.name is None else sanitize(one.name)
     name = place_end(name if one.line is None else path_text(one.line))
     many = f" ({one.members:,} of them)" if one.members > 1 else ""
     return ((column, name + many), *_amount(one.bytes, peak, one.blocks))
@@ -275,7 +270,7 @@ def _holder(column: str, one: Held, peak: int) -> Cells:
 
 def _whose(one: RankMemory, entry: MemoryEntry) -> str:
     """``rank 3``, ``source 3``; several devices of one trace by their own name."""
-    label = shorten(shown(one.label), NAME_LIMIT)
+    label = shorten(sanitize(one.label), NAME_LIMIT)
     sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return label

@@ -9,9 +9,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.reports.memory_picture_rows import PHASE_COLORS, RESERVED_COLOR
 from perfscope.dashboards.reports.svg import swatch
+from perfscope.model.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

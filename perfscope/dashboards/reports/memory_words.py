@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.memory.timeline import MemoryPhase
-from perfscope.analyzers.units import format_bytes, format_share
 from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, PLACE_LIMIT, place_end
 from perfscope.dashboards.reports.memory_picture_rows import moment
-from perfscope.dashboards.shown import TEXT_LIMIT, shorten, shown
+from perfscope.model.memory import MemoryPhase
+from perfscope.model.units import format_bytes, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.facts.trace_memories import Memory, Reserved
-    from perfscope.analyzers.memory.timeline import Line
+    from perfscope.model.memory import SourceLine
 
 _PHASES = {MemoryPhase.RECOMPUTE: "recomputing forward"}
 
 
 def memory_name(memory: Memory) -> str:
     """``cuda:0``, ``the host``, ``program jit_step``."""
-    label = shorten(shown(memory.label), NAME_LIMIT)
+    label = shorten(sanitize(memory.label), NAME_LIMIT)
     if memory.space == "program":
         return f"program {label}"
     return "the host" if memory.space == "host" else label
@@ -37,7 +37,7 @@ def headline(memory: Memory) -> str:
     if memory.phase != MemoryPhase.UNKNOWN:
         where.append(phase_words(memory.phase))
     if memory.op is not None:
-        where.append(shorten(shown(memory.op), PLACE_LIMIT))
+        where.append(shorten(sanitize(memory.op), PLACE_LIMIT))
     if memory.line is not None:
         where.append(place_text(memory.line))
     return f"{said}: {', '.join(where)}" if where else said
@@ -56,14 +56,14 @@ def phase_words(phase: MemoryPhase) -> str:
     return _PHASES.get(phase, phase.name.lower())
 
 
-def place_text(line: Line) -> str:
+def place_text(line: SourceLine) -> str:
     """``…/model.py:39``: the end of a path tells."""
     return place_end(path_text(line))
 
 
-def path_text(line: Line) -> str:
+def path_text(line: SourceLine) -> str:
     """With the slashes that every other path has: a snapshot may come from Windows."""
-    file = shown(line.file, TEXT_LIMIT).replace("\\", "/")
+    file = sanitize(line.file, TEXT_LIMIT).replace("\\", "/")
     return file if line.line is None else f"{file}:{line.line}"
 
 
@@ -112,7 +112,7 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
 
 def known_words(memory: Memory) -> str:
     """``'measured, CUDA memory snapshot'``."""
-    said = f"{memory.basis}, {shown(memory.known_from)}"
+    said = f"{memory.basis}, {sanitize(memory.known_from)}"
     return f"{said}: blocks that a framework's allocator took from the driver" if memory.of_driver else said
 
 

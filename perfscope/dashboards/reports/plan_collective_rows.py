@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.reports.plan_memory_rows import place_of
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.estimate.spans import Range
@@ -23,7 +23,7 @@ def exchange_cells(plan: PlanSummary) -> Iterator[Cells]:
     for row in () if held is None else held.rows:
         yield (
             ("collective", row.kind),
-            ("asked for by", shown(row.by)),
+            ("asked for by", sanitize(row.by)),
             ("phase", row.phase),
             ("at", place_of(row.file, row.line)),
             ("runs", f"{row.times:,}"),
@@ -40,7 +40,7 @@ def exchange_sentences(plan: PlanSummary) -> Iterator[str]:
     held = plan.exchanges
     if held is None:
         return
-    yield f"planned as rank 0 of {held.world_size:,} processes ({shown(held.backend or 'no backend named')})"
+    yield f"planned as rank 0 of {held.world_size:,} processes ({sanitize(held.backend or 'no backend named')})"
     for name, totals in (("eager", held.eager), ("compiled", held.compiled)):
         if totals is not None and totals.collectives:
             yield _totals(name, totals)
@@ -54,7 +54,7 @@ def exchange_sentences(plan: PlanSummary) -> Iterator[str]:
         yield _buckets(held)
     if held.left:
         yield f"and {held.left:,} more lines of collectives"
-    yield from (shown(text) for text in held.notes)
+    yield from (sanitize(text) for text in held.notes)
 
 
 def _totals(name: str, totals: ExchangeTotals) -> str:

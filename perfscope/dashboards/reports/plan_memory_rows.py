@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.torch_plan_memory import NOT_IN_IT, StepMemory, by_category, category_words, fits
-from perfscope.analyzers.units import format_bytes, format_share
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK, StepMemory, by_category, category_label, fits
+from perfscope.model.units import format_bytes, format_share
+from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.plan_section import PlanSummary
@@ -31,8 +31,8 @@ def peak_rows(plan: PlanSummary) -> Iterator[Cells]:
             ("peak, planned", format_bytes(step.peak_bytes)),
             ("of memory", "-" if plan.memory_bytes is None else format_share(step.peak_bytes, plan.memory_bytes)),
             ("fits", {True: "yes", False: "no", None: "not known"}[fits(step, plan.memory_bytes)]),
-            ("in", step.phase if step.graph is None else f"{step.phase}, graph {shown(step.graph)}"),
-            ("asks for it", shorten(shown(step.op or "-"), NAME)),
+            ("in", step.phase if step.graph is None else f"{step.phase}, graph {sanitize(step.graph)}"),
+            ("asks for it", shorten(sanitize(step.op or "-"), NAME)),
             ("at", place_of(step.file, step.line)),
         )
 
@@ -45,7 +45,7 @@ def holder_rows(plan: PlanSummary) -> Iterator[Cells]:
     for row in by_category(step):
         most = row.most
         yield (
-            ("at the peak", category_words(row.category)),
+            ("at the peak", category_label(row.category)),
             ("bytes", format_bytes(row.bytes)),
             ("share", format_share(row.bytes, step.peak_bytes)),
             ("blocks", f"{row.blocks:,}"),
@@ -65,11 +65,11 @@ def memory_notes(plan: PlanSummary) -> Iterator[str]:
     if plan.memory is None:
         yield "this plan is of an earlier perfscope and says nothing of memory: plan it again"
         return
-    yield from (f"memory: {shown(text)}" for text in plan.memory.uncounted)
+    yield from (f"memory: {sanitize(text)}" for text in plan.memory.uncounted)
     if plan.memory.eager is None and plan.memory.planned is None:
         yield "no step was seen whole: the peak of its memory is not known"
     else:
-        yield NOT_IN_IT
+        yield EXCLUDED_FROM_PEAK
 
 
 def shown_step(plan: PlanSummary) -> StepMemory | None:
@@ -82,7 +82,7 @@ def shown_step(plan: PlanSummary) -> StepMemory | None:
 
 def file_of(path: str) -> str:
     """The end of a path tells: its folder and name."""
-    return shorten(shown("/".join(PurePath(path).parts[-2:])), PLACE)
+    return shorten(sanitize("/".join(PurePath(path).parts[-2:])), PLACE)
 
 
 def place_of(file: str | None, line: int | None) -> str:

@@ -7,23 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.torch_plan import way_in_words
-from perfscope.analyzers.units import format_bytes, format_count, format_ns
 from perfscope.dashboards.reports.plan_collective_rows import exchange_cells, exchange_sentences
-from perfscope.dashboards.reports.plan_memory_rows import (
-    file_of,
-    holder_rows,
-    memory_notes,
-    peak_rows,
-    place_of,
-)
-from perfscope.dashboards.shown import shorten, shown
+from perfscope.dashboards.reports.plan_memory_rows import file_of, holder_rows, memory_notes, peak_rows, place_of
+from perfscope.model.torch_plan import planning_mode_text
+from perfscope.model.units import format_bytes, format_count, format_ns
+from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.estimate.spans import Range
     from perfscope.analyzers.facts.plan_time import Work
     from perfscope.analyzers.plan_section import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
-    from perfscope.analyzers.torch_plan import PlanPlace
+    from perfscope.model.torch_plan import PlanLine
 
 NAME = 44
 """Characters of a kernel's or function's name."""
@@ -68,7 +62,7 @@ def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
             PlanView(
                 title="planned by torch.compile", headline="", steps=(), peaks=(), holders=(), exchanges=(),
                 exchanged=(), graphs=(), kernels=(),
-                apart=(), breaks=(), notes=tuple(map(shown, section.problems)), left=(),
+                apart=(), breaks=(), notes=tuple(map(sanitize, section.problems)), left=(),
             )
         )  # fmt: skip
     return tuple(views)
@@ -80,8 +74,8 @@ def _view(plan: PlanSummary) -> PlanView:
     of = "" if plan.way == "cpu-triton" else f" of {plan.target}"
     return PlanView(
         title=f"planned for {plan.target}, not measured",
-        headline=f"what torch.compile would make of {shown(plan.name)} on {plan.target}, {by} "
-        f"({made}; planned {way_in_words(plan.way)}{of}): no kernel was compiled or run, every time is modelled",
+        headline=f"what torch.compile would make of {sanitize(plan.name)} on {plan.target}, {by} "
+        f"({made}; planned {planning_mode_text(plan.way)}{of}): no kernel was compiled or run, every time is modelled",
         steps=tuple(_steps(plan)),
         peaks=tuple(peak_rows(plan)),
         holders=tuple(holder_rows(plan)),
@@ -91,7 +85,9 @@ def _view(plan: PlanSummary) -> PlanView:
         kernels=tuple(map(_kernel, plan.kernels)),
         apart=tuple(_counted(map(_apart, plan.apart))),
         breaks=tuple(_break(one, plan) for one in plan.breaks)
-        + tuple(f"compiled again: {shown(function)}: {shown(reason, REASON)}" for function, reason in plan.recompiles),
+        + tuple(
+            f"compiled again: {sanitize(function)}: {sanitize(reason, REASON)}" for function, reason in plan.recompiles
+        ),
         notes=tuple(_notes(plan)),
         left=tuple(f"and {count:,} more {_WHAT.get(name, name)}" for name, count in plan.left.items()),
     )
@@ -124,7 +120,7 @@ def _steps(plan: PlanSummary) -> Iterator[Cells]:
 def _graph(row: GraphRow) -> Cells:
     return (
         ("graph", f"{row.compile_id} {row.direction}"),
-        ("of", shorten(shown(row.function or "-"), NAME)),
+        ("of", shorten(sanitize(row.function or "-"), NAME)),
         ("at", _place(row.place)),
         ("runs", f"{row.calls:,}"),
         ("nodes", f"{row.nodes:,}"),
@@ -143,8 +139,8 @@ def _kernel(row: KernelRow) -> Cells:
         moved += f" (+{format_bytes(row.reread_bytes)} read again)"
     what = row.shape or " ".join(op.removeprefix("aten.") for op in row.ops[:FEW_OPS]) + more
     cells = (
-        ("kernel", shorten(shown(row.name), NAME)),
-        ("computes", shorten(shown(what), NAME)),
+        ("kernel", shorten(sanitize(row.name), NAME)),
+        ("computes", shorten(sanitize(what), NAME)),
         ("at", ", ".join(_place(place) for place in row.places[:1]) or "-"),
         ("way", row.direction),
         ("nodes", f"{row.members:,}"),
@@ -157,14 +153,14 @@ def _kernel(row: KernelRow) -> Cells:
         return (*cells, ("registers", ""), ("block size", ""))
     spilled = f", {format_bytes(registers.spilled_bytes)} spilled" if registers.spilled_bytes else ""
     said = "not compiled" if registers.registers is None else f"{registers.registers}{spilled}"
-    return (*cells, ("registers", said), ("block size", shown(registers.blocks)))
+    return (*cells, ("registers", said), ("block size", sanitize(registers.blocks)))
 
 
 def _apart(row: ApartRow) -> str:
     at = f" at {_place(row.place)}" if row.place is not None else ""
     return (
-        f"not fused{at}: {shown(row.first, NAME)} and {shown(row.second, NAME)} ({row.direction}), "
-        f"{format_bytes(row.shared_bytes)} between them; inductor: {shown(row.reason, REASON)}"
+        f"not fused{at}: {sanitize(row.first, NAME)} and {sanitize(row.second, NAME)} ({row.direction}), "
+        f"{format_bytes(row.shared_bytes)} between them; inductor: {sanitize(row.reason, REASON)}"
     )
 
 
@@ -178,17 +174,17 @@ def _break(row: BreakRow, plan: PlanSummary) -> str:
     verb = "ends" if plan.compiled_by == "program" else "would end"
     at = "" if row.file is None else f" at {file_of(row.file)}:{row.line}"
     eager = "; the whole function stays in eager mode" if row.eager else ""
-    return f"{shown(row.reason, REASON)} {verb} a graph of {shown(', '.join(row.functions))}{at}{eager}"
+    return f"{sanitize(row.reason, REASON)} {verb} a graph of {sanitize(', '.join(row.functions))}{at}{eager}"
 
 
 def _notes(plan: PlanSummary) -> Iterator[str]:
     if plan.failure is not None:
-        yield f"the program failed: {shown(plan.failure)}"
-    yield f"stopped: {shown(plan.stopped)}"
+        yield f"the program failed: {sanitize(plan.failure)}"
+    yield f"stopped: {sanitize(plan.stopped)}"
     for what, where, answer, times in plan.made_up:
-        yield f"made up at {shown(where)}: {what} was answered {shown(answer)} ({times:,} times)"
-    yield from (f"not covered: {shown(text)}" for text in plan.not_covered)
-    yield from (shown(text) for text in plan.notes[1:])
+        yield f"made up at {sanitize(where)}: {what} was answered {sanitize(answer)} ({times:,} times)"
+    yield from (f"not covered: {sanitize(text)}" for text in plan.not_covered)
+    yield from (sanitize(text) for text in plan.notes[1:])
     yield from memory_notes(plan)
     yield (
         "grouping is inductor's own, "
@@ -207,5 +203,5 @@ def range_text(span: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _place(place: PlanPlace | None) -> str:
+def _place(place: PlanLine | None) -> str:
     return "-" if place is None else place_of(place.file, place.line)

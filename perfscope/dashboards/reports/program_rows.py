@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.units import format_bytes, format_count, format_ns, format_share
 from perfscope.dashboards.reports.hot_rows import NAME_LIMIT, HotTable, hot_title, instruction_table, place_table
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def _program(program: Program, section: ProgramsSection) -> ProgramRow:
     peak = "" if program.peak_bytes is None else format_bytes(program.peak_bytes)
     use = program.utilization
     return ProgramRow(
-        name=rank + (shown(program.name, NAME_LIMIT) or "no name"),
+        name=rank + (sanitize(program.name, NAME_LIMIT) or "no name"),
         runs="" if ran is None else _runs(ran),
         time="" if ran is None else format_ns(ran.instructions_ns),
         share="" if ran is None else format_share(ran.instructions_ns, section.instructions_ns),

@@ -7,12 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.reports.device_rows import span_text
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from perfscope.analyzers.trace import Source
+    from perfscope.model.trace import Source
 
 REASON_LIMIT = 600
 """Characters of a reason or a note: what to capture, in full."""
@@ -39,7 +39,7 @@ def _counted(parts: Sequence[Mapping[str, int]]) -> str:
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part)
-    return "; ".join(f"{count:,} {shown(reason)}" for reason, count in sorted(total.items()))
+    return "; ".join(f"{count:,} {sanitize(reason)}" for reason, count in sorted(total.items()))
 
 
 def _notes(sources: Sequence[Source]) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _notes(sources: Sequence[Source]) -> Iterator[str]:
             first, count = kinds.get(kind, (note, 0))
             kinds[kind] = (first, count + 1)
     for first, count in kinds.values():
-        yield f"note: {shown(first, REASON_LIMIT)}{_of_many(count, len(sources))}"
+        yield f"note: {sanitize(first, REASON_LIMIT)}{_of_many(count, len(sources))}"
 
 
 def _of_many(count: int, sources: int) -> str:

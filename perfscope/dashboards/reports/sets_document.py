@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.reports import compare_json
-from perfscope.dashboards.shown import shown_value
+from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ def document(found: SetsComparison, *, failed: Sequence[str] = (), gates: Sequen
     """The document as plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``compare_json``."""
     held = compare_json.document(found.comparison, failed=failed, gates=gates)
     step = found.comparison.step_time
-    added: dict[str, Any] = shown_value(
+    added: dict[str, Any] = sanitize_value(
         {
             "kernels": [_kernel(one) for one in found.kernels[:MOST_KERNELS]],
             "method": {

@@ -13,8 +13,6 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.facts.step_windows import HOST_AHEAD
-from perfscope.analyzers.finding import source_label
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.reports.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.reports.alone import memory_alone, programs_alone
 from perfscope.dashboards.reports.collective_rows import CollectivesView, collectives_view
@@ -27,14 +25,16 @@ from perfscope.dashboards.reports.plan_rows import PlanView, plan_views
 from perfscope.dashboards.reports.program_rows import ProgramsView, programs_view, ran_on_cpu
 from perfscope.dashboards.reports.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.reports.wholes import Wholes
-from perfscope.dashboards.shown import TEXT_LIMIT, clean, shorten, shown
+from perfscope.model.finding import source_label
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.finding import Cell, Finding, Severity
-    from perfscope.analyzers.trace import Source
+    from perfscope.model.finding import Cell, Finding, Severity
+    from perfscope.model.trace import Source
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
@@ -197,7 +197,7 @@ def summarize(analysis: Analysis) -> Summary:
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
         abstained=could_not_look(analysis),
         partly=tuple(
-            (dashed(outcome.rule), shown(outcome.reason, REASON_LIMIT))
+            (dashed(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
@@ -215,7 +215,7 @@ def summarize(analysis: Analysis) -> Summary:
 def _again(analysis: Analysis) -> str:
     path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
     several = bool(path) and analysis.sources[0].programs is not None and ", " in path  # no one path to give again
-    if not path or several or len(path) > PATH_LIMIT or shown(path) != path:
+    if not path or several or len(path) > PATH_LIMIT or sanitize(path) != path:
         return "-v for evidence and advice"
     return f"perfscope analyze -v {shlex.quote(path)}"
 
@@ -226,7 +226,7 @@ def _headline(analysis: Analysis) -> str:
         return "nothing was read"
     unit = "instructions" if programs_alone(analysis) else "records" if logs_alone(analysis) else "events"
     events = f"{sum(source.events_read for source in sources):,} {unit}"
-    formats = ", ".join(sorted({shown(source.format) for source in sources}))
+    formats = ", ".join(sorted({sanitize(source.format) for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
         rank = f", rank {ranks[0]}" if ranks else ""
@@ -234,7 +234,7 @@ def _headline(analysis: Analysis) -> str:
             rank = f", {programs:,} compiled programs"
         return f"{_path(sources[0])} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
-    return f"{len(sources)} traces, {tail(shown(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+    return f"{len(sources)} traces, {tail(sanitize(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
 
 
 def _path(source: Source) -> str:
@@ -242,10 +242,10 @@ def _path(source: Source) -> str:
     files = source.path.split(", ") if (source.programs or 0) > 1 else [source.path]
     folders = {str(PurePath(file).parent) for file in files}
     if len(files) == 1:
-        return tail(shown(source.path), PATH_LIMIT)
+        return tail(sanitize(source.path), PATH_LIMIT)
     if len(folders) == 1:
-        return f"{tail(shown(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
-    return f"{tail(shown(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
+        return f"{tail(sanitize(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
+    return f"{tail(sanitize(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -314,13 +314,13 @@ def _finding_row(
     )
     return FindingRow(
         rule=dashed(rule),
-        title=shown(finding.title, TITLE_LIMIT),
+        title=sanitize(finding.title, TITLE_LIMIT),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{over}",
         share="" if cost is None or not whole else format_share(cost, whole),
         per_step=finding.cost_ns_per_step is not None,
-        where=tail(shown(finding.where.label()), WHERE_LIMIT),
-        place=tuple((what, shown(name)) for what, name in place if name),
+        where=tail(sanitize(finding.where.label()), WHERE_LIMIT),
+        place=tuple((what, sanitize(name)) for what, name in place if name),
         known_by=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_ns, format_share
+from perfscope.model.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

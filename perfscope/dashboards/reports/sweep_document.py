@@ -13,14 +13,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from perfscope.analyzers.estimate.spans import Range
-from perfscope.analyzers.sweep.front import Swept, front_of
-from perfscope.analyzers.sweep.point import Point, State
-from perfscope.analyzers.sweep.reach import reaches
-from perfscope.analyzers.sweep.said import sentences
+from perfscope.analyzers.sweep.conclusions import sentences
+from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, size_limits
 from perfscope.dashboards.reports.compare_types import Count, Ns, Texts, Value
-from perfscope.dashboards.shown import shown
-from perfscope.profiler.documents import read_document
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents.bounded_json import read_document
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import sanitize
 
 SCHEMA = "perfscope.sweep/1"
 FILE = "sweep.json"
@@ -45,7 +43,7 @@ class SweptVariant(Value, frozen=True, kw_only=True):
     """What became of one variant. Times are modelled; bytes are of one device."""
 
     settings: dict[str, str]
-    state: State
+    state: VariantState
     target: str = ""
     step_low_ns: Ns | None = None
     step_high_ns: Ns | None = None
@@ -112,7 +110,7 @@ class Sweep(Value, frozen=True, kw_only=True):
 
 def sweep_document(
     axes: Sequence[Swept],
-    points: Sequence[Point],
+    points: Sequence[VariantPoint],
     *,
     name: str,
     command: Sequence[str],
@@ -120,19 +118,19 @@ def sweep_document(
     notes: Sequence[str] = (),
 ) -> Sweep:
     """The document of points, compared. Texts are made fit to be shown."""
-    front = front_of(axes, points)
+    front = pareto_front(axes, points)
     alike: dict[int, tuple[int, ...]] = {}
     for numbers in front.same:
         alike |= {number: tuple(one for one in numbers if one != number) for number in numbers}
-    reached = reaches(front.sizes, points)
+    reached = size_limits(front.sizes, points)
     return Sweep(
         schema=SCHEMA,
-        name=shown(name),
-        command=tuple(shown(word) for word in command),
+        name=sanitize(name),
+        command=tuple(sanitize(word) for word in command),
         created_utc=created_utc,
         axes=tuple(
             SweptAxis(
-                name=axis.name, values=tuple(shown(value) for value in axis.values),
+                name=axis.name, values=tuple(sanitize(value) for value in axis.values),
                 kind=front.kinds[axis.name],
             )
             for axis in axes
@@ -143,26 +141,26 @@ def sweep_document(
         ),
         reaches=tuple(
             SweptReach(
-                held=shown(one.rest), axis=one.axis, memory_bytes=one.memory_bytes, fits_to=one.fits_to,
+                held=sanitize(one.rest), axis=one.axis, memory_bytes=one.memory_bytes, fits_to=one.fits_to,
                 first_that_does_not=one.first_that_does_not, not_known=one.not_known,
             )
             for one in reached
         ),
         dominated=tuple(
-            SweptDominance(worse=shown(one.worse), better=shown(one.better), sizes=one.groups)
+            SweptDominance(worse=sanitize(one.worse), better=sanitize(one.better), sizes=one.groups)
             for one in front.dominated
         ),
-        said=tuple(shown(one, 400) for one in sentences(front, reached, points)),
-        notes=tuple(shown(one, 400) for one in notes),
+        said=tuple(sanitize(one, 400) for one in sentences(front, reached, points)),
+        notes=tuple(sanitize(one, 400) for one in notes),
         complete=not any(point.state == "not reached" for point in points),
     )  # fmt: skip
 
 
-def _variant(point: Point, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]) -> SweptVariant:
+def _variant(point: VariantPoint, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]) -> SweptVariant:
     return SweptVariant(
-        settings={name: shown(value) for name, value in point.settings},
+        settings={name: sanitize(value) for name, value in point.settings},
         state=point.state,
-        target=shown(point.target),
+        target=sanitize(point.target),
         step_low_ns=None if point.step is None else point.step.low,
         step_high_ns=None if point.step is None else point.step.high,
         peak_bytes=point.peak_bytes,
@@ -170,8 +168,8 @@ def _variant(point: Point, on_front: bool, beaten_by: tuple[int, ...], same_as: 
         on_front=on_front,
         dominated_by=beaten_by,
         same_as=same_as,
-        reason=shown(point.reason, 400),
-        programs=tuple(shown(name) for name in point.programs),
+        reason=sanitize(point.reason, 400),
+        programs=tuple(sanitize(name) for name in point.programs),
         folder=point.folder,
         seconds_to_compile=point.seconds,
         host_bytes=point.host_bytes,

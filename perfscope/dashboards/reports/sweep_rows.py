@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 if TYPE_CHECKING:
     from perfscope.dashboards.reports.sweep_document import Sweep, SweptVariant

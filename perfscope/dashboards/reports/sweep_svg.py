@@ -12,8 +12,8 @@ from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.reports.sweep_rows import choice_words, step_words, words
+from perfscope.model.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

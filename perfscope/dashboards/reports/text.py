@@ -8,7 +8,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.collective_text import collectives_section
 from perfscope.dashboards.reports.compile_text import compile_section
 from perfscope.dashboards.reports.estimate_text import estimate_section
@@ -18,6 +17,7 @@ from perfscope.dashboards.reports.plan_text import plan_part
 from perfscope.dashboards.reports.program_text import programs_section
 from perfscope.dashboards.reports.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 from perfscope.dashboards.reports.text_page import WIDTH, printed
+from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

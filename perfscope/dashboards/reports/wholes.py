@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.finding import Finding
+    from perfscope.model.finding import Finding
 
 
 class Wholes:

@@ -11,7 +11,7 @@ from perfscope.dashboards.server.downloads import downloads
 from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.works import find_work
 from perfscope.dashboards.server.workshop import Workshop
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -32,7 +32,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
             return jsonify({"error": "no such run or trace is open here"}), HTTPStatus.NOT_FOUND
         try:
             content, kind = make(folder)
-        except AskedWronglyError as error:
+        except UsageError as error:
             return jsonify({"error": str(error)}), HTTPStatus.BAD_REQUEST
         except (DataError, FileNotFoundError):
             return jsonify({"error": "that is not there (any more)"}), HTTPStatus.NOT_FOUND

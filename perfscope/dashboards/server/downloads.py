@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.server.exports import Export, ask, export_of
 from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.workshop import Workshop
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from flask.typing import ResponseReturnValue
@@ -29,7 +29,7 @@ def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseR
         item = shelf.find(key)
         try:
             return None if item is None else export_of(item, form)
-        except AskedWronglyError:
+        except UsageError:
             return None
 
     def nothing() -> ResponseReturnValue:

@@ -19,8 +19,8 @@ from perfscope.dashboards.server.child import Child, run_alone
 from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.shelf import Item
 from perfscope.dashboards.server.workshop import State, Workshop
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.store import as_label
+from perfscope.model.documents.run_folders import directory_label
+from perfscope.model.errors import DataError, UsageError
 
 MADE = "export"
 """Stem of the file that is made."""
@@ -75,7 +75,7 @@ class Export:
         stem = self.item.title
         for suffix in _SUFFIXES:
             stem = stem.removesuffix(suffix) or stem
-        return f"{as_label(stem)[:64] or 'trace'}{FORMS[self.form].suffix}"
+        return f"{directory_label(stem)[:64] or 'trace'}{FORMS[self.form].suffix}"
 
     def fingerprint(self) -> str | None:
         """Of the item."""
@@ -93,7 +93,7 @@ class Export:
 def export_of(item: Item, form: str) -> Export:
     """``AskedWronglyError`` if there is no such form."""
     if form not in FORMS:
-        raise AskedWronglyError("there is no download of that name")
+        raise UsageError("there is no download of that name")
     return Export(item=item, form=form)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -42,9 +42,9 @@ def read_token(file: Path) -> str:
     try:
         text = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise AskedWronglyError(f"{file}: cannot be read ({error})") from error
+        raise UsageError(f"{file}: cannot be read ({error})") from error
     if len(text) < LEAST_TOKEN:
-        raise AskedWronglyError(f"{file}: a token has at least {LEAST_TOKEN} characters")
+        raise UsageError(f"{file}: a token has at least {LEAST_TOKEN} characters")
     return text
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.load import Task, read_task
-from perfscope.analyzers.scale.digest import Digest, digest_of
-from perfscope.analyzers.scale.judge import judge_paths
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.digest import Digest, digest_traces
+from perfscope.analyzers.judge import judge_paths
+from perfscope.analyzers.readers.load import Task, read_task
 from perfscope.dashboards.reports import json_report
 from perfscope.dashboards.server.child import Child, run_alone
 from perfscope.dashboards.views import VIEWS, Gathered, Job, Place, view_module
+from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Work(Child):
             traces, skipped = read_task(task)
             for trace in traces:
                 self._gather(trace)
-            yield at, digest_of(traces, skipped, rules, device)
+            yield at, digest_traces(traces, skipped, rules, device)
 
     def _gather(self, trace: Trace) -> None:
         number = self.traces

@@ -14,11 +14,11 @@ from pathlib import Path
 from perfscope.analyzers.compare.series import history
 from perfscope.dashboards.server.child import Child, run_alone
 from perfscope.dashboards.views.history import view_of
-from perfscope.profiler.commits import ancestry, count_between, here
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.run_store import schema
-from perfscope.profiler.run_store.record import StoredRun
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.model.commits import ancestry, commits_between, current_commit
+from perfscope.model.documents.stored_run import StoredRun
+from perfscope.model.errors import DataError
+from perfscope.profiler.store import schema
+from perfscope.profiler.store.runs import RunStore
 
 MOST_RUNS = 400
 """The newest ones: two years of working days. A picture of more shows no more."""
@@ -38,11 +38,11 @@ class Remembering(Child):
             raise DataError(f"{self.path}: of an older perfscope: perfscope history brings it up to date")
         runs = store.runs(last=MOST_RUNS) if version.schema else ()
         self.tell("working", "writing")
-        if here() is None:  # the server was not started in a repository: maybe the store lies in one
+        if current_commit() is None:  # the server was not started in a repository: maybe the store lies in one
             os.chdir(Path(self.path).parent)
         tip, order = _order(runs)
-        view = view_of(history(runs, order=order), count_between=count_between)
-        self.write("history", {"view": view | {"ordered": _said(tip, here(), order, runs)}})
+        view = view_of(history(runs, order=order), count_between=commits_between)
+        self.write("history", {"view": view | {"ordered": _said(tip, current_commit(), order, runs)}})
         self.tell("ready", "")
 
 
@@ -51,7 +51,7 @@ def _order(runs: Sequence[StoredRun]) -> tuple[str | None, dict[str, int]]:
     late_first = sorted(runs, key=lambda run: run.created_utc, reverse=True)
     newest = next((run.commit for run in late_first if run.commit), None)
     made = {run.commit for run in runs if run.commit}
-    tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((here(), newest)) if tip is not None]
+    tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((current_commit(), newest)) if tip is not None]
     return max(tips, key=lambda pair: len(made & pair[1].keys()), default=(None, {}))
 
 

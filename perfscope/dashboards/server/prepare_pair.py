@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfscope.analyzers.compare.comparison import compare
-from perfscope.analyzers.load import load_path
+from perfscope.analyzers.readers.load import load_path
 from perfscope.dashboards.reports import compare_document, compare_json
 from perfscope.dashboards.reports.compare_document import Document
 from perfscope.dashboards.server.child import Child, run_alone

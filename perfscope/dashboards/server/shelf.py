@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from perfscope.profiler import store
-from perfscope.profiler.ab_state import PROFILED_FOLDER
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import PROFILED_FOLDER
+from perfscope.model.errors import DataError
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """What a key looks like: never a path, never hidden."""
@@ -51,7 +51,9 @@ class Item:
         """Whether it is a run whose program has not ended."""
         if self.kind != "run":
             return False
-        return any(store.is_alive(self.path, store.task_of_file(file)) for file in store.manifests(self.path))
+        return any(
+            run_folders.is_alive(self.path, run_folders.task_of_file(file)) for file in run_folders.manifests(self.path)
+        )
 
     def command(self) -> tuple[str, ...]:
         """The child that reads it: its module and arguments; the folder to write to comes behind them."""
@@ -95,7 +97,7 @@ class Shelf:
         home = folder / PROFILED_FOLDER
         if not home.is_dir() or not any(home.resolve().is_relative_to(place.resolve()) for place in self._places):
             return ()
-        found = tuple(_item(one.resolve(), "run") for one in store.directories(home))
+        found = tuple(_item(one.resolve(), "run") for one in run_folders.directories(home))
         self._seen |= {item.key: item for item in found}
         return found
 
@@ -108,10 +110,10 @@ class Shelf:
         for place in self._places:
             if not place.exists() or is_comparison(place) or is_comparison(place / "result.json"):
                 continue
-            if place.is_dir() and (store.is_run(place) or store.is_compiled(place)):
+            if place.is_dir() and (run_folders.is_run(place) or run_folders.is_compiled(place)):
                 yield _item(place.resolve(), "run")
                 continue
-            runs = store.kept(place) if place.is_dir() else []
+            runs = run_folders.kept_directories(place) if place.is_dir() else []
             for directory in runs:
                 if directory.resolve().is_relative_to(place.resolve()):
                     yield _item(directory, "run")

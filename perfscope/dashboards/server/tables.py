@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.dashboards.server.kept import read_view
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""

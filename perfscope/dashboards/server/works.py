@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from perfscope.dashboards.server.shelf import Item, Shelf, is_comparison, key_of
-from perfscope.profiler import store
-from perfscope.profiler.commits import here
-from perfscope.profiler.run_store.address import STORE_FILE
+from perfscope.model.commits import current_commit
+from perfscope.model.documents import run_folders
+from perfscope.profiler.store.address import STORE_FILE
 
 _CHILDREN = "perfscope.dashboards.server"
 APART = "~"
@@ -175,13 +175,13 @@ def stores(shelf: Shelf) -> tuple[Kept, ...]:
 
 def _beside(place: Path) -> tuple[Path, ...]:
     """Folders of runs: the place, or what a single run lies in."""
-    return (place, place.parent) if place.is_dir() and store.is_run(place) else (place,)
+    return (place, place.parent) if place.is_dir() and run_folders.is_run(place) else (place,)
 
 
 @lru_cache(maxsize=2)
 def _head(now: int) -> str | None:
     """The commit that is checked out where the server runs; git is asked anew every `HEAD_S` seconds."""
-    return here()
+    return current_commit()
 
 
 def _of_file(path: Path) -> str | None:

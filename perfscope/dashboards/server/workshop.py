@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from perfscope.dashboards.server.works import Work
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.store import write_atomically
+from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.errors import DataError
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"

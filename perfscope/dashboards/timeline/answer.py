@@ -16,7 +16,7 @@ from perfscope.dashboards.timeline.index import Index, load
 from perfscope.dashboards.timeline.lanes import TABLES
 from perfscope.dashboards.timeline.palette import CATEGORY_WORDS
 from perfscope.dashboards.timeline.tile import MOST_COLUMNS, MOST_LANES, edges_of, tile
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
 
 MOST_NAMES = 2_000
 """Rows of a selection's table."""
@@ -31,7 +31,7 @@ def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     index = _index(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     if high <= low:
-        raise AskedWronglyError("t1 is not behind t0")
+        raise UsageError("t1 is not behind t0")
     return tile(index, low, high, _number(asked, "w", 1, MOST_COLUMNS), _lanes(asked, index))
 
 
@@ -100,7 +100,7 @@ def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     index, moment = _index(folder, asked), _number(asked, "t", -MOST_SPAN, MOST_SPAN)
     held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
     if held.start == held.stop:
-        raise AskedWronglyError("lane: nothing is in it")
+        raise UsageError("lane: nothing is in it")
     at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
     beside = [one for one in (at, at + 1) if held.start <= one < held.stop]
     found = min(beside, key=lambda one: max(int(index.start[one]) - moment, moment - int(index.end[one]), 0))
@@ -129,7 +129,7 @@ def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     columns = _number(asked, "w", 1, MOST_COLUMNS)
     if high <= low:
-        raise AskedWronglyError("t1 is not behind t0")
+        raise UsageError("t1 is not behind t0")
     times, values = (_mapped(place / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
     found = piece(times, values, edges_of(low, high, columns))
     return msgspec.json.encode(
@@ -252,19 +252,19 @@ def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
         if word and 0 <= first <= last < len(index.lanes) and len(found) + last - first < MOST_LANES:
             found += range(first, last + 1)
         elif word:
-            raise AskedWronglyError("lanes: none of that number, or too many")
+            raise UsageError("lanes: none of that number, or too many")
     return found
 
 
 def _number(asked: Mapping[str, str], key: str, low: int, high: int) -> int:
     found = _whole(asked.get(key, ""))
     if not low <= found <= high:
-        raise AskedWronglyError(f"{key}: out of range")
+        raise UsageError(f"{key}: out of range")
     return found
 
 
 def _whole(word: str) -> int:
     digits = word.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-        raise AskedWronglyError("a number was expected")
+        raise UsageError("a number was expected")
     return int(word)

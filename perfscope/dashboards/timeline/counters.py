@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.trace import Trace
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import Trace
 
 Float64 = npt.NDArray[np.float64]
 

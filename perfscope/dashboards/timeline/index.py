@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.facts.intervals import Int64
 from perfscope.dashboards.timeline.lanes import Events, Int32, Lane, UInt8
 from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, Category
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.intervals import Int64
 
 CLASSES = 64
 _ARRAYS = (

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.kernel_names import work_class
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.trace import MISSING, CallKind, SliceKind, Trace
 from perfscope.dashboards.timeline.palette import OF_CLASS, Category, op_category
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.finding import MOST_SPANS, Finding
-from perfscope.analyzers.trace import Source
 from perfscope.dashboards.reports.summary import FindingRow, summarize
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.timeline.index import Index, load
 from perfscope.dashboards.timeline.lanes import TABLES
 from perfscope.dashboards.views import Gathered, Job
+from perfscope.model.finding import MOST_SPANS, Finding
+from perfscope.model.trace import Source
+from perfscope.model.untrusted_text import sanitize
 
 MOST_MARKED = 300
 """Findings, the costliest first; as many as the page of findings shows."""
@@ -123,11 +123,11 @@ class _Events:
         ]
 
     def of_line(self, label: str) -> Any:
-        at = self.lines.get(shown(label, NAME_CHARS))
+        at = self.lines.get(sanitize(label, NAME_CHARS))
         return np.flatnonzero(self.site == at) if at is not None else np.empty(0, np.int64)
 
     def of_name(self, name: str) -> Any:
-        code = self.names.get(shown(name, NAME_CHARS))
+        code = self.names.get(sanitize(name, NAME_CHARS))
         return np.flatnonzero(self.index.name == code) if code is not None else np.empty(0, np.int64)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.trace import Source, Trace
+    from perfscope.model.trace import Source, Trace
 
 VIEWS: dict[str, str] = {
     "compile": "perfscope.dashboards.views.compile",

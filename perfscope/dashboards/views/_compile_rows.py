@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from perfscope.analyzers.compile_log import CompileLog
 from perfscope.analyzers.facts.compile_frames import plain_function
 from perfscope.analyzers.facts.compile_summary import CompileSummary, FrameSummary, compile_summary
 from perfscope.analyzers.facts.programs import Program, programs
-from perfscope.analyzers.jax_log import CompileEvent
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.compile_rows import place_text
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head
+from perfscope.model.compile_log import CompileLog
+from perfscope.model.jax_log import CompileEvent
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 TEXT_CHARS = 300
 FEW = 12
@@ -141,21 +141,21 @@ def _of_torch(summary: CompileSummary) -> dict[str, list[list[Any]]]:
         "breaks": [
             [
                 place_text(one.place), one.count, "the whole frame" if one.whole_frame else "",
-                shown(one.reason, TEXT_CHARS), shown(one.hint or "", TEXT_CHARS), shown(one.doc_id or ""),
+                sanitize(one.reason, TEXT_CHARS), sanitize(one.hint or "", TEXT_CHARS), sanitize(one.doc_id or ""),
             ]
             for one in summary.break_rows
         ],
         "recompiles": [
             [
-                shown(one.function), place_text(one.place), one.count, shown(one.guard, TEXT_CHARS),
-                shown(", ".join(one.values[:FEW]), TEXT_CHARS),
+                sanitize(one.function), place_text(one.place), one.count, sanitize(one.guard, TEXT_CHARS),
+                sanitize(", ".join(one.values[:FEW]), TEXT_CHARS),
                 "" if one.guard_place is None else place_text(one.guard_place),
             ]
             for one in summary.recompile_rows
         ],
         "kernels": [
             [
-                shown(one.name, TEXT_CHARS), one.time_ns, one.backend, one.calls,
+                sanitize(one.name, TEXT_CHARS), one.time_ns, one.backend, one.calls,
                 _few([op.removeprefix("aten.") for op in one.ops]),
                 _few(list(dict.fromkeys(map(place_text, one.places)))),
             ]
@@ -166,15 +166,15 @@ def _of_torch(summary: CompileSummary) -> dict[str, list[list[Any]]]:
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return shown(", ".join(names[:FEW]), TEXT_CHARS) + more
+    return sanitize(", ".join(names[:FEW]), TEXT_CHARS) + more
 
 
 def _function(one: FrameSummary) -> str:
-    return shown(one.function) + ("" if one.after_line is None else f", behind line {one.after_line}")
+    return sanitize(one.function) + ("" if one.after_line is None else f", behind line {one.after_line}")
 
 
 def _frame(one: FrameSummary) -> list[Any]:
-    caches = "; ".join(f"{shown(name)}: {_counts(results)}" for name, results in one.caches.items())
+    caches = "; ".join(f"{sanitize(name)}: {_counts(results)}" for name, results in one.caches.items())
     stage = max(one.stages_ns, key=lambda name: one.stages_ns[name], default=None)
     return [
         _function(one), one.time_ns or None, place_text(one.place), one.state, one.compiles, one.recompiles, one.breaks,
@@ -194,10 +194,10 @@ def _graphs(log: CompileLog) -> list[list[Any]]:
     rows = []
     for one in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
         ops = Counter(node.op.removeprefix("aten.").removesuffix(".default") for node in one.nodes)
-        most = ", ".join(f"{shown(op)} {count:,}x" for op, count in ops.most_common(6))
+        most = ", ".join(f"{sanitize(op)} {count:,}x" for op, count in ops.most_common(6))
         rows.append(
             [
-                shown(one.compile_id), shown(functions.get(one.compile_id, "")), one.direction, len(one.nodes),
+                sanitize(one.compile_id), sanitize(functions.get(one.compile_id, "")), one.direction, len(one.nodes),
                 len(one.inputs), len(one.outputs), len(one.recomputed), most,
             ]
         )  # fmt: skip
@@ -212,20 +212,20 @@ _WORDS = {
 
 
 def _event(one: CompileEvent) -> list[Any]:
-    line = "" if one.file is None else shown(f"{one.file}:{one.line}" if one.line else one.file, TEXT_CHARS)
+    line = "" if one.file is None else sanitize(f"{one.file}:{one.line}" if one.line else one.file, TEXT_CHARS)
     return [
-        _WORDS[one.kind], one.duration_ns, shown(one.function or one.module or ""), one.step, line,
-        shown(one.reason or "", TEXT_CHARS),
+        _WORDS[one.kind], one.duration_ns, sanitize(one.function or one.module or ""), one.step, line,
+        sanitize(one.reason or "", TEXT_CHARS),
     ]  # fmt: skip
 
 
 def _program(one: Program) -> list[Any]:
     ran, least, used = one.execution, one.least, one.utilization
     return [
-        shown(one.name, TEXT_CHARS), None if ran is None else ran.count,
+        sanitize(one.name, TEXT_CHARS), None if ran is None else ran.count,
         None if ran is None else ran.instructions_ns, None if ran is None else round(ran.run_ns),
         None if least is None else round(least.total_ns), "" if least is None else least.bound,
         None if used is None else used.mfu, None if used is None else used.hfu, one.flops, one.bytes, one.peak_bytes,
         one.peak_known_by or "", "" if one.flops is None else "exact" if one.exact else "at least",
-        "" if least is None else shown(least.device),
+        "" if least is None else sanitize(least.device),
     ]  # fmt: skip

@@ -9,10 +9,10 @@ from perfscope.analyzers.facts.hlo_program import NO_WORK, program_label
 from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.facts.hot_instructions import hot_instructions
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns
 from perfscope.dashboards.views._graphs import MOST_NODES, Box, Edge, Node, Subject
 from perfscope.dashboards.views._hlo_words import instruction_text, shape_text
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
 
 MOST_TRIPS, MOST_HOT = 25, 45
 MOST_INSIDE = 26

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from perfscope.analyzers.advice.op_times import op_times
-from perfscope.analyzers.compile_log import CompiledKernel, Graph, GraphNode, Place
 from perfscope.analyzers.facts.fusion_groups import FusionGroup, fusion_groups
 from perfscope.analyzers.facts.fusion_reasons import fusion_reason
 from perfscope.analyzers.facts.graph_flow import Flow, short_name, trace_flow
 from perfscope.analyzers.facts.inductor_fusion import RefusedPair, node_bytes, refused_pairs
-from perfscope.analyzers.finding import AbstainError
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_bytes, format_ns, format_share
 from perfscope.dashboards.views._graphs import MOST_NODES, Box, Edge, Node, Subject
+from perfscope.model.compile_log import CodeLine, CompiledKernel, Graph, GraphNode
+from perfscope.model.finding import AbstainError
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 MOST_GROUPS, MOST_HOT, MOST_PAIRS = 30, 15, 15
 MOST_OF_GROUP = 36
@@ -238,5 +238,5 @@ def _graph_node(node: GraphNode, box: int) -> Node:
     )  # fmt: skip
 
 
-def _spot(place: Place) -> str:
+def _spot(place: CodeLine) -> str:
     return f"{place.file}:{place.line}"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.dashboards.shown import clean, shorten, shown
 from perfscope.dashboards.views._graph_layout import NODE_H, NODE_W, laid_out
+from perfscope.model.untrusted_text import clean, sanitize, shorten
 
 MOST_NODES = 60
 """Of one picture: a screen of names that can still be read."""
@@ -62,7 +62,7 @@ def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
                 "from": start,
                 "to": end,
                 "bytes": sum(sizes) if sizes else None,
-                "said": shown(", ".join(words), 200),
+                "said": sanitize(", ".join(words), 200),
                 "saved": any(edge.saved for edge in held),
             }
         )
@@ -101,16 +101,16 @@ class Subject:
         place = laid_out([node.box for node in self.nodes], [(edge.start, edge.end) for edge in self.edges])
         return {
             "kind": self.kind,
-            "title": shown(self.title, 300),
-            "why": shown(self.why, 400),
-            "said": [shown(one, 600) for one in self.said],
+            "title": sanitize(self.title, 300),
+            "why": sanitize(self.why, 400),
+            "said": [sanitize(one, 600) for one in self.said],
             "left": self.left,
             "width": round(place["width"]),
             "height": round(place["height"]),
             "node": [NODE_W, NODE_H],
             "nodes": [
                 {
-                    "name": shown(node.name, 200), "what": shown(node.what, 120), "line": shown(node.line, 200),
+                    "name": sanitize(node.name, 200), "what": sanitize(node.what, 120), "line": sanitize(node.line, 200),
                     "bytes": node.bytes, "ns": node.ns, "text": shorten(clean(node.text), TEXT_CHARS),
                     "chosen": node.chosen, "runs": node.runs, "box": node.box,
                     "x": round(place["x"][at], 1), "y": round(place["y"][at], 1),
@@ -120,7 +120,7 @@ class Subject:
             "edges": _merged(self.edges),
             "boxes": [
                 {
-                    "title": shown(box.title, 120), "said": shown(box.said, 400), "one": box.is_one,
+                    "title": sanitize(box.title, 120), "said": sanitize(box.said, 400), "one": box.is_one,
                     "at": [round(one, 1) for one in place["boxes"].get(number, ())],
                 }
                 for number, box in enumerate(self.boxes)

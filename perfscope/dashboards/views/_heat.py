@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfscope.analyzers.ranks.matching import SAME, Matched
-from perfscope.analyzers.units import format_bytes
 from perfscope.dashboards.reports.collective_rows import ranks_text
-from perfscope.dashboards.shown import shown
+from perfscope.model.units import format_bytes
+from perfscope.model.untrusted_text import sanitize
 
 MOST_ROWS = 512
 """Ranks that are drawn: more are thinner than a pixel. Those that waited longest are kept."""
@@ -77,7 +77,9 @@ def _told(number: int, one: Matched) -> list[Any]:
     # all sides of these have one size: asking each of 512 would take longer than all else here
     first = next(iter(one.sides.values()))
     size = first.message_bytes(one.size) if one.operation in SAME else one.message_bytes
-    words = f"{shown(one.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(one.group)}"
+    words = (
+        f"{sanitize(one.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(one.group)}"
+    )
     return [number, words, one.core_ns, one.last]
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from perfscope.analyzers.facts.memory_holders import Holder, PeakHolders
 from perfscope.analyzers.facts.memory_ops import asking_op
 from perfscope.analyzers.facts.memory_picture import Band, MemoryPicture, memory_picture
-from perfscope.analyzers.memory.timeline import Line, MemoryPhase, MemoryTimeline
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.analyzers.trace.memory_tables import MemoryCategory
 from perfscope.dashboards.reports.memory_picture_rows import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head, table
+from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.untrusted_text import sanitize
 
 MOST_MOMENTS = 200
 """Moments whose blocks are told, besides the peak: every other point of the curve."""
@@ -112,10 +112,10 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
     return [
         int(blocks["bytes"][row]),
         _category(MemoryCategory(int(blocks["category"][row]))),
-        shown(recorded.text(int(blocks["name"][row])), TEXT_CHARS),
-        shown(recorded.text(int(blocks["module"][row])), TEXT_CHARS),
+        sanitize(recorded.text(int(blocks["name"][row])), TEXT_CHARS),
+        sanitize(recorded.text(int(blocks["module"][row])), TEXT_CHARS),
         "" if line == MISSING else line_text(timeline.lines[line]),
-        shown(asking_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
+        sanitize(asking_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
         "" if not blocks["phase"][row] else MemoryPhase(int(blocks["phase"][row])).name.lower(),
         None if step == MISSING else step,
         int(blocks["count"][row]),
@@ -124,10 +124,10 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
     ]
 
 
-def line_text(line: Line) -> str:
+def line_text(line: SourceLine) -> str:
     """``train.py:12 step``."""
     place = line.file if line.line is None else f"{line.file}:{line.line}"
-    return shown(place if line.function is None else f"{place} {line.function}", TEXT_CHARS)
+    return sanitize(place if line.function is None else f"{place} {line.function}", TEXT_CHARS)
 
 
 def _category(one: MemoryCategory) -> str:
@@ -155,7 +155,7 @@ def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> di
 def _holders(found: Sequence[Holder]) -> dict[str, Any]:
     rows = [
         [
-            shown(one.name or "", TEXT_CHARS) if one.line is None or one.name is None else line_text(one.line),
+            sanitize(one.name or "", TEXT_CHARS) if one.line is None or one.name is None else line_text(one.line),
             one.bytes, one.share, one.blocks, one.members,
         ]
         for one in found

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.abstained import logs_alone
 from perfscope.dashboards.reports.alone import memory_alone, programs_alone
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._planned import told_of
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 RUN = "perfscope run -- python train.py"
 WHY_CHARS = 300
@@ -75,7 +75,7 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
     for key, what, command in JAX if any(one["jax"] for one in held) else NSYS if nsys else TORCH:
         if key not in recorded:
             why = next((one["why"] for one in held if one["why"]), "") if key == "op_graph" else ""
-            yield (f"{what} ({shown(why, WHY_CHARS)})", "") if why else (what, command)
+            yield (f"{what} ({sanitize(why, WHY_CHARS)})", "") if why else (what, command)
     if not any(one["timed"] for one in held):
         yield "steps without a profiler on: tracing makes them longer", RUN
     world = max((one["world"] or 0 for one in held), default=0)

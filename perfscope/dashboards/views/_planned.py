@@ -14,7 +14,7 @@ from perfscope.dashboards.reports.html_programs import cells_table
 from perfscope.dashboards.reports.plan_memory_rows import holder_rows, memory_notes, peak_rows
 from perfscope.dashboards.reports.plan_rows import plan_views
 from perfscope.dashboards.reports.plan_rows import range_text as plan_range_text
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 Tile = tuple[str, str, str]
 
@@ -27,7 +27,7 @@ def told_of(analysis: Analysis) -> str:
     targets += [plan.target for plan in analysis.plans.plans]
     if not targets:
         return ""
-    named = shown(", ".join(dict.fromkeys(targets)), 120)
+    named = sanitize(", ".join(dict.fromkeys(targets)), 120)
     return f"Compiled for {named} and never run: every time of a run on these pages is modelled, none is measured."
 
 
@@ -37,13 +37,13 @@ def tiles(analysis: Analysis) -> list[Tile]:
 
 
 def _plan_tiles(plan: PlanSummary) -> list[Tile]:
-    named = shown(plan.name.rpartition(".")[2], 40)
+    named = sanitize(plan.name.rpartition(".")[2], 40)
     held = [
         ("Step compiled, modelled", plan.compiled or plan.inside, "torch.compile's plan"),
         ("Step eager, modelled", plan.eager, "op by op"),
     ]
     found = [
-        (name, plan_range_text(work.step), f"{named} on {shown(plan.target, 40)}, {how}, launches included")
+        (name, plan_range_text(work.step), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
         for name, work, how in held
         if work is not None
     ]
@@ -63,7 +63,7 @@ def cards(analysis: Analysis) -> str:
 def memory_cards(analysis: Analysis) -> str:
     """The planned peaks of each plan's step, and who holds the one that counts, as HTML; ``''`` without plans."""
     return "".join(
-        card(f"Peak of a step, planned: {shown(plan.name, 80)}", _memory(plan)) for plan in analysis.plans.plans
+        card(f"Peak of a step, planned: {sanitize(plan.name, 80)}", _memory(plan)) for plan in analysis.plans.plans
     )
 
 
@@ -76,7 +76,7 @@ def _memory(plan: PlanSummary) -> str:
 def schedules(analysis: Analysis) -> str:
     """What the timeline of such a program would be, as HTML: its streams in one modelled run; ``''``: none."""
     return "".join(
-        f'<section class="card"><h2>{escape(shown(one.label))}: one run, modelled</h2>{drawn}</section>'
+        f'<section class="card"><h2>{escape(sanitize(one.label))}: one run, modelled</h2>{drawn}</section>'
         for one in analysis.estimate.programs
         if (drawn := "".join(map(picture, one.estimate.pictures)))
     )

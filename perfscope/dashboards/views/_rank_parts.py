@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.facts.device_time import device_busy
-from perfscope.analyzers.facts.intervals import covered
 from perfscope.analyzers.facts.link_counters import Samples, link_counters
 from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.trace import Trace
-from perfscope.dashboards.shown import shown
+from perfscope.model.intervals import covered
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 MOST_WINDOWS = 240
 """Steps of a row: four pixels each on a wide screen. Of more, neighbours are one window together."""
@@ -84,4 +84,4 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
     whole = int(lasting.sum())
     mean = float((samples.values * lasting).sum() / whole) if whole else 0.0
     most = float(samples.values.max()) if len(samples.values) else 0.0
-    return [rank, shown(name), len(samples.values), mean, most, unit]
+    return [rank, sanitize(name), len(samples.values), mean, most, unit]

@@ -20,12 +20,12 @@ from perfscope.analyzers.facts.hlo_program import program_label
 from perfscope.analyzers.facts.hlo_roofline import Roof, roof_of, run_times
 from perfscope.analyzers.facts.hlo_time import hlo_time
 from perfscope.analyzers.facts.programs import roof_device
-from perfscope.analyzers.finding import AbstainError
 from perfscope.analyzers.hardware import Device, find_device
 from perfscope.analyzers.hlo.cost import InstructionCost
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.dashboards.shown import shown
+from perfscope.model.finding import AbstainError
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.untrusted_text import sanitize
 
 NS = 1_000_000_000
 NAME_CHARS = 400
@@ -92,7 +92,7 @@ def instruction_points(trace: Trace) -> Iterator[Point]:
         if not module.is_scheduled:
             continue
         measured = trace.fact(run_times)[index]
-        label = shown(program_label(module, trace))
+        label = sanitize(program_label(module, trace))
         for row in cost.launched:
             if not row.runs:
                 continue
@@ -116,10 +116,10 @@ def _instruction(
     product = max(kinds, key=lambda kind: kinds[kind], default=None)
     place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
     return Point(
-        name=shown(one.name, NAME_CHARS),
-        what=shown(one.opcode),
+        name=sanitize(one.name, NAME_CHARS),
+        what=sanitize(one.opcode),
         program=program,
-        line=shown(place),
+        line=sanitize(place),
         dtype=one.shape.dtype if product is None else product.dtype,
         flops=row.flops,
         bytes=row.once.bytes,
@@ -180,10 +180,10 @@ def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | N
     least, bound = _least(op.flops, moved, dtype, device)
     namespace, _, rest = base_name(op).partition(".")
     return Point(
-        name=shown(f"{namespace}::{rest}", NAME_CHARS),
+        name=sanitize(f"{namespace}::{rest}", NAME_CHARS),
         what="recompute" if op.recompute else op.phase,
-        program=shown(op.module),
-        line="" if op.file is None else shown(f"{op.file}:{op.line}" if op.line is not None else op.file),
+        program=sanitize(op.module),
+        line="" if op.file is None else sanitize(f"{op.file}:{op.line}" if op.line is not None else op.file),
         dtype=dtype,
         flops=op.flops,
         bytes=moved,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.finding import NOWHERE, Finding
 from perfscope.dashboards.reports.summary import OF_MEMORY, FindingRow
 from perfscope.dashboards.views._planned import told_of
+from perfscope.model.finding import NOWHERE, Finding
 
 
 def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anything: bool) -> str:

@@ -13,8 +13,8 @@ from statistics import median
 from perfscope.analyzers.facts.programs import programs
 from perfscope.analyzers.facts.step_windows import step_windows
 from perfscope.analyzers.hardware import Device, find_device
-from perfscope.analyzers.op_graph import GraphOp, OpGraph
-from perfscope.analyzers.trace import Trace
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
 
 CONFIDENCE = 0.95
 """Of the interval of a median, the usual one."""

@@ -15,8 +15,8 @@ from perfscope.dashboards.reports.compare_program_html import program_cards
 from perfscope.dashboards.reports.compare_rows import KIND_WORDS, headline, kernel_word, short_titles
 from perfscope.dashboards.reports.compare_types import Cause, Kernel, Part, PartSide, Step
 from perfscope.dashboards.reports.sets_document import KIND as SETS
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views._tables import Head, table
+from perfscope.model.untrusted_text import sanitize
 
 MOST_CAUSES = 40
 MOST_NAMES = 4
@@ -84,7 +84,7 @@ def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
     """What each row of the waterfall by place is named on either side; rows without a name in the timeline are out."""
     held: dict[str, list[Part]] = {}
     for part in () if step is None else step.parts:
-        held.setdefault(shown(part.place or part.name), []).append(part)
+        held.setdefault(sanitize(part.place or part.name), []).append(part)
     found = {}
     for place, parts in sorted(held.items(), key=lambda pair: -abs(sum(part.delta_ns for part in pair[1])))[
         :MOST_CAUSES
@@ -115,26 +115,26 @@ def _recorded(side: PartSide) -> Iterator[str]:
     for key in side.keys:
         name = key.op or ("" if key.kind == "idle" else key.work)
         if name:
-            yield shown(name, NAME_CHARS)
+            yield sanitize(name, NAME_CHARS)
 
 
 def _parts(step: Step) -> Iterator[list[Any]]:
     for part in sorted(step.parts, key=lambda one: -abs(one.delta_ns)):
         yield [
-            part.delta_ns, shown(part.place) or _why(part), shown(part.status), part.base.ns, part.head.ns,
+            part.delta_ns, sanitize(part.place) or _why(part), sanitize(part.status), part.base.ns, part.head.ns,
             next(_recorded(part.base), None), next(_recorded(part.head), None), part.base.calls, part.head.calls,
-            part.count_ns, part.each_ns, KIND_WORDS.get(part.kind, shown(part.kind)), shown(part.matched or ""),
+            part.count_ns, part.each_ns, KIND_WORDS.get(part.kind, sanitize(part.kind)), sanitize(part.matched or ""),
         ]  # fmt: skip
 
 
 def _why(part: Part) -> str:
     """Of idle time its cause stands where others have their line."""
-    return shown(part.name) if part.kind == "idle" else ""
+    return sanitize(part.name) if part.kind == "idle" else ""
 
 
 def _kernels(kernels: Iterable[Kernel]) -> Iterator[list[Any]]:
     for one in kernels:
         yield [
-            shown(one.name, NAME_CHARS), one.change_ns, one.base_ns, one.head_ns, one.effect, one.p, one.q,
+            sanitize(one.name, NAME_CHARS), one.change_ns, one.base_ns, one.head_ns, one.effect, one.p, one.q,
             kernel_word(one),
         ]  # fmt: skip

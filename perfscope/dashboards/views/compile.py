@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.compile_rows import compile_view
 from perfscope.dashboards.reports.html_compile import compile_card
 from perfscope.dashboards.reports.html_programs import programs_cards
@@ -13,6 +12,7 @@ from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._compile_rows import HEADS, rows_of, stages_of
 from perfscope.dashboards.views._planned import cards as modelled_cards
 from perfscope.dashboards.views._tables import MOST_ROWS, table
+from perfscope.model.trace import Trace
 
 MOST_BARS = 12
 """Frames that are drawn, those that took longest to compile: the table has all."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.html_findings import finding_card, nothing_found
 from perfscope.dashboards.reports.html_report import not_flagged
 from perfscope.dashboards.reports.summary import FindingRow, summarize
@@ -15,6 +13,8 @@ from perfscope.dashboards.timeline.index import events_kept
 from perfscope.dashboards.timeline.marks import marked, numbers
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._unplaced import is_of_memory, why_unplaced
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 MOST_PIECES = 6
 """Of a finding, that it links to; the timeline itself has all that the rule names."""

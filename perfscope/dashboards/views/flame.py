@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.facts.hot_instructions import hot_instructions
-from perfscope.analyzers.facts.intervals import Int64
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.untrusted_text import sanitize
 
 LEAST_SHARE = 1 / 4_000
 """Of the whole: a quarter of a pixel of a wide screen."""
@@ -77,7 +77,7 @@ def _nodes(trace: Trace) -> tuple[Int64, list[Path]]:
         found, at = np.unique(keys, axis=0, return_inverse=True)
         node[left] = len(paths) + at.ravel()
         for parent, code in found.tolist():
-            name = texts.setdefault(code, shown(trace.text(code), NAME_CHARS) or "(no name)")
+            name = texts.setdefault(code, sanitize(trace.text(code), NAME_CHARS) or "(no name)")
             paths.append((*(paths[parent] if parent != MISSING else ()), name))
         placed = np.zeros(len(slices), np.bool_)
         placed[left] = True
@@ -102,7 +102,7 @@ def _device(trace: Trace, paths: list[Path]) -> Held:
         total, count = np.zeros(len(keys), np.int64), np.bincount(at.ravel(), minlength=len(keys))
         np.add.at(total, at.ravel(), rows["end_ns"] - rows["start_ns"])
         for place, (parent, code) in enumerate(keys.tolist()):
-            path = (*(paths[parent] if parent != MISSING else (NO_STACK,)), shown(trace.text(code), NAME_CHARS))
+            path = (*(paths[parent] if parent != MISSING else (NO_STACK,)), sanitize(trace.text(code), NAME_CHARS))
             held = found.get(path, (0, 0))
             found[path] = (held[0] + int(total[place]), held[1] + int(count[place]))
     return found
@@ -114,7 +114,7 @@ def _scopes(trace: Trace) -> Held:
     for spots in trace.fact(hot_instructions):
         for one in spots.instructions:
             scope = [part for part in (one.scope or "no scope").split("/") if part]
-            path = tuple(shown(part, NAME_CHARS) for part in (one.program, *scope, one.instruction))
+            path = tuple(sanitize(part, NAME_CHARS) for part in (one.program, *scope, one.instruction))
             held = found.get(path, (0, 0))
             found[path] = (held[0] + one.time_ns, held[1] + one.calls)
     return found

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.summary import FindingRow, summarize
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._graph_hlo import program_subjects
 from perfscope.dashboards.views._graph_torch import inductor_subjects, op_subjects
 from perfscope.dashboards.views._graphs import Subject
 from perfscope.dashboards.views._tables import Head, table
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 MOST_SUBJECTS = 40
 MOST_TRACES = 2
@@ -108,7 +108,7 @@ def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:
         why = next((row["why"] for row in rows if row["why"]), "")
         said.append(
             "torch.compile's log names no kernels (inductor makes them), and there is no op graph of a step"
-            + (f": {shown(why, 400)}." if why else ", which perfscope run train.py records.")
+            + (f": {sanitize(why, 400)}." if why else ", which perfscope run train.py records.")
         )
     if any(row["kernels"] and not row["refusals"] for row in rows):
         said.append(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.reports.history_html import metric_html, moved_html
 from perfscope.dashboards.reports.history_rows import programs
-from perfscope.dashboards.shown import shown
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.series import History, Series
@@ -44,15 +44,15 @@ def view_of(found: History, *, count_between: CountBetween | None = None) -> dic
         "runs": found.runs,
         "programs": drawn,
         "programs_left": max(0, len(held) - MOST_PROGRAMS),
-        "metrics": sorted({shown(one.metric) for one in found.series}),
+        "metrics": sorted({sanitize(one.metric) for one in found.series}),
         "changed": sum(bool(one.changes) for one in found.series),
-        "notes": [shown(line, 400) for line in lines],
+        "notes": [sanitize(line, 400) for line in lines],
     }
 
 
 def _series(one: Series) -> dict[str, Any]:
     return {
-        "metric": shown(one.metric),
+        "metric": sanitize(one.metric),
         "plain": bool(one.changes) or one.known != "exact",
         "html": metric_html(one),
     }

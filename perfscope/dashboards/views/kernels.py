@@ -12,10 +12,10 @@ from perfscope.analyzers.compare.kernel_names import work_class
 from perfscope.analyzers.facts.call_sites import call_site
 from perfscope.analyzers.facts.hot_instructions import hot_instructions
 from perfscope.analyzers.facts.op_time import op_times
-from perfscope.analyzers.trace import MISSING, Trace
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._tables import Head, table
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.untrusted_text import sanitize
 
 NAME_CHARS = 400
 HEADS = (
@@ -117,7 +117,7 @@ def _device_work(trace: Trace) -> Iterator[_Sum]:
         for code, mine in _by_name(rows["name"]):
             longest = int(mine[np.argmax(lasts[mine])])
             op = int(rows["op"][longest])
-            text = shown(trace.text(code), NAME_CHARS)
+            text = sanitize(trace.text(code), NAME_CHARS)
             what = "copy" if name == "copies" else work_class(trace.text(code))
             yield _summed(text, lasts[mine], what, trace, op)
 
@@ -129,7 +129,7 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
     for code, mine in _by_name(names):
         longest = int(times.row[mine[np.argmax(times.self_ns[mine])]])
         text = trace.text(code)
-        yield _summed(shown(text, NAME_CHARS), times.self_ns[mine], work_class(text), trace, longest, own=True)
+        yield _summed(sanitize(text, NAME_CHARS), times.self_ns[mine], work_class(text), trace, longest, own=True)
 
 
 def _instructions(trace: Trace) -> Iterator[list[Any]]:
@@ -138,10 +138,10 @@ def _instructions(trace: Trace) -> Iterator[list[Any]]:
         for one in spots.instructions:
             place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
             yield [
-                shown(one.instruction, NAME_CHARS), one.time_ns, one.time_ns / (spots.total_ns or 1), spots.basis,
-                shown(place or one.serves or ""), shown(one.opcode or ""), one.phase or "", shown(one.scope or ""),
+                sanitize(one.instruction, NAME_CHARS), one.time_ns, one.time_ns / (spots.total_ns or 1), spots.basis,
+                sanitize(place or one.serves or ""), sanitize(one.opcode or ""), one.phase or "", sanitize(one.scope or ""),
                 one.calls, None if one.roof_ns is None else round(one.roof_ns), one.headroom_ns, one.flops, one.bytes,
-                shown(one.program),
+                sanitize(one.program),
             ]  # fmt: skip
 
 
@@ -154,8 +154,8 @@ def _summed(name: str, lasts: np.ndarray, what: str, trace: Trace, op: int, *, o
         least_ns=int(lasts.min()),
         most_ns=int(lasts.max()),
         what=what,
-        op="" if own or op == MISSING else shown(trace.text(int(trace.rows["slices"]["name"][op]))),
-        line="" if site.file is None else shown(site.where().label()),
+        op="" if own or op == MISSING else sanitize(trace.text(int(trace.rows["slices"]["name"][op]))),
+        line="" if site.file is None else sanitize(site.where().label()),
     )
 
 

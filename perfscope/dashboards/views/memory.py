@@ -12,13 +12,13 @@ import msgspec
 
 from perfscope.analyzers.facts.memory_holders import memory_holders
 from perfscope.analyzers.facts.trace_memories import MOST_PROGRAMS
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.html_memory import memory_cards
 from perfscope.dashboards.reports.memory_rows import memory_view
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Gathered, Job, Place
 from perfscope.dashboards.views._memory_parts import curve_of, peak_tables
 from perfscope.dashboards.views._planned import memory_cards as planned_memory
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 MOST_SHOWN = 24
 """Memories that can be chosen: of each kind the highest, then the others by their peak."""
@@ -43,7 +43,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
                 "trace": place.number,
                 "number": number,
                 "kind": [timeline.space, timeline.label if timeline.space == "program" else "", timeline.of_driver],
-                "label": shown(timeline.label, 60),
+                "label": sanitize(timeline.label, 60),
                 "space": timeline.space,
                 "axis": timeline.axis,
                 "of_driver": timeline.of_driver,
@@ -52,7 +52,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
                 "known_from": timeline.known_from,
                 "peak_bytes": peak.bytes,
                 "capacity": timeline.capacity_bytes,
-                "notes": [shown(note, 300) for note in timeline.notes],
+                "notes": [sanitize(note, 300) for note in timeline.notes],
                 "moving": moving,
             }
         )
@@ -95,7 +95,7 @@ def view(job: Job) -> dict[str, Any]:
 def _whose(one: Gathered, several: int) -> str:
     if one.source.rank is not None and several > 1:
         return f"rank {one.source.rank}"
-    return "" if several == 1 else shown(one.source.path, 40)
+    return "" if several == 1 else sanitize(one.source.path, 40)
 
 
 def read_curve(folder: Path, memory: dict[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from perfscope.analyzers.trace import Trace
-from perfscope.analyzers.units import format_ns
 from perfscope.dashboards.reports.html_findings import nothing_found
 from perfscope.dashboards.reports.html_report import overview_parts
 from perfscope.dashboards.reports.summary import summarize
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Gathered, Job, Place
 from perfscope.dashboards.views._not_recorded import facts_of, missing
 from perfscope.dashboards.views._planned import tiles, told_of
 from perfscope.dashboards.views._utilization import CONFIDENCE, median_interval, utilization_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 MOST_FIRST = 5
 """Findings on the first page; all of them have a page of their own."""
@@ -65,8 +65,8 @@ def _mfu(gathered: Any) -> list[tuple[str, str, str]]:
     mean = sum(one["mfu"] for one in used) / len(used)
     least = min(held, key=lambda one: one.held["used"]["mfu"])
     at_least = "" if all(one["exact"] for one in used) else ">= "
-    over = shown(used[0]["over"], 60) if len({one["over"] for one in used}) == 1 else "the programs with most time"
-    note = f"of {shown(used[0]['device'], 60)} over {over}: FLOPs modelled, time measured"
+    over = sanitize(used[0]["over"], 60) if len({one["over"] for one in used}) == 1 else "the programs with most time"
+    note = f"of {sanitize(used[0]['device'], 60)} over {over}: FLOPs modelled, time measured"
     if len(held) > 1:
         rank = "" if least.source.rank is None else f" (rank {least.source.rank})"
         note += f"; mean of {len(held)}, lowest {100 * least.held['used']['mfu']:.1f}%{rank}"

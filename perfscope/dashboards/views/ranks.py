@@ -10,19 +10,19 @@ from perfscope.analyzers.collectives_section import MOST_JOBS
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Matched
-from perfscope.analyzers.ranks.operation import bus_factor
 from perfscope.analyzers.ranks.processes import process_sets
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports.collective_rows import collectives_view, ranks_text
 from perfscope.dashboards.reports.html_collectives import collectives_cards
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._heat import busy_map, wait_map
 from perfscope.dashboards.views._not_recorded import is_jax
 from perfscope.dashboards.views._rank_parts import busy_of, links_of
 from perfscope.dashboards.views._tables import MOST_ROWS, Head, table
+from perfscope.model.collectives import bus_factor
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 FEW_MEMBERS = 16
 """Ranks that have a column of their own in the tables."""
@@ -168,10 +168,10 @@ def _kinds(one: _Set) -> dict[str, Any]:
         whole = sum(kind.duration_ns.values())
         rows.append(
             [
-                shown(kind.operation), kind.mean_wait_ns, kind.wait_ns[worst], worst,
+                sanitize(kind.operation), kind.mean_wait_ns, kind.wait_ns[worst], worst,
                 sum(kind.wait_ns.values()) / whole if whole else None, kind.count, kind.median_core_ns, kind.core_ns,
-                ranks_text(kind.group), kind.axis or "", kind.message_bytes, shown(kind.dtype or ""),
-                shown(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.bus_bandwidth,
+                ranks_text(kind.group), kind.axis or "", kind.message_bytes, sanitize(kind.dtype or ""),
+                sanitize(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.bus_bandwidth,
                 "; ".join(kind.caveats),
                 *(kind.wait_ns.get(rank) for rank in few),
             ]
@@ -194,7 +194,7 @@ def _each(one: _Set) -> dict[str, Any]:
         told = size is not None and factor is not None and held.core_ns
         rows.append(
             [
-                at + 1, shown(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
+                at + 1, sanitize(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
                 ranks_text(held.group), size, size * factor / held.core_ns * 1e9 if told and size and factor else None,
                 *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
             ]
@@ -220,7 +220,7 @@ def _bars(one: _Set) -> list[dict[str, Any]]:
         wait = sum(kind.wait_ns.values())
         rows.append(
             {
-                "label": f"{shown(kind.operation)}, {ranks_text(kind.group)}",
+                "label": f"{sanitize(kind.operation)}, {ranks_text(kind.group)}",
                 "bytes": kind.message_bytes,
                 "count": kind.count,
                 "core_ns": (spent - wait) / members,

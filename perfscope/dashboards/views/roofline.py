@@ -8,11 +8,11 @@ from typing import Any
 from perfscope.analyzers.facts.program_device import program_platform
 from perfscope.analyzers.facts.programs import roof_device
 from perfscope.analyzers.hardware import Device
-from perfscope.analyzers.trace import Trace
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.views import Job, Place
 from perfscope.dashboards.views._rooflines import NS, Point, graph_device, instruction_points, merged, op_points
 from perfscope.dashboards.views._tables import Head, table
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 KINDS = ("instructions", "ops")
 MOST_POINTS = 3_000
@@ -50,7 +50,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         devices[held.device.name] = _device(held.device, assumed=not (held.recorded or held.given))
     if graph is not None and found["ops"]:
         devices.setdefault(graph.name, _device(graph, assumed=False))
-    names = sorted({shown(trace.text(int(code))) for code in trace.rows["devices"]["name"]} - {""})
+    names = sorted({sanitize(trace.text(int(code))) for code in trace.rows["devices"]["name"]} - {""})
     has = {
         "hlo": bool(trace.hlo),
         "op_graph": trace.op_graph is not None,

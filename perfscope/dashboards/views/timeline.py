@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.facts.call_sites import call_site
-from perfscope.analyzers.trace import MISSING, SliceKind, Trace
-from perfscope.dashboards.shown import shown
 from perfscope.dashboards.timeline.counters import MOST_SERIES, series_of
 from perfscope.dashboards.timeline.counters import save as save_series
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
@@ -21,6 +19,8 @@ from perfscope.dashboards.timeline.marks import marks
 from perfscope.dashboards.timeline.palette import CATEGORY_WORDS, COLORS, MAIN
 from perfscope.dashboards.views import Gathered, Job, Place
 from perfscope.dashboards.views._planned import schedules
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.untrusted_text import sanitize
 
 MOST_NAMES = 20_000
 """Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
@@ -46,7 +46,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         low_value, high_value = float(np.nanmin(series.values)), float(np.nanmax(series.values))
         counters.append(
             {
-                "label": shown(series.label),
+                "label": sanitize(series.label),
                 "unit": series.unit,
                 "least": low_value,
                 "most": high_value,
@@ -54,7 +54,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
             }
         )
     low, high = index.span()
-    names = [[code, shown(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
+    names = [[code, sanitize(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
     (place.folder / "names.json").write_bytes(msgspec.json.encode(names[:MOST_NAMES]))
     (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, _, _ in names}))
     kinds = np.bincount(index.category, weights=(index.end - index.start), minlength=len(CATEGORY_WORDS))
@@ -86,7 +86,7 @@ def view(job: Job) -> dict[str, Any]:
             {
                 **one.held,
                 "trace": one.place.number,
-                "label": rank or shown(one.source.path, 60),
+                "label": rank or sanitize(one.source.path, 60),
                 "rank": one.source.rank,
                 "origin": str(min(lows)) if together else one.held["low"],
             }
@@ -123,8 +123,8 @@ def _kinds(gathered: Sequence[Gathered]) -> list[int]:
 def _lanes(index: Index) -> list[dict[str, Any]]:
     return [
         {
-            "group": shown(lane.group),
-            "label": shown(lane.label),
+            "group": sanitize(lane.group),
+            "label": sanitize(lane.label),
             "depth": lane.depth,
             "events": int(index.lane_at[at + 1] - index.lane_at[at]),
         }
@@ -176,7 +176,7 @@ def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]
     for at, row in enumerate(asked.tolist()):
         site = call_site(trace, row)
         if site.file is not None:
-            known[at] = labels.setdefault(shown(site.where().label(), NAME_CHARS), len(labels))
+            known[at] = labels.setdefault(sanitize(site.where().label(), NAME_CHARS), len(labels))
     place = np.minimum(np.searchsorted(asked, op), len(asked) - 1)
     found = np.where(asked[place] == op, known[place], MISSING).astype(np.int32)
     return found, [{"label": label} for label in labels]

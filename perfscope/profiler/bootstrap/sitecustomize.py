@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "PERFSCOPE_CAPTURE"
-MARKS = "perfscope.profiler.annotate"
+MARKS = "perfscope.profiler.session.annotate"
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120 (pathlib costs 5 ms at start)
 PACKAGE = os.path.dirname(os.path.dirname(HERE))  # noqa: PTH120
 
@@ -45,8 +45,8 @@ def _attach(text: str, framework: Any) -> None:
     try:
         if "perfscope" not in sys.modules:
             _load_package()
-        from perfscope.profiler.options import load_message
-        from perfscope.profiler.session import attach
+        from perfscope.model.capture import load_message
+        from perfscope.profiler.session.session import attach
 
         attach(load_message(text), "none" if framework == MARKS else framework)
     except Exception as error:

@@ -15,15 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfscope.workloads.jax.data import batches, device_of
-from perfscope.workloads.jax.layers import (
-    Weights,
-    adapted,
-    adapter_weights,
-    layer_norm,
-    norm_weights,
-    stacked,
-    uniform,
-)
+from perfscope.workloads.jax.layers import Weights, adapted, adapter_weights, layer_norm, norm_weights, stacked, uniform
 from perfscope.workloads.jax.options import Options
 from perfscope.workloads.options import Size
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.finding import Finding, Where
-from perfscope.analyzers.trace import CallKind, CopyKind, Trace
+from perfscope.model.finding import Finding, Where
+from perfscope.model.trace import CallKind, CopyKind, Trace
 from tests.build import TraceBuilder
 
 SECRET = "hf_abcdefghijklmnopqrstuvwxyz012345"

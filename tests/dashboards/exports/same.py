@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.exports.texts import fit
+from perfscope.model.trace import Trace
 
 TIMED = (
     "slices", "calls", "kernels", "copies", "collectives", "hlo_ops", "memory", "steps", "sync_records", "counters",

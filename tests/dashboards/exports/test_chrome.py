@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.readers import kineto
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.exports import Subject, export
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import SECRET, everything, finding
 from tests.dashboards.exports.same import lines, totals
@@ -69,13 +69,13 @@ def test_times_are_exact(tmp_path: Path) -> None:
     text = (tmp_path / "t.json").read_text()
     assert '"ts": 0.999, "dur": 0.001' in text
     assert '"ts": 123456.789, "dur": 0.001' in text
-    assert lines(kineto.read(tmp_path / "t.json"), "slices") == lines(trace, "slices")
+    assert lines(kineto_reader.read(tmp_path / "t.json"), "slices") == lines(trace, "slices")
 
 
 def test_our_kineto_reader_reads_it(tmp_path: Path) -> None:
     trace = everything()
     written(tmp_path, trace, findings=(finding(),))
-    back = kineto.read(tmp_path / "t.json")
+    back = kineto_reader.read(tmp_path / "t.json")
     ours, theirs = totals(trace), totals(back)
     assert {key for key in ours if ours[key] != theirs[key]} <= {
         "counters", "counters by name", "counters sum", "steps", "steps ns", "copies kinds",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.exports.clocks import aligned, apart, moved
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import everything
 from tests.dashboards.exports.same import TIMED, totals

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.readers.perfetto_trace.build import CARRIED
-from perfscope.analyzers.trace import SliceKind, Trace
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.perfetto.reader import CARRIED
 from perfscope.dashboards.exports import Subject, export
 from perfscope.dashboards.exports.about import has_times
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import SliceKind, Trace
 from tests.conftest import corpus_files
 from tests.dashboards.exports.same import TIMED, lines, totals
 

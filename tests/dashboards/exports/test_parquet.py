@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import TABLES, Trace
-from perfscope.analyzers.trace.columns import MISSING
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.exports import Subject, export, parquet
-from perfscope.dashboards.shown import clean
-from perfscope.profiler.errors import AskedWronglyError, DataError
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.trace import TABLES, Trace
+from perfscope.model.trace.columns import MISSING
+from perfscope.model.untrusted_text import clean
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import SECRET, everything
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         export(Subject(traces=(TraceBuilder().build(),)), "parquet", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    with pytest.raises(AskedWronglyError, match="exists; the export needs a new or an empty folder"):
+    with pytest.raises(UsageError, match="exists; the export needs a new or an empty folder"):
         export(Subject(traces=(everything(),)), "parquet", tmp_path / "full")
     assert sorted(one.name for one in tmp_path.rglob("*")) == ["full", "mine"]
 
@@ -98,5 +98,5 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise ImportError(name)
 
     monkeypatch.setattr(parquet, "import_module", absent)
-    with pytest.raises(AskedWronglyError, match="pip install pyarrow"):
+    with pytest.raises(UsageError, match="pip install pyarrow"):
         export(Subject(traces=(everything(),)), "parquet", tmp_path / "out")

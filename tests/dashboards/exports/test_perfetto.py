@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.readers import perfetto as reader
+from perfscope.analyzers.readers.perfetto import reader as reader
 from perfscope.dashboards.exports import Subject, export
 from perfscope.dashboards.exports import perfetto_packets as packets
 from perfscope.dashboards.exports.texts import fit
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import SECRET, crowded, everything, finding
 from tests.dashboards.exports.same import TIMED, lines, totals

@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.exports import Subject, export
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import SECRET, everything
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.readers import xplane
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.dashboards.exports import Subject, export
 from perfscope.dashboards.exports import tensorboard as exporter
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 from tests.build import TraceBuilder
 from tests.dashboards.exports.built import SECRET, everything
 from tests.dashboards.exports.same import totals
@@ -74,7 +74,7 @@ def test_a_real_trace_of_torch(tmp_path: Path, corpus: Path) -> None:
     (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
     export(Subject(traces=(trace,)), "tensorboard", tmp_path / "out")
     (file,) = (tmp_path / "out").rglob("*.xplane.pb")
-    back = xplane.read_file(file)
+    back = xspace_reader.read_file(file)
     for key in ("kernels streams", "copies streams", "calls ns", "kernels launched"):
         assert totals(back)[key] == totals(trace)[key]
 

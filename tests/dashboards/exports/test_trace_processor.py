@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.exports import Subject, export
 from perfscope.dashboards.exports.about import has_times
+from perfscope.model.trace import Trace
 from tests.conftest import corpus_files
 from tests.dashboards.exports.built import crowded, everything, finding
 from tests.dashboards.exports.oracle import TROUBLE, asked

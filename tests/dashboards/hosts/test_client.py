@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.dashboards.hosts import client as client_module
 from perfscope.dashboards.hosts.client import Client, HostError, HostTroubleError, check_address, checked_token
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 from tests.dashboards.hosts.fake import TOKEN, Answer, Fake, Seen, served
 
 
@@ -47,7 +47,7 @@ def always(status: int, **headers: str) -> Any:
     ],
 )
 def test_the_token_goes_over_https_or_stays_on_this_machine(address: str) -> None:
-    with pytest.raises(AskedWronglyError) as raised:
+    with pytest.raises(UsageError) as raised:
         check_address(address)
     assert "secret" not in str(raised.value)
 
@@ -62,7 +62,7 @@ def test_addresses_that_are_fine(address: str) -> None:
 def test_a_token_cannot_carry_a_header() -> None:
     assert checked_token("abc\n", "TOKEN") == "abc"
     for wrong in ("abc\r\nX-Admin: 1", "a b", "ключ", "a\x00b"):
-        with pytest.raises(AskedWronglyError, match="TOKEN: ") as raised:
+        with pytest.raises(UsageError, match="TOKEN: ") as raised:
             checked_token(wrong, "TOKEN")
         assert wrong not in str(raised.value)
 

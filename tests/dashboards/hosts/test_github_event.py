@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.dashboards.hosts.github_event import Run, read_event
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 BASE = {"repo": {"full_name": "octo/model"}}
 

@@ -10,7 +10,7 @@ from perfscope.dashboards.hosts.client import HostError, HostTroubleError
 from perfscope.dashboards.hosts.github import GitHub, graphql_beside
 from perfscope.dashboards.hosts.gitlab import GitLab
 from perfscope.dashboards.hosts.sticky import compose, marker, post
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 from tests.dashboards.hosts.fake import (
     BOT,
     GITLAB_BOT,
@@ -154,7 +154,7 @@ def test_a_project_by_its_path_stays_one_part_of_the_address(fake: Fake) -> None
     "repository", ["model", "octo/model/pulls", "octo/..", "octo/mo del", "../x", "octo/model?a", ""]
 )
 def test_a_repository_has_an_owner_and_a_name(repository: str) -> None:
-    with pytest.raises(AskedWronglyError, match="OWNER/NAME"):
+    with pytest.raises(UsageError, match="OWNER/NAME"):
         GitHub.connect(token=TOKEN, repository=repository)
 
 
@@ -227,5 +227,5 @@ class TestCompose:
 
     @pytest.mark.parametrize("key", ["", "a b", "a>", "-a", "a\n", "x" * 101, "ключ"])
     def test_a_key_stays_inside_its_comment(self, key: str) -> None:
-        with pytest.raises(AskedWronglyError, match="key"):
+        with pytest.raises(UsageError, match="key"):
             compose("hello", key, 1000)

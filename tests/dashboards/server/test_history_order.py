@@ -13,7 +13,7 @@ import pytest
 from perfscope.dashboards.server import works
 from perfscope.dashboards.server.prepare_history import main
 from perfscope.dashboards.server.works import Kept
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.runs import RunStore
 from tests.commands.kept_runs import repository
 from tests.profiler.run_store.records import stored
 from tests.profiler.test_commits import git

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.server.shelf import KEY, Shelf
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 
 def _file(path: Path, content: str = '{"traceEvents": []}') -> Path:

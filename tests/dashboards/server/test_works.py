@@ -14,7 +14,7 @@ from perfscope.dashboards.server.kept import read_view
 from perfscope.dashboards.server.shelf import Shelf
 from perfscope.dashboards.server.works import Kept, Pair, Stored, Work, find_work, stored, stores
 from perfscope.dashboards.server.workshop import State, Workshop
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.runs import RunStore
 from tests.dashboards.compared import in_turns
 from tests.dashboards.test_history_reports import runs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
 
 pytest.importorskip("dash")
 
@@ -38,10 +38,10 @@ def test_without_a_token_there_is_no_server(tmp_path: Path) -> None:
 
     held = _environment(tmp_path)
     del held["PERFSCOPE_SERVE_TOKEN_FILE"]
-    with pytest.raises(AskedWronglyError, match="TOKEN_FILE"):
+    with pytest.raises(UsageError, match="TOKEN_FILE"):
         application(held)
     (tmp_path / "token").write_text("short")
-    with pytest.raises(AskedWronglyError, match="at least 16"):
+    with pytest.raises(UsageError, match="at least 16"):
         application(_environment(tmp_path) | {"PERFSCOPE_SERVE_TOKEN_FILE": str(_short(tmp_path))})
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.timeline.counters import piece, series_of
 from tests.build import TraceBuilder
 

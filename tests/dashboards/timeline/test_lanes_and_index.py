@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.timeline.index import load as load_index
 from perfscope.dashboards.timeline.lanes import Events, Lane, events_of
 from perfscope.dashboards.timeline.palette import Category
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.finding import Finding, Outcome, Where
 from perfscope.dashboards.timeline.marks import marks
 from perfscope.dashboards.views import Gathered, Job, Place, timeline
+from perfscope.model.finding import Finding, Outcome, Where
 from tests.build import TraceBuilder
 from tests.dashboards.views.made import view_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.reports import json_report
 from perfscope.dashboards.views import Gathered, Job, Place, view_module
+from perfscope.model.trace import Trace
 
 
 def view_of(name: str, traces: Sequence[Trace], folder: Path) -> Any:

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.compile_log import CompileLog, Graph, GraphBreak, GraphNode, Place, Recompile
 from perfscope.analyzers.facts.programs import programs
-from perfscope.analyzers.jax_log import CompileEvent
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.views import compile as compile_page
 from perfscope.dashboards.views.compile import REST
-from tests.analyzers.compiled import MODEL, SECOND, compiled, log_trace, phase
+from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, Recompile
+from perfscope.model.jax_log import CompileEvent
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY, corpus_files
 from tests.dashboards.views.made import view_of
+from tests.torch_compile.logs import MODEL, SECOND, compiled, log_trace, phase
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m=cmd"
-AT = Place(file="/home/user/train.py", line=30)
+AT = CodeLine(file="/home/user/train.py", line=30)
 
 
 def _log(path: str = "x.log") -> CompileLog:
@@ -80,7 +80,7 @@ def test_what_a_table_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(compile_page, "MOST_ROWS", 2)
     held = _log()
-    lines = tuple(replace(held.breaks[0], place=Place(file="/home/user/train.py", line=at)) for at in range(5))
+    lines = tuple(replace(held.breaks[0], place=CodeLine(file="/home/user/train.py", line=at)) for at in range(5))
     view = view_of("compile", [log_trace(replace(held, breaks=lines))], tmp_path)
     assert len(view["tables"]["breaks"]["rows"]) == 2
     assert view["tables"]["breaks"]["left"] == 3

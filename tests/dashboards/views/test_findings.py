@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.finding import Finding, Outcome, Span, Where
-from perfscope.analyzers.trace import Trace
 from perfscope.dashboards.views import Gathered, Job, Place, findings, timeline
-from tests.analyzers.facts.memory_build import MemoryBuilder
+from perfscope.model.finding import Finding, Outcome, Span, Where
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.hlo_build import hlo_module, hlo_trace
+from tests.memory.build import MemoryBuilder
 
 PROGRAM = "ENTRY %main (a: f32[4]) -> f32[4] {\n  ROOT %a = f32[4]{0} parameter(0)\n}"
 

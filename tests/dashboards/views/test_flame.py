@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from tests.build import TraceBuilder
 from tests.dashboards.views.made import view_of
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
-from perfscope.analyzers.compile_log import Place as Line
-from perfscope.analyzers.trace import Source, Trace
 from perfscope.dashboards.views._graph_layout import NODE_H, NODE_W, laid_out
 from perfscope.dashboards.views._graphs import MOST_NODES
+from perfscope.model.compile_log import CodeLine as Line
+from perfscope.model.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
+from perfscope.model.trace import Source, Trace
 from tests.build import TraceBuilder
 from tests.dashboards.views.made import view_of
 from tests.graphs import GraphBuilder
@@ -192,7 +192,7 @@ def test_a_log_without_kernels_says_why_there_is_no_graph(tmp_path: Path) -> Non
 
 @pytest.mark.corpus
 def test_real_programs_keep_every_bound(corpus: Path, tmp_path: Path) -> None:
-    from perfscope.analyzers.load import load
+    from perfscope.analyzers.readers.load import load
 
     traces = load(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
     view = view_of("graph", traces, tmp_path)

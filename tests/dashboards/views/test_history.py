@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers.compare.series import history
 from perfscope.dashboards.views import history as shown
-from perfscope.profiler.run_store.record import StoredRun
+from perfscope.model.documents.stored_run import StoredRun
 from tests.dashboards.test_history_reports import hostile, runs
 
 

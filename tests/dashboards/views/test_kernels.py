@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.server.tables import cell, csv_of
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.dashboards.views.made import view_of
 

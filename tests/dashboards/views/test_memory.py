@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.views import _memory_parts
 from perfscope.dashboards.views.memory import read_curve
-from tests.analyzers.facts.memory_build import MemoryBuilder
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 from tests.dashboards.views.made import view_of
+from tests.memory.build import MemoryBuilder
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

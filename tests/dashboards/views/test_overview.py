@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.hardware import find_device
-from perfscope.analyzers.load import load
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.views._not_recorded import RUN
 from perfscope.dashboards.views._utilization import median_interval, utilization_of
 from tests.build import EVERYTHING, TraceBuilder

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 from tests.dashboards.views.made import view_of

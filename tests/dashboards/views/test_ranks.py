@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.load import load
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.table import table_of
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.views import _heat
-from tests.analyzers.ranks.build import rank_set
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 from tests.dashboards.views.made import view_of
+from tests.ranks.build import rank_set
 
 LATE = ((0, 0, 300), (0, 200, 0), (50, 0, 0), (0, 0, 900))
 

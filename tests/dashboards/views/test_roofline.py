@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.hardware import find_device
-from perfscope.analyzers.load import load
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.views._rooflines import Point, merged
-from tests.analyzers.facts.test_programs import step
+from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.dashboards.views.made import view_of
 from tests.graphs import GraphBuilder
 from tests.hlo_build import hlo_trace, recorded_trace
+from tests.programs.test_programs import step
 
 FLOPS = 2 * 4096**3
 H100 = "NVIDIA H100 80GB HBM3"

@@ -88,7 +88,7 @@ def test_ranks_of_other_clocks_begin_at_their_own_start(tmp_path: Path) -> None:
 def test_refused_numbers(tmp_path: Path) -> None:
     import pytest
 
-    from perfscope.profiler.errors import AskedWronglyError
+    from perfscope.model.errors import UsageError
 
     folder = _prepared(tmp_path)
     for asked in (
@@ -96,9 +96,9 @@ def test_refused_numbers(tmp_path: Path) -> None:
         {"t0": 0, "t1": 9, "w": 10, "lanes": "0-99999999"}, {"t0": "x", "t1": 9, "w": 10, "lanes": "0"},
         {"t0": 0, "t1": 10**40, "w": 10, "lanes": "0"}, {"t0": 0, "t1": 9, "w": 10, "lanes": "-1"},
     ):  # fmt: skip
-        with pytest.raises(AskedWronglyError):
+        with pytest.raises(UsageError):
             answer.tile_of(folder, {"trace": "0", **{key: str(value) for key, value in asked.items()}})
-    with pytest.raises(AskedWronglyError):
+    with pytest.raises(UsageError):
         answer.event_of(folder, {"trace": "0", "event": "999"})
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("jax")
 
 import jax
 
-from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
-from perfscope.profiler.aot.jax_plugin_compat import text_of
+from perfscope.model.documents.compile_request import parse_checkpoint
+from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
+from perfscope.profiler.ahead.jax.compat import canonical_text
 
 MARKS = [
     pytest.mark.jax,
@@ -41,4 +41,4 @@ def step_of(fun: Callable[..., Any], asked: str | None, weights: Any, x: jax.Arr
     with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
         traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, x)
         importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
-        return text_of(traced.lower().compile(compiler_options=QUICK)), book
+        return canonical_text(traced.lower().compile(compiler_options=QUICK)), book

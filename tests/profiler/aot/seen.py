@@ -17,12 +17,12 @@ pytest.importorskip("jax")
 
 import jax
 
-from perfscope.profiler.aot.jax_seen import Limits, Seen, seen_programs
+from perfscope.profiler.ahead.jax.discover import Discovery, RunLimits, discover_programs
 
 
-def seen(run: Callable[[], Any], limits: Limits | None = None) -> Seen:
+def seen(run: Callable[[], Any], limits: RunLimits | None = None) -> Discovery:
     """What a function compiles, in this process, for its own CPU; its exception is the test's."""
-    found = seen_programs(run, jax.devices("cpu")[:1], limits)
+    found = discover_programs(run, jax.devices("cpu")[:1], limits)
     assert found.failure is None, found.failure.text
     return found
 

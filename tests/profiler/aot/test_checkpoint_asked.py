@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.documents.compile_request import parse_checkpoint
+from perfscope.model.errors import UsageError
 
 
 def test_words_names_and_lines() -> None:
@@ -28,5 +28,5 @@ def test_words_names_and_lines() -> None:
     ["", "half", "full:a", "names:", "names:a++b", "full@train.py", "full@train.py:x", "full@", "full\n", "x" * 500],
 )
 def test_asked_wrongly_is_one_line(text: str) -> None:
-    with pytest.raises(AskedWronglyError, match=r"^--checkpoint [^\n]+$"):
+    with pytest.raises(UsageError, match=r"^--checkpoint [^\n]+$"):
         parse_checkpoint(text)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot import compiled_file, watch
-from perfscope.profiler.aot.compile import NothingCompiledError, compile_program
-from perfscope.profiler.aot.compiled_file import Compiled
-from perfscope.profiler.aot.request import Limits, Request, TargetRequest
+from perfscope.model.documents import compile_manifest
+from perfscope.model.documents.compile_manifest import Compiled
+from perfscope.model.documents.compile_request import Limits, Request, TargetRequest
+from perfscope.profiler.ahead.common import child_process
+from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 
 TARGET = TargetRequest(
     asked="h100", device="H100 SXM", platform="gpu", vendor="NVIDIA", count=1, topology="1x1x1",
@@ -38,7 +39,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     def be(body: str) -> None:
         file = tmp_path / "child.py"
         file.write_text(HEAD + textwrap.dedent(body))
-        monkeypatch.setattr(watch, "CHILD", file)
+        monkeypatch.setattr(child_process, "CHILD", file)
 
     return be
 
@@ -48,7 +49,7 @@ def _run(tmp_path: Path, seconds: float = 60, memory: int = 8 << 30) -> Compiled
         framework="jax", arguments=("train.py", "--token", "abc"), module=False, target=TARGET,
         limits=Limits(seconds=seconds, memory_bytes=memory),
     )  # fmt: skip
-    return compiled_file.load(compile_program(request, root=tmp_path / "runs"))
+    return compile_manifest.load(compile_program(request, root=tmp_path / "runs"))
 
 
 def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
     assert manifest.complete
     assert manifest.command == ("train.py", "--token", "***")
     (program,) = manifest.programs
-    assert (program.calls, program.place) == (4, compiled_file.Place(file="train.py", line=3))
+    assert (program.calls, program.place) == (4, compile_manifest.CompiledLine(file="train.py", line=3))
     assert manifest.stopped == "it repeats"
     assert manifest.notes == ("a note", "made up")
     assert manifest.versions == {"jax": "1"}
@@ -99,7 +100,7 @@ def test_programs_that_all_take_it_down_end(child, tmp_path: Path) -> None:
     with pytest.raises(NothingCompiledError, match=r"train\.py: 4 programs took the compiler down"):
         _run(tmp_path)
     (folder,) = [one for one in (tmp_path / "runs").iterdir() if not one.is_symlink()]
-    held = compiled_file.load(folder)
+    held = compile_manifest.load(folder)
     assert not held.complete
     assert len(held.not_compiled) == 20
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot.frameworks import frameworks_of
-from perfscope.profiler.errors import NotStartedError
+from perfscope.model.errors import NotStartedError
+from perfscope.profiler.ahead.common.program import frameworks_of
 
 
 def _script(folder: Path, **modules: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from tests.profiler.aot.seen import in_child
 LARGE = """
     import functools, json, pathlib, re
     import jax, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
 
     D, F, V = 8192, 28672, 128256
 

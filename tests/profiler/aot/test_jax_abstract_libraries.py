@@ -14,7 +14,7 @@ from tests.profiler.aot.seen import in_child
 AROUND = """
     import json
     import jax, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
     batches = [(np.zeros((8, 64), np.float32), np.zeros(8, np.int32))] * 20
 
     def run():

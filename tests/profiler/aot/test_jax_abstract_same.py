@@ -12,7 +12,7 @@ BOTH = """
     import functools, json, operator, runpy, sys
     import jax
     from jax._src.interpreters import pxla
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
 
     module, *arguments = {words!r}
     sys.argv = [module, *arguments]
@@ -69,7 +69,7 @@ SHARDED = """
     import json
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
 
     facts = {}
 

@@ -16,10 +16,10 @@ pytest.importorskip("jax")
 import jax
 import jax.numpy as jnp
 
-from perfscope.profiler.aot import jax_abstract_compat
-from perfscope.profiler.aot.child_jax import outside
-from perfscope.profiler.aot.jax_seen import Limits, seen_programs
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.jax import compat
+from perfscope.profiler.ahead.jax.child import eager_operation_notes
+from perfscope.profiler.ahead.jax.discover import RunLimits, discover_programs
 from tests.profiler.aot.seen import seen
 
 BATCH = np.ones((64, 64), np.float32)
@@ -109,7 +109,7 @@ def test_operations_outside_of_jit_are_counted_by_line() -> None:
     line = test_operations_outside_of_jit_are_counted_by_line.__code__.co_firstlineno + 4
     assert str(worst.place) == f"tests/profiler/aot/test_jax_abstract_seen.py:{line}"
     assert worst.bytes == 14 * (2 * 64 * 64 + 1) * 4  # a matrix in and one out, and a number
-    (note,) = outside(told.operations)
+    (note,) = eager_operation_notes(told.operations)
     assert note.startswith("ran op by op: 1")
     assert f"14 at {worst.place} (add, multiply; 448.1 KiB)" in note
 
@@ -122,7 +122,7 @@ def test_more_lines_with_operations_are_counted() -> None:
         w = jnp.tan(w)
         w = jnp.exp(w)
 
-    (note,) = outside(seen(run).operations)
+    (note,) = eager_operation_notes(seen(run).operations)
     assert note.endswith(" and at 2 more lines")
 
 
@@ -171,7 +171,7 @@ def test_until_exit_follows_it_to_its_end() -> None:
             w = step(w)
 
     assert not seen(run).complete
-    told = seen(run, Limits(until_exit=True))
+    told = seen(run, RunLimits(until_exit=True))
     assert told.complete
     assert told.programs[0].calls == 300
 
@@ -183,7 +183,7 @@ def test_a_function_that_is_traced_in_every_step_ends_at_the_limit() -> None:
         for count in range(1000):
             step(BATCH, count)
 
-    told = seen(run, Limits(programs=6))
+    told = seen(run, RunLimits(programs=6))
     assert len(told.programs) == 6
     assert told.stopped.startswith("6 different programs: the limit")
 
@@ -199,7 +199,7 @@ def test_a_program_that_catches_everything_is_ended_all_the_same() -> None:
             except BaseException as error:
                 caught.append(str(error))
 
-    told = seen(run, Limits(quiet=5))
+    told = seen(run, RunLimits(quiet=5))
     assert told.stopped.startswith("nothing new in 5 calls")
     assert 0 < len(caught) < 10
     assert sys.gettrace() is None or "coverage" in type(sys.gettrace()).__module__
@@ -211,7 +211,7 @@ def test_a_program_that_calls_nothing_is_ended_by_the_clock() -> None:
         while True:
             time.sleep(0.001)
 
-    told = seen(run, Limits(seconds=0.2))
+    told = seen(run, RunLimits(seconds=0.2))
     assert told.stopped == "it ran for more than 0.2 s"
     assert len(told.programs) == 1
     assert all(one.name != "ring" for one in threading.enumerate())
@@ -222,7 +222,7 @@ def test_what_was_seen_is_kept_when_the_program_fails() -> None:
         jax.jit(lambda x: x)(BATCH)
         raise LookupError("no such file\nnor that one")
 
-    told = seen_programs(run, jax.devices("cpu")[:1])
+    told = discover_programs(run, jax.devices("cpu")[:1])
     assert len(told.programs) == 1
     assert told.failure is not None
     assert (told.failure.kind, told.failure.message) == ("LookupError", "no such file")
@@ -283,9 +283,9 @@ def test_an_array_that_a_program_closes_over_is_part_of_it() -> None:
 
 
 def test_a_jax_that_is_not_known_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = (*jax_abstract_compat.NEEDED, ("jax._src.core", "gone"), ("jax._src.gone", "gone"))
-    monkeypatch.setattr(jax_abstract_compat, "NEEDED", needed)
+    needed = (*compat.NEEDED, ("jax._src.core", "gone"), ("jax._src.gone", "gone"))
+    monkeypatch.setattr(compat, "NEEDED", needed)
     with pytest.raises(
         DataError, match=r"^this jax \([\d.]+\) is not one .* no jax\._src\.core\.gone and 1 more; jax 0"
     ):
-        seen_programs(lambda: None, jax.devices("cpu"))
+        discover_programs(lambda: None, jax.devices("cpu"))

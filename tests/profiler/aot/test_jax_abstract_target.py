@@ -14,12 +14,12 @@ CONFIG = Path(__file__).parents[3] / "fixtures" / "h100.txtpb"
 GPU = """
     import json
     from pathlib import Path
-    from perfscope.profiler.aot import jax_plugin_compat, plugins
+    from perfscope.profiler.ahead import jax_plugin_compat, plugins
 
     found = plugins.find("gpu-nvidia")
     devices = jax_plugin_compat.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
     import jax, jax.export, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
 
     facts = {{}}
 
@@ -78,12 +78,12 @@ def test_a_program_sees_the_target_and_is_lowered_for_it() -> None:
 
 TPU = """
     import json
-    from perfscope.profiler.aot import jax_plugin_compat, plugins
+    from perfscope.profiler.ahead import jax_plugin_compat, plugins
 
     found = plugins.find("tpu")
     devices = jax_plugin_compat.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
     import jax
-    from perfscope.profiler.aot.jax_seen import seen_programs
+    from perfscope.profiler.ahead.jax.discover import seen_programs
 
     facts = []
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from perfscope.profiler.aot import jax_checkpoint
-from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents.compile_request import parse_checkpoint
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.jax.checkpoint import rewrite
+from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from tests.profiler.aot.policies import MARKS, step_of, under
 
 pytestmark = MARKS
@@ -191,7 +191,7 @@ def test_what_calls_into_python_is_left() -> None:
 
 
 def test_a_jax_that_is_not_known_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_checkpoint, "NEEDED", (*jax_checkpoint.NEEDED, ("jax._src.core", "gone")))
+    monkeypatch.setattr(rewrite, "NEEDED", (*rewrite.NEEDED, ("jax._src.core", "gone")))
     with (
         pytest.raises(DataError, match=r"^this jax .* has no jax\._src\.core\.gone as jax [^\n]*$"),
         checkpointed(parse_checkpoint("full")),

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from perfscope.profiler.aot.checkpoint_asked import parse_checkpoint
-from perfscope.profiler.aot.jax_checkpoint import Checkpoints, checkpointed
-from perfscope.profiler.errors import DataError
+from perfscope.model.documents.compile_request import parse_checkpoint
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from tests.profiler.aot.policies import MARKS, step_of, under
 
 pytestmark = MARKS

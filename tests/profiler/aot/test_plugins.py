@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot import plugins
+from perfscope.profiler.ahead.targets import plugins
 
 pytest.importorskip("jax")
 JAX = importlib.metadata.version("jax")
@@ -57,7 +57,7 @@ def test_a_jax_that_programs_cannot_be_run_on_is_said_first(only: Path, monkeypa
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: old if name == "jax" else real(name))
     for kind in ("gpu-nvidia", "gpu-amd", "tpu"):
         found = plugins.find(kind)
-        assert isinstance(found, plugins.Absent)
+        assert isinstance(found, plugins.MissingPlugin)
         assert not found.wrong
         assert found.reason == "jax 0.9.2 is too old, compiling ahead needs 0.10 or later"
         assert found.install == "pip install -U 'jax>=0.10'"
@@ -66,7 +66,7 @@ def test_a_jax_that_programs_cannot_be_run_on_is_said_first(only: Path, monkeypa
 def test_one_of_another_version_is_named_with_both(only: Path) -> None:
     _cuda(only, "0.1.2")
     found = plugins.find("gpu-nvidia")
-    assert isinstance(found, plugins.Absent)
+    assert isinstance(found, plugins.MissingPlugin)
     assert found.wrong
     assert f"jax-cuda13-pjrt 0.1.2 in {only.name} of PERFSCOPE_PLUGINS does not fit jax {JAX}" == found.reason
     assert found.install is not None
@@ -87,23 +87,23 @@ def test_the_folder_that_fits_counts_though_another_comes_first(
 def test_a_damaged_one_says_what_it_lacks(only: Path) -> None:
     _package(only, "jax-cuda13-pjrt", JAX)
     found = plugins.find("gpu-nvidia")
-    assert isinstance(found, plugins.Absent)
+    assert isinstance(found, plugins.MissingPlugin)
     assert "lacks xla_cuda_plugin.so" in found.reason
 
 
 def test_libtpu_must_be_what_jax_asks_for(only: Path) -> None:
-    wanted = plugins.required("jax", "libtpu")
+    wanted = plugins.required_version("jax", "libtpu")
     assert wanted is not None
     _package(only, "libtpu", "0.0.1", "libtpu/libtpu.so")
     found = plugins.find("tpu")
-    assert isinstance(found, plugins.Absent)
+    assert isinstance(found, plugins.MissingPlugin)
     assert f"which asks for libtpu{wanted}" in found.reason
 
 
 @pytest.mark.parametrize("kind", plugins.KINDS)
 def test_nothing_there_is_a_reason_and_a_command(only: Path, kind: plugins.Kind) -> None:
     found = plugins.find(kind)
-    assert isinstance(found, plugins.Absent)
+    assert isinstance(found, plugins.MissingPlugin)
     assert found.reason
     assert found.install
 
@@ -120,4 +120,4 @@ def test_nothing_there_is_a_reason_and_a_command(only: Path, kind: plugins.Kind)
     ],
 )
 def test_versions_are_held_against_what_is_asked(version: str, wanted: str, fits: bool) -> None:
-    assert plugins._fits(version, wanted) is fits
+    assert plugins._satisfies(version, wanted) is fits

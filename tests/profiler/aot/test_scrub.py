@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot import scrub
+from perfscope.profiler.ahead.common import scrub
 
 
 def test_files_are_named_from_the_project_or_their_package_on(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_secrets_and_folders_become_stars_of_the_same_length(monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path / "someone"))
     private = scrub.private_texts(tmp_path / "project")
     data = f"x{tmp_path}/project/a.py sk-0123456789abcdef {tmp_path}/someone/b".encode()
-    cleaned = scrub.starred(data, private)
+    cleaned = scrub.masked(data, private)
     assert len(cleaned) == len(data)
     assert b"sk-0123" not in cleaned
     assert str(tmp_path / "project").encode() not in cleaned
@@ -34,5 +34,5 @@ def test_secrets_and_folders_become_stars_of_the_same_length(monkeypatch: pytest
 def test_a_short_home_is_no_scope_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "/root")
     private = scrub.private_texts(tmp_path)
-    assert scrub.starred(b"jit(f)/root/dot", private) == b"jit(f)/root/dot"
-    assert scrub.starred(b" /root/secret.py", private) == b" *****/secret.py"
+    assert scrub.masked(b"jit(f)/root/dot", private) == b"jit(f)/root/dot"
+    assert scrub.masked(b" /root/secret.py", private) == b" *****/secret.py"

@@ -12,11 +12,18 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.load import load_one
-from perfscope.profiler.aot import compiled_file, plugins, rocm_stand_ins
-from perfscope.profiler.aot.rocm_stand_ins import load_missing, stand_in
-from perfscope.profiler.aot.shared_object import Answer, Asked, Wanted, asked_by, shared_object
-from perfscope.profiler.errors import DataError
+from perfscope.analyzers.readers.load import load_one
+from perfscope.model.documents import compile_manifest
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.targets import amd_stand_ins, plugins
+from perfscope.profiler.ahead.targets.amd_stand_ins import load_stand_ins, stand_in_library
+from perfscope.profiler.ahead.targets.amd_stand_ins.elf import (
+    ElfRequirements,
+    RequiredSymbol,
+    StubFunction,
+    asked_by,
+    shared_object,
+)
 
 only_x86 = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not sysconfig.get_platform().endswith("x86_64"),
@@ -27,12 +34,12 @@ only_x86 = pytest.mark.skipif(
 @only_x86
 def test_the_loader_takes_what_is_written(tmp_path: Path) -> None:
     answers = [
-        Answer(name="seven", number=7),
-        Answer(name="most", number=0xFFFFFFFF),
-        Answer(name="text", text=True),
-        Answer(name="old", version="V_1", number=1),
-        Answer(name="new", version="V_2.3", number=2),
-        *(Answer(name=f"many_{number}", number=number) for number in range(500)),
+        StubFunction(name="seven", number=7),
+        StubFunction(name="most", number=0xFFFFFFFF),
+        StubFunction(name="text", text=True),
+        StubFunction(name="old", version="V_1", number=1),
+        StubFunction(name="new", version="V_2.3", number=2),
+        *(StubFunction(name=f"many_{number}", number=number) for number in range(500)),
     ]
     path = tmp_path / "libperfscope-written.so.1"
     path.write_bytes(shared_object(path.name, answers))
@@ -52,7 +59,7 @@ def test_the_loader_takes_what_is_written(tmp_path: Path) -> None:
 @only_x86
 def test_an_object_is_found_by_its_name_afterwards(tmp_path: Path) -> None:
     name = "libperfscope-by-name.so.3"
-    (tmp_path / "another name").write_bytes(shared_object(name, [Answer(name="one", number=1)]))
+    (tmp_path / "another name").write_bytes(shared_object(name, [StubFunction(name="one", number=1)]))
     with pytest.raises(OSError, match="cannot open shared object"):
         ctypes.CDLL(name)
     held = ctypes.CDLL(str(tmp_path / "another name"))
@@ -65,7 +72,7 @@ def test_what_a_real_object_asks_for() -> None:
     found = asked_by(path)
     assert "libc.so.6" in found.libraries
     names = {one.name: one for one in found.symbols}
-    assert names["PyErr_SetString"] == Wanted(name="PyErr_SetString")
+    assert names["PyErr_SetString"] == RequiredSymbol(name="PyErr_SetString")
     of_c = [one for one in found.symbols if one.library == "libc.so.6"]
     assert of_c
     assert all(one.version.startswith("GLIBC_") for one in of_c)
@@ -92,21 +99,21 @@ def test_every_cut_of_an_object_is_one_line(tmp_path: Path) -> None:
 @only_x86
 def test_a_stand_in_has_what_is_looked_for_in_it(tmp_path: Path) -> None:
     name = "libamdhip64.so.7"
-    asked = Asked(
+    asked = ElfRequirements(
         libraries=(name,),
         symbols=(
-            Wanted(name="hipMalloc", version="hip_4.2", library=name),
-            Wanted(name="hipGetErrorString", version="hip_4.2", library=name),
-            Wanted(name="hipInit"),
-            Wanted(name="hipblasCreate"),
-            Wanted(name="_ZTISt9exception"),
-            Wanted(name="memcpy", version="GLIBC_2.14", library="libc.so.6"),
+            RequiredSymbol(name="hipMalloc", version="hip_4.2", library=name),
+            RequiredSymbol(name="hipGetErrorString", version="hip_4.2", library=name),
+            RequiredSymbol(name="hipInit"),
+            RequiredSymbol(name="hipblasCreate"),
+            RequiredSymbol(name="_ZTISt9exception"),
+            RequiredSymbol(name="memcpy", version="GLIBC_2.14", library="libc.so.6"),
         ),
     )
     path = tmp_path / "libperfscope-stand-in.so"
-    path.write_bytes(stand_in(name, asked).replace(b"libamdhip64.so.7", b"libamdhip64.so.x"))
+    path.write_bytes(stand_in_library(name, asked).replace(b"libamdhip64.so.7", b"libamdhip64.so.x"))
     held = ctypes.CDLL(str(path))
-    assert held.hipMalloc() == held.hipInit() == rocm_stand_ins.NO_DEVICE
+    assert held.hipMalloc() == held.hipInit() == amd_stand_ins.NO_DEVICE
     held.hipGetErrorString.restype = ctypes.c_char_p
     assert held.hipGetErrorString() == b""
     assert b"hipblasCreate" not in path.read_bytes()  # another library's
@@ -114,10 +121,10 @@ def test_a_stand_in_has_what_is_looked_for_in_it(tmp_path: Path) -> None:
 
 
 def test_a_library_that_nobody_knows_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(libraries=("libc.so.6", "libsecret.so.1"), symbols=())
-    monkeypatch.setattr(rocm_stand_ins, "asked_by", lambda path: asked)
+    asked = ElfRequirements(libraries=("libc.so.6", "libsecret.so.1"), symbols=())
+    monkeypatch.setattr(amd_stand_ins, "asked_by", lambda path: asked)
     with pytest.raises(DataError, match=r"plugin\.so needs libsecret\.so\.1, which this machine lacks"):
-        load_missing(Path("plugin.so"))
+        load_stand_ins(Path("plugin.so"))
 
 
 @pytest.mark.aot
@@ -140,6 +147,6 @@ def test_a_program_is_compiled_without_rocm(tmp_path: Path, monkeypatch: pytest.
     assert module.platform == "gpu"
     assert module.is_scheduled
     assert any(one.opcode == "fusion" for one in module.computations[module.entry].instructions)
-    manifest = compiled_file.load(Path("perfscope-runs/latest"))
+    manifest = compile_manifest.load(Path("perfscope-runs/latest"))
     assert manifest.target.description["device"]["architecture"] == parse_target(target).device.architecture
     assert "jax-rocm7-pjrt" in manifest.versions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.profiler.aot.sweep_axes import MOST_VALUES, parse_axes, parse_axis, variants
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.profiler.ahead.sweep.axes import MAX_VALUES, parse_axes, parse_axis, variants
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_values(text: str, values: tuple[str, ...]) -> None:
         ("a:weight=1,2", "a size or a choice"),
         ("a:size=x", "sizes are whole numbers"),
         ("a=" + "y" * 300, "300 characters"),
-        ("a=" + ",".join(map(str, range(MOST_VALUES + 1))), "it may be 64"),
+        ("a=" + ",".join(map(str, range(MAX_VALUES + 1))), "it may be 64"),
     ],
 )
 def test_what_is_no_axis(text: str, said: str) -> None:
-    with pytest.raises(AskedWronglyError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse_axis(text)
     assert said in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 
 def test_many() -> None:
-    with pytest.raises(AskedWronglyError, match="swept twice"):
+    with pytest.raises(UsageError, match="swept twice"):
         parse_axes(["a=1", "a=2"])
-    with pytest.raises(AskedWronglyError, match=r"400 variants \(20 a x 20 b\); it may be 256"):
+    with pytest.raises(UsageError, match=r"400 variants \(20 a x 20 b\); it may be 256"):
         parse_axes(["a=1..20/1", "b=1..20/1"])
     assert [axis.kind for axis in parse_axes(["a:size=1", "b:choice=2", "c=3"])] == ["size", "choice", None]
 
@@ -93,7 +93,7 @@ def test_all_combinations_in_order() -> None:
 
 
 def test_flags_that_are_not_clear() -> None:
-    with pytest.raises(AskedWronglyError, match="--seq is there twice"):
+    with pytest.raises(UsageError, match="--seq is there twice"):
         variants(parse_axes(["seq=1"]), ("t.py", "--seq", "1", "--seq=2"))
-    with pytest.raises(AskedWronglyError, match="--seq has no value"):
+    with pytest.raises(UsageError, match="--seq has no value"):
         variants(parse_axes(["seq=1"]), ("t.py", "--seq"))

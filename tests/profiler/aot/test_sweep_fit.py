@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.profiler.aot.sweep_axes import parse_axes
-from perfscope.profiler.aot.sweep_fit import Bisection, fit_axis, most_tries
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.profiler.ahead.sweep.axes import Bisection, fit_axis, max_compilations, parse_axes
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 33])
@@ -16,7 +15,7 @@ def test_every_limit_is_found_within_the_tries_that_are_said(count: int) -> None
         while (place := line.next()) is not None:
             tried.append(place)
             line.tell(place, place < limit)
-        assert len(tried) == len(set(tried)) <= most_tries(count)
+        assert len(tried) == len(set(tried)) <= max_compilations(count)
         assert max((place for place in tried if place < limit), default=-1) == limit - 1
         assert min((place for place in tried if place >= limit), default=count) == limit
 
@@ -48,7 +47,7 @@ def test_sizes_rise_and_may_be_many() -> None:
     ],
 )
 def test_asked_wrongly(text: str, swept: tuple[str, ...], said: str) -> None:
-    with pytest.raises(AskedWronglyError) as raised:
+    with pytest.raises(UsageError) as raised:
         fit_axis(text, parse_axes(swept))
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

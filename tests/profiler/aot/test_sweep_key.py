@@ -9,9 +9,9 @@ import pytest
 
 from perfscope.analyzers.hardware.target_request import target_request
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.profiler.aot import sweep_key
-from perfscope.profiler.aot.request import Limits, Request
-from perfscope.profiler.aot.sweep_key import sources_digest, variant_key
+from perfscope.model.documents.compile_request import Limits, Request
+from perfscope.profiler.ahead.common import build_key
+from perfscope.profiler.ahead.common.build_key import sources_digest, variant_key
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_runs_environments_and_hidden_folders_are_no_sources(program: Path) -> N
 
 
 def test_a_folder_that_is_too_large_is_not_told_apart(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_key, "MOST_FILES", 1)
+    monkeypatch.setattr(build_key, "MOST_FILES", 1)
     assert sources_digest(("train.py",), module=False) is None
 
 

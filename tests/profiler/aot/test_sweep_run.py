@@ -9,10 +9,10 @@ from pathlib import Path
 
 from perfscope.analyzers.hardware.target_request import target_request
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.profiler.aot import sweep_run
-from perfscope.profiler.aot.request import Limits, Request
-from perfscope.profiler.aot.sweep_run import run_jobs, tree_bytes
-from perfscope.profiler.aot.sweep_worker import Job, Outcome
+from perfscope.model.documents.compile_request import Limits, Request
+from perfscope.profiler.ahead.sweep import pool
+from perfscope.profiler.ahead.sweep.pool import run_jobs, tree_bytes
+from perfscope.profiler.ahead.sweep.worker import Job, Outcome
 
 
 def _job(folder: Path, program: str, text: str | None = None) -> Job:
@@ -44,7 +44,7 @@ def test_a_worker_that_dies_is_a_reason(tmp_path: Path, monkeypatch) -> None:
     def killed(line, **more):
         return real([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more)
 
-    monkeypatch.setattr(sweep_run.subprocess, "Popen", killed)
+    monkeypatch.setattr(pool.subprocess, "Popen", killed)
     ended: dict[int, Outcome] = {}
     run_jobs([_job(tmp_path, "absent.py")], ended.__setitem__)
     assert ended[0].reason == "the process that compiled it was ended by SIGKILL"
@@ -60,7 +60,7 @@ def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path:
         return real([sys.executable, "-c", greedy if number == 0 else "pass"], **more)
 
     begun: list[int] = []
-    monkeypatch.setattr(sweep_run.subprocess, "Popen", started)
+    monkeypatch.setattr(pool.subprocess, "Popen", started)
     ended: dict[int, Outcome] = {}
     jobs = [_job(tmp_path, "absent.py"), _job(tmp_path, "absent.py")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=200 << 20)
@@ -69,7 +69,7 @@ def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path:
 
 
 def test_two_that_take_too_much_together_are_done_one_after_the_other(tmp_path: Path, monkeypatch) -> None:
-    real_start, real_end = subprocess.Popen, sweep_run._end
+    real_start, real_end = subprocess.Popen, pool._end
     flag = tmp_path / "one was ended"
     work = (
         "import pathlib, time; held = bytearray(150 << 20)\n"
@@ -85,9 +85,9 @@ def test_two_that_take_too_much_together_are_done_one_after_the_other(tmp_path: 
         real_end(workers)
         flag.touch()
 
-    monkeypatch.setattr(sweep_run.subprocess, "Popen", started)
-    monkeypatch.setattr(sweep_run, "_end", end)
-    monkeypatch.setattr(sweep_run, "FIRST_GUESS", 1 << 20)
+    monkeypatch.setattr(pool.subprocess, "Popen", started)
+    monkeypatch.setattr(pool, "_end", end)
+    monkeypatch.setattr(pool, "FIRST_GUESS", 1 << 20)
     ended: dict[int, Outcome] = {}
     jobs = [_job(tmp_path, "a.py"), _job(tmp_path, "b.py")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)

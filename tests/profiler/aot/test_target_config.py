@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
+from perfscope.analyzers.devices.target_request import GENERATIONS, gpu_target_config
 from perfscope.analyzers.hardware import DEVICES
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.profiler.aot import plugins
-from perfscope.profiler.aot.target_config import GENERATIONS, gpu_target_config
-from perfscope.profiler.errors import AskedWronglyError
+from perfscope.model.errors import UsageError
+from perfscope.profiler.ahead.targets import plugins
 
 FIXTURE = Path(__file__).parents[3] / "fixtures" / "h100.txtpb"
 
@@ -101,7 +101,7 @@ def test_every_gpu_has_limits() -> None:
 
 def test_an_unknown_architecture_and_a_hostile_name() -> None:
     numbers = {"cores": 1, "clock_hz": 10**9, "memory_bandwidth": 1, "memory_bytes": 1, "l2_bytes": 1}
-    with pytest.raises(AskedWronglyError, match="no limits of sm_999 are known"):
+    with pytest.raises(UsageError, match="no limits of sm_999 are known"):
         gpu_target_config(name="x", architecture="sm_999", **numbers)
     text = gpu_target_config(name='x" } evil: "\n\\', architecture="sm_80", **numbers)
     assert 'device_description_str: "x } evil: "\n' in text

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfscope.profiler.aot.torch_fake_hooks import Done, HookedBucket, all_reduced, answer_of  # noqa: E402
+from perfscope._cut.torch_fake_hooks import Done, HookedBucket, all_reduced, answer_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

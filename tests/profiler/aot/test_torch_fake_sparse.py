@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
 
-from perfscope.profiler.aot.torch_fake_sparse import with_elements  # noqa: E402
-from perfscope.profiler.aot.torch_storages import parts_of  # noqa: E402
+from perfscope._cut.torch_fake_sparse import with_elements  # noqa: E402
+from perfscope.profiler.ahead.torch.ops import dense_parts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -99,8 +99,8 @@ def test_dense_results_are_left_alone() -> None:
 
 def test_a_sparse_tensor_consists_of_indices_and_values() -> None:
     one = sparse()
-    indices, values = parts_of(one)
+    indices, values = dense_parts(one)
     assert indices.untyped_storage() is one._indices().untyped_storage()
     assert values.untyped_storage() is one._values().untyped_storage()
-    (same,) = parts_of(values)
+    (same,) = dense_parts(values)
     assert same is values

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot.torch_memory_file import PlanMemory, StepMemory
+from perfscope.model.documents.torch_plan import PlanMemory, StepMemory
 from tests.profiler.aot.test_torch_plan import only, planned
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.profiler.aot.torch_memory_events import Block, Event, GraphCall
-from perfscope.profiler.aot.torch_memory_file import StepMemory
-from perfscope.profiler.aot.torch_memory_graph import GraphBuffers
-from perfscope.profiler.aot.torch_memory_peak import Step, disagreements, rounded, step_memory
+from perfscope.model.documents.torch_plan import StepMemory
+from perfscope.profiler.ahead.torch.peak import (
+    Block,
+    Event,
+    GraphBuffers,
+    GraphCall,
+    LedgerStep,
+    rounded_size,
+    size_mismatches,
+    step_memory,
+)
 
 KIB = 1024
 
@@ -20,7 +27,7 @@ def peak(held: list[Block], events: list[Event], **changes: Any) -> StepMemory:
     parts: dict[str, Any] = {
         "joins": (), "backward_began": (20,), "graphs": (), "all_on_device": False, "first_op": 5,
     }  # fmt: skip
-    return step_memory(Step(held=held, events=events, **{**parts, **changes}))
+    return step_memory(LedgerStep(held=held, events=events, **{**parts, **changes}))
 
 
 def held_by(found: StepMemory) -> dict[str, int]:
@@ -31,7 +38,7 @@ def held_by(found: StepMemory) -> dict[str, int]:
 
 
 def test_blocks_are_rounded_as_an_allocator_hands_them_out() -> None:
-    assert [rounded(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert [rounded_size(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
     found = peak([], [("born", block(1)), ("born", block(513))])
     assert (found.peak_bytes, found.requested_bytes) == (1536, 514)
 
@@ -82,10 +89,10 @@ def test_a_buffer_that_a_graph_gives_back_is_what_it_is_outside() -> None:
 def test_a_graph_whose_buffers_are_not_its_results_is_told() -> None:
     graph = GraphBuffers(label="0/0 forward", events=[], results=(Block(64 * KIB),))
     call = GraphCall(number=0, inputs=(), given_up=frozenset(), outputs=(block(KIB),), phase="forward")
-    step = Step(
+    step = LedgerStep(
         held=(), events=[("graph", call)], joins=(), backward_began=(), graphs=(graph,), all_on_device=True, first_op=0
     )  # fmt: skip
-    assert [said for said in disagreements(step) if "graph 0/0 forward" in said]
+    assert [said for said in size_mismatches(step) if "graph 0/0 forward" in said]
 
 
 def test_sums_of_gradients_are_made_in_place() -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from perfscope.analyzers.facts.plan_time import launches
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.readers.torch_plan import read_folder
+from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.rules import load_rule
-from perfscope.analyzers.torch_plan import HeldPlan, PlannedGraph
-from perfscope.analyzers.trace import Trace
 from perfscope.commands.compile import request_of
-from perfscope.profiler.aot import plugins
-from perfscope.profiler.aot.compile import compile_program
+from perfscope.model.torch_plan import LoadedPlan, PlannedGraph
+from perfscope.model.trace import Trace
+from perfscope.profiler.ahead.common.compile import compile_program
+from perfscope.profiler.ahead.targets import plugins
 from tests.profiler.aot import torch_programs
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -33,18 +33,18 @@ ROUNDED = 0.1
 def planned(folder: Path, text: str, name: str = "train") -> Trace:
     """The plan of a program, for one H100."""
     found = plugins.find("torch")
-    if isinstance(found, plugins.Absent):
+    if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
     script = folder / f"{name}.py"
     script.write_text(text)
     target = parse_target("h100", None)
     request = request_of((str(script),), module=False, framework="torch", target=target, seconds=500)
-    trace = read_folder(compile_program(request, root=folder / "runs"))
+    trace = read_plan_folder(compile_program(request, root=folder / "runs"))
     trace.target = target
     return trace
 
 
-def only(trace: Trace) -> HeldPlan:
+def only(trace: Trace) -> LoadedPlan:
     """Its one plan."""
     (held,) = trace.torch_plans
     return held

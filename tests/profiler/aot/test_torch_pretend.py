@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from perfscope._cut import torch_pretend_run
+from perfscope._cut.torch_pretend_fit import unfit
 from perfscope.analyzers.hardware.target_text import parse_target
 from perfscope.analyzers.plan_section import plan_section
-from perfscope.analyzers.readers.torch_plan import read_folder
+from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.rules import load_rule
-from perfscope.analyzers.torch_plan import TorchPlan
-from perfscope.analyzers.trace import Trace
 from perfscope.commands.compile import request_of
 from perfscope.dashboards.reports.plan_rows import plan_views
-from perfscope.profiler.aot import compiled_file, plugins, torch_pretend_run, watch
-from perfscope.profiler.aot.compile import compile_program
-from perfscope.profiler.aot.torch_pretend_fit import unfit
+from perfscope.model.documents import compile_manifest
+from perfscope.model.torch_plan import TorchPlan
+from perfscope.model.trace import Trace
+from perfscope.profiler.ahead.common import child_process
+from perfscope.profiler.ahead.common.compile import compile_program
+from perfscope.profiler.ahead.targets import plugins
 from tests.profiler.aot import torch_programs
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -43,7 +46,7 @@ LOOP = "for _ in range(6):"
 PROGRAM = torch_programs.TABLE.replace(LOOP, torch_programs.MORE + LOOP)
 
 CHILD = """
-from perfscope.profiler.aot import child
+from perfscope.profiler.ahead import child
 {change}
 child.main()
 """
@@ -53,7 +56,7 @@ child.main()
 @pytest.fixture(autouse=True)
 def needs_triton() -> None:
     found = plugins.find("torch")
-    if isinstance(found, plugins.Absent):
+    if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
     version = found.versions["torch"]
     why = unfit(version, for_gpu="+cpu" not in version)
@@ -74,7 +77,7 @@ def pretended(
         words, module=text is None, framework="torch", target=machine, seconds=seconds, registers=registers,
         pretend_device=True,
     )  # fmt: skip
-    trace = read_folder(compile_program(request, root=folder / "runs"))
+    trace = read_plan_folder(compile_program(request, root=folder / "runs"))
     trace.target = machine
     return trace
 
@@ -90,7 +93,7 @@ def why_not(trace: Trace) -> str:
     notes = [note for note in plan_of(trace).notes if note.startswith("--pretend-device: ")]
     assert len(notes) == 1
     assert notes[0].endswith("; planned over CPU tensors instead")
-    assert compiled_file.load(Path(trace.source.path)).notes.count(notes[0]) == 1
+    assert compile_manifest.load(Path(trace.source.path)).notes.count(notes[0]) == 1
     assert plan_of(trace).way == "cpu-triton"
     return notes[0]
 
@@ -98,7 +101,7 @@ def why_not(trace: Trace) -> str:
 def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, change: str) -> None:
     """Have all children run with that change."""
     (folder / "child.py").write_text(CHILD.format(change=change))
-    monkeypatch.setattr(watch, "CHILD", folder / "child.py")
+    monkeypatch.setattr(child_process, "CHILD", folder / "child.py")
 
 
 @pytest.fixture(scope="module")
@@ -214,16 +217,16 @@ def test_a_program_that_stays_on_the_cpu_falls_back(tmp_path: Path) -> None:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", "a trial of it was ended by SIGABRT"),
         (
-            "from perfscope.profiler.aot import torch_pretend_fit as fit; fit.KNOWN = ('9.9',)",
+            "from perfscope.profiler.ahead import torch_pretend_fit as fit; fit.KNOWN = ('9.9',)",
             "it was tried with torch 9.9, not with ",
         ),
         (
-            "from perfscope.profiler.aot import torch_pretend_hooks as hooks; real = hooks.slots_in\n"
+            "from perfscope.profiler.ahead import torch_pretend_hooks as hooks; real = hooks.slots_in\n"
             "hooks.slots_in = lambda at: {**real(at), 'current_device': real(at)['isBuilt']}",
             "current_device of CUDAHooksInterface answers 0 and not -1",
         ),
         (
-            "from perfscope.profiler.aot import torch_pretend_hooks as hooks; real = hooks.slots_in\n"
+            "from perfscope.profiler.ahead import torch_pretend_hooks as hooks; real = hooks.slots_in\n"
             "hooks.slots_in = lambda at: {**real(at), 'one_more': max(real(at).values()) + 1}",
             "the table of CUDAHooksInterface has ",
         ),

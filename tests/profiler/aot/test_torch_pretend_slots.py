@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.aot.torch_pretend_fit import unfit
-from perfscope.profiler.aot.torch_pretend_slots import slots_of
+from perfscope._cut.torch_pretend_fit import unfit
+from perfscope._cut.torch_pretend_slots import slots_of
 
 BASE = """
 #pragma once

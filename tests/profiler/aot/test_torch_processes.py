@@ -15,13 +15,13 @@ import pytest
 
 from perfscope.analyzers.facts.plan_time import plan_works
 from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.readers.torch_plan import read_folder
-from perfscope.analyzers.trace import Trace
+from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.commands.compile import request_of
-from perfscope.profiler.aot import plugins
-from perfscope.profiler.aot.compile import compile_program
-from perfscope.profiler.aot.torch_processes_file import PlannedCollective, PlannedProcesses
-from perfscope.profiler.errors import PerfscopeError
+from perfscope.model.documents.torch_plan import PlannedCollective, PlannedProcesses
+from perfscope.model.errors import PerfscopeError
+from perfscope.model.trace import Trace
+from perfscope.profiler.ahead.common.compile import compile_program
+from perfscope.profiler.ahead.targets import plugins
 from tests.profiler.aot import distributed_programs
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -34,13 +34,13 @@ SCALARS = 64
 
 def planned(folder: Path, text: str, target: str) -> Trace:
     found = plugins.find("torch")
-    if isinstance(found, plugins.Absent):
+    if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
     script = folder / "train.py"
     script.write_text(text)
     asked = parse_target(target, None)
     request = request_of((str(script),), module=False, framework="torch", target=asked, seconds=500)
-    trace = read_folder(compile_program(request, root=folder / "runs"))
+    trace = read_plan_folder(compile_program(request, root=folder / "runs"))
     trace.target = asked
     return trace
 
@@ -226,7 +226,7 @@ def test_a_program_that_starts_its_processes_itself(tmp_path: Path) -> None:
 
 def test_a_sweep_over_devices_has_a_lower_peak_with_more_of_them(tmp_path: Path) -> None:
     found = plugins.find("torch")
-    if isinstance(found, plugins.Absent):
+    if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
     (tmp_path / "train.py").write_text(distributed_programs.FULLY_SHARD)
     command = [sys.executable, "-m", "perfscope", "compile", "--sweep", "target=h100x2,h100x8", "--json", "sweep.json"]

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from perfscope.profiler.aot import plugins
-from perfscope.profiler.aot.torch_registers import blocks_of, registers_of, signature_of
+from perfscope.profiler.ahead.targets import plugins
+from perfscope.profiler.ahead.torch.registers import blocks_of, registers_of, signature_of
 
 POINTWISE = """
 import triton
@@ -48,7 +48,7 @@ def test_what_is_not_known_is_said() -> None:
 @pytest.mark.slow
 def test_a_kernel_is_compiled_for_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = plugins.find("torch")
-    if isinstance(plugin, plugins.Absent):
+    if isinstance(plugin, plugins.MissingPlugin):
         pytest.skip(f"{plugin.reason}: PERFSCOPE_PLUGINS names no folder with triton")
     if plugin.own_folder:
         monkeypatch.setattr(sys, "path", [*sys.path, str(plugin.folder)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError
 from tests.profiler.aot.test_torch_plan import only, planned
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers import torch_memory as reader
-from perfscope.profiler import torch_memory_compat
-from perfscope.profiler.captures import torch_memory
-from perfscope.profiler.captures.torch_memory import MOST_ENTRIES, MOST_FAILURES, TorchMemoryCapture
-from perfscope.profiler.held_memory import HeldMemory
-from perfscope.profiler.observe import Seen
-from perfscope.profiler.plan import Pass
+from perfscope.analyzers.readers.torch_memory import reader as reader
+from perfscope.profiler.session.passes import Pass
+from perfscope.profiler.session.process_state import ProcessInfo
+from perfscope.profiler.torch import compat
+from perfscope.profiler.torch import memory as torch_memory
+from perfscope.profiler.torch.memory import MOST_ENTRIES, MOST_FAILURES, MemoryRecorder, TorchMemoryCapture
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -171,7 +170,7 @@ def test_parts_that_are_missing_say_so(allocator: Allocator, tmp_path: Path, mon
 
 def test_a_signature_that_is_not_known_says_so(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, record_context=True: None)
-    said = torch_memory_compat.record_history(10)
+    said = compat.record_memory_history(10)
     assert isinstance(said, str)
     assert "not known here" in said
 
@@ -184,12 +183,12 @@ def test_the_signature_of_this_torch_is_the_one_that_is_called() -> None:
     assert callable(torch.cuda.memory._snapshot)
 
 
-def seen_of(folder: Path) -> Seen:
-    return Seen(rank=0, world_size=None, path=folder, devices=(), packages={}, memory={}, memory_after={})
+def seen_of(folder: Path) -> ProcessInfo:
+    return ProcessInfo(rank=0, world_size=None, path=folder, devices=(), packages={}, memory={}, memory_after={})
 
 
 def test_only_the_pass_with_memory_records_and_counters_are_kept(allocator: Allocator, tmp_path: Path) -> None:
-    held = HeldMemory()
+    held = MemoryRecorder()
     held.listen()
     timing = Pass(name="timing", tool="torch_profiler", count=3, suffix="")
     detail = Pass(name="detail", tool="torch_profiler", count=1, suffix="", memory=True)

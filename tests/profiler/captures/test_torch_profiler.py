@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.captures import CAPTURES, load_capture, unavailable
-from perfscope.profiler.captures.torch_profiler import TorchProfilerCapture
-from perfscope.profiler.options import CaptureOptions
-from perfscope.profiler.plan import passes
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.session.pass_runner import CAPTURES, load_capture, unavailable
+from perfscope.profiler.session.passes import passes
+from perfscope.profiler.torch.profiler import TorchProfilerCapture
 from tests.profiler.programs import plain
 
 pytestmark = pytest.mark.torch
@@ -77,5 +77,5 @@ def test_every_tool_can_be_asked() -> None:
 
 
 def test_a_tool_that_cannot_be_loaded_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CAPTURES, "op_graph", "perfscope.profiler.captures.absent")
+    monkeypatch.setitem(CAPTURES, "op_graph", "perfscope.profiler.session.pass_runner.absent")
     assert "ModuleNotFoundError" in str(unavailable("op_graph"))

@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.captures.torch_modules import ModuleRegistry
-from perfscope.profiler.captures.torch_tensors import TOOL, Held, Listing, TorchTensorsCapture, available, look
+from perfscope.profiler.torch.tensors import (
+    TOOL,
+    ModuleRegistry,
+    StorageListing,
+    StorageRecord,
+    TorchTensorsCapture,
+    available,
+    list_storages,
+)
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -45,7 +52,7 @@ def trained(net: Any) -> Any:
     return optimizer
 
 
-def by_name(listing: Listing) -> dict[str, Held]:
+def by_name(listing: StorageListing) -> dict[str, StorageRecord]:
     return {one.name: one for one in listing.held}
 
 
@@ -56,7 +63,7 @@ def test_it_is_available() -> None:
 def test_names_modules_categories_and_sizes(registry: Any) -> None:
     net = Net()
     optimizer = trained(net)
-    listing = look([optimizer], registry)
+    listing = list_storages([optimizer], registry)
     found = by_name(listing)
     weight = found["first.weight"]
     assert (weight.module, weight.category, weight.bytes, weight.device) == ("Net.first", "parameter", 512, "cpu")
@@ -79,7 +86,7 @@ def test_names_modules_categories_and_sizes(registry: Any) -> None:
 def test_a_storage_is_there_once(registry: Any) -> None:
     net = Net()
     net.second.weight = nn.Parameter(net.first.weight.view(16, 8)[:, :4].t())  # tied: another view of one storage
-    listing = look([torch.optim.SGD(net.parameters())], registry)
+    listing = list_storages([torch.optim.SGD(net.parameters())], registry)
     addresses = [one.address for one in listing.held]
     assert len(addresses) == len(set(addresses))
     assert "second.weight" not in by_name(listing)
@@ -87,9 +94,9 @@ def test_a_storage_is_there_once(registry: Any) -> None:
 
 def test_without_modules_the_optimizers_names_are_taken() -> None:
     net = Net()  # nobody listens
-    told = look([torch.optim.SGD(net.named_parameters())], ModuleRegistry())
+    told = list_storages([torch.optim.SGD(net.named_parameters())], ModuleRegistry())
     assert set(by_name(told)) == {"first.weight", "first.bias", "second.weight"}
-    untold = look([torch.optim.SGD(net.parameters())], ModuleRegistry())
+    untold = list_storages([torch.optim.SGD(net.parameters())], ModuleRegistry())
     assert set(by_name(untold)) == {f"SGD.param_groups[0][{index}]" for index in range(3)}
 
 
@@ -127,7 +134,7 @@ def test_torch_is_left_as_it_was() -> None:
 def test_only_the_largest_are_named_and_the_rest_is_summed(registry: Any) -> None:
     net = Net()
     optimizer = trained(net)
-    whole, cut = look([optimizer], registry), look([optimizer], registry, most=4)
+    whole, cut = list_storages([optimizer], registry), list_storages([optimizer], registry, most=4)
     assert len(cut.held) == 4
     assert cut.sums() == whole.sums()
     assert sum(count for _, count in cut.rest.values()) == len(whole.held) - 4
@@ -138,7 +145,7 @@ def test_a_subclass_counts_what_lies_in_it(registry: Any) -> None:
 
     net = Net()
     net.first.weight = nn.Parameter(TwoTensor(torch.zeros(16, 8), torch.zeros(16, 8)))
-    listing = look([], registry)
+    listing = list_storages([], registry)
     assert [one.bytes for one in listing.held if one.name == "first.weight"] == [512, 512]
 
 
@@ -146,7 +153,7 @@ def test_what_has_no_storage_is_counted(registry: Any) -> None:
     net = Net()
     net.register_buffer("sparse", torch.eye(4).to_sparse())
     net.register_buffer("nowhere", torch.zeros(4, device="meta"))
-    listing = look([], registry)
+    listing = list_storages([], registry)
     assert listing.unreadable == 1
     assert not {"sparse", "nowhere"} & set(by_name(listing))
 
@@ -160,7 +167,7 @@ def test_the_local_part_of_a_sharded_tensor(registry: Any) -> None:
         net = Net()
         fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
         optimizer = trained(net)
-        found = by_name(look([optimizer], registry))
+        found = by_name(list_storages([optimizer], registry))
         local = net.first.weight.to_local()
         assert found["first.weight"].address == local.untyped_storage().data_ptr()
         assert found["first.weight"].bytes == local.untyped_storage().nbytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from perfscope.profiler.run_store.record import StoredFinding, StoredMetric, StoredRun, StoredSteps
+from perfscope.model.documents.stored_run import StoredFinding, StoredMetric, StoredRun, StoredSteps
 
 
 def stored(number: int = 0, *, step_ns: float = 1e7, syncs: float = 2.0, **other: Any) -> StoredRun:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import AskedWronglyError, DataError, PerfscopeError
-from perfscope.profiler.run_store.address import VARIABLE, address, secrets_of, shown_address
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.model.errors import DataError, PerfscopeError, UsageError
+from perfscope.profiler.store.address import VARIABLE, address, secrets_of, shown_address
+from perfscope.profiler.store.runs import RunStore
 from tests.profiler.run_store.conftest import PASSWORD
 from tests.profiler.run_store.records import stored
 
@@ -31,7 +31,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "url", ["mysql://me:secret@host/db", "https://me:secret@host", "postgresql://me:secret@host:x/"]
 )
 def test_other_urls_are_refused_without_being_shown(url: str) -> None:
-    with pytest.raises(AskedWronglyError) as caught:
+    with pytest.raises(UsageError) as caught:
         address(url)
     assert "secret" not in str(caught.value)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.profiler.run_store.address import VARIABLE
+from perfscope.profiler.store.address import VARIABLE
 from tests.commands.kept_runs import ITEM, put_run
 from tests.conftest import REPOSITORY
 from tests.profiler.run_store.conftest import PASSWORD

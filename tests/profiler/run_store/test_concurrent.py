@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perfscope.profiler.run_store.packs import fetch
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.packs import fetch
+from perfscope.profiler.store.runs import RunStore
 from tests.conftest import REPOSITORY
 from tests.profiler.run_store.records import stored
 
@@ -16,8 +16,8 @@ WRITERS, OWN, COMMON = 6, 8, 4
 PROGRAM = """
 import sys
 from pathlib import Path
-from perfscope.profiler.run_store.packs import pack
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.profiler.store.packs import pack
+from perfscope.profiler.store.runs import RunStore
 from tests.profiler.run_store.records import stored
 where, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 store = RunStore(where if "://" in where else Path(where))
@@ -73,7 +73,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_store(tmp_path: Path) -> None:
     RunStore(path).put(stored(0))
     program = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from perfscope.profiler.run_store.runs import RunStore\n"
+        "from perfscope.profiler.store.runs import RunStore\n"
         "with RunStore(Path(sys.argv[1])).database.session(write=True) as session:\n"
         "    session.execute('DELETE FROM perfscope_runs')\n"
         "    session.execute('CREATE TABLE big AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n '\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.run_store.exchange import Exported, Imported, check_name, export, import_file, looks_like_export
-from perfscope.profiler.run_store.packs import fetch, pack, unpack
-from perfscope.profiler.run_store.record import StoredRun, encode
-from perfscope.profiler.run_store.runs import RunStore
+from perfscope.model.documents.stored_run import StoredRun, encode
+from perfscope.model.errors import DataError
+from perfscope.profiler.store.exchange import Exported, Imported, check_name, export, import_file, looks_like_export
+from perfscope.profiler.store.packs import fetch, pack, unpack
+from perfscope.profiler.store.runs import RunStore
 from tests.profiler.run_store.records import stored
 
 

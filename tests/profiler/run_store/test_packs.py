@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import DataError
-from perfscope.profiler.run_store import packs
-from perfscope.profiler.run_store.packs import pack, unpack
+from perfscope.model.errors import DataError
+from perfscope.profiler.store import packs
+from perfscope.profiler.store.packs import pack, unpack
 
 
 def a_run(folder: Path) -> Path:

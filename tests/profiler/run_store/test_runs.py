@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.errors import AskedWronglyError, DataError
-from perfscope.profiler.run_store import schema
-from perfscope.profiler.run_store.packs import Packed, fetch, pack, unpack
-from perfscope.profiler.run_store.runs import RunStore
-from perfscope.profiler.run_store.schema import Migration
+from perfscope.model.errors import DataError, UsageError
+from perfscope.profiler.store import schema
+from perfscope.profiler.store.packs import Packed, fetch, pack, unpack
+from perfscope.profiler.store.runs import RunStore
+from perfscope.profiler.store.schema import Migration
 from tests.profiler.run_store.records import stored
 
 
@@ -71,14 +71,14 @@ def test_a_run_is_found_by_how_its_id_begins(where: str | Path) -> None:
     assert store.find(records[0].id[:15]) == records[0]
     assert store.find(records[1].uid[:8]) == records[1]
     assert store.find("latest") == records[1]
-    with pytest.raises(AskedWronglyError, match="several runs begin so"):
+    with pytest.raises(UsageError, match="several runs begin so"):
         store.find("2026")
     for nothing in ("2027", "", "%", "_"):
         with pytest.raises(DataError, match="no such run"):
             store.find(nothing)
     twin = replace(records[0], uid="f" * 32)
     store.put(twin)
-    with pytest.raises(AskedWronglyError, match="several"):
+    with pytest.raises(UsageError, match="several"):
         store.find(twin.id)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.load import load_all
+from perfscope.analyzers.readers.load import load_all
 from perfscope.workloads.jax.options import POLICIES, Options, parse
 from tests.workloads.jax.twins import options, workload
 

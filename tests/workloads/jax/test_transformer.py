@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.readers import hlo_text
+from perfscope.analyzers.readers.hlo import text
 from tests.conftest import REPOSITORY
 from tests.workloads.jax.twins import options, workload
 
@@ -34,7 +34,7 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
 
 
 def collectives(folder: Path, name: str) -> list[Instruction]:
-    (module,) = hlo_text.read(folder / f"{name}.hlo.txt").hlo
+    (module,) = text.read(folder / f"{name}.hlo.txt").hlo
     return [one for _, one in module.instructions() if one.opcode in COLLECTIVES]
 
 

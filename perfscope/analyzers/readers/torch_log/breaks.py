@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from perfscope.analyzers.compile_log import GraphBreak, Place
-from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, CorruptRecordError, Record, decode
 from perfscope.analyzers.readers.torch_log.text import clean, headline, places_of
 from perfscope.analyzers.readers.torch_log.unit import Unit
+from perfscope.model.compile_log import CodeLine, GraphBreak
 
 _AT = re.compile(r"Graph break in user code at (.{1,4096}):(\d{1,9})\s*$", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: ?", re.MULTILINE)
@@ -48,7 +48,7 @@ _SECOND = "*** While handling this graph break, another graph break occurred: **
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 
-def parse(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
+def parse_break(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
     """The break that a ``dynamo_graph_break_reason`` tells of."""
     at = _AT.search(text)
     said = _reason_text(text)
@@ -68,7 +68,7 @@ def parse(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
     )
 
 
-def of_failure(unit: Unit) -> GraphBreak | None:
+def failure_break(unit: Unit) -> GraphBreak | None:
     """A frame that failed without a record of its own: recompile limit, a backend that raised."""
     reason = unit.fail_reason or unit.fail_type
     if unit.breaks or reason is None:
@@ -88,7 +88,7 @@ def of_failure(unit: Unit) -> GraphBreak | None:
     )
 
 
-def of_restarts(units: Sequence[Unit]) -> list[GraphBreak]:
+def restart_breaks(units: Sequence[Unit]) -> list[GraphBreak]:
     """Breaks of logs that have no record of them: a frame that was restarted and then resumed at a line."""
     found = []
     for unit, following in pairwise(units):
@@ -102,7 +102,7 @@ def of_restarts(units: Sequence[Unit]) -> list[GraphBreak]:
             GraphBreak(
                 compile_id=unit.compile_id,
                 reason=unit.restart_reasons[-1],
-                place=Place(file=following.place.file, line=int(resumed[2]), function=resumed[1]),
+                place=CodeLine(file=following.place.file, line=int(resumed[2]), function=resumed[1]),
                 stack=unit.stack,
                 time_ns=unit.start_ns,
             )
@@ -147,7 +147,7 @@ def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:most]
 
 
-def _user_stack(text: str) -> tuple[Place, ...]:
+def _user_stack(text: str) -> tuple[CodeLine, ...]:
     """The program's frames: after ``User code traceback:`` up to dynamo's own traceback."""
     for mark in ("User code traceback:", "The graph break occurred in the following user code:", "from user code at:"):
         at = text.find(mark)
@@ -159,10 +159,75 @@ def _user_stack(text: str) -> tuple[Place, ...]:
     return places_of(text[at:]) if at >= 0 else ()
 
 
-def _place(at: re.Match[str] | None, stack: tuple[Place, ...]) -> Place | None:
+def _place(at: re.Match[str] | None, stack: tuple[CodeLine, ...]) -> CodeLine | None:
     """The line of the break, with its function and text where the stack has them."""
     if at is None:
         return stack[-1] if stack else None
     file, line = clean(at[1], 4096), int(at[2])
     same = next((one for one in reversed(stack) if one.file == file and one.line == line), None)
-    return same or Place(file=file, line=line)
+    return same or CodeLine(file=file, line=line)
+
+
+# Recompilations: the guards that failed, one by earlier compilation, the latest first.
+#
+# String values that a guard compares with are not kept: they are the program's data.
+
+
+_EARLIER = re.compile(r"^!?\d+(?:/\d+){1,2}: ")
+_HINT = re.compile(r"\((?:HINT: [^()]{1,300})\)")
+_STRING = r"""[bru]?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_VALUE = re.compile(rf"((?:[=!]=|\bis(?: not)?|\bin|\bexpected|\bactual)\s*){_STRING}")
+_VALUES = re.compile(rf"([\[{{(,:]\s*){_STRING}(?=\s*[,\]}}):])")
+_MADE_AT = re.compile(r"  # ([^#\n]{1,4096}?):(\d{1,9}) in ([\w<>.]{1,512})(?: \([^#\n]*\))?\s*$")
+_COMPARED = re.compile(r"(?:[=!]=|\bis(?: not)?|\bin)\s*(?=[\[{(])")
+
+
+def failed_guards(record: Record) -> tuple[tuple[str, ...], CodeLine | None]:
+    """``recompile_reasons``: the guards that failed, and the line that made the first one necessary, where it is said.
+
+    The payload is a JSON list, or (torch since 2.11, where there is one guard) plain text.
+    """
+    payload = record.payload()
+    try:
+        said = decode(payload, list[str])
+    except CorruptRecordError:
+        if payload.lstrip().startswith(b"["):
+            raise
+        said = [payload.decode("utf-8", "replace")]
+    said = said[:MAX_ITEMS]
+    found = dict.fromkeys(clean_guard(one) for one in said)
+    return tuple(one for one in found if one), _made_at(said)
+
+
+def _made_at(said: Sequence[str]) -> CodeLine | None:
+    """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` behind it, or a stack below it.
+
+    Of a file torch writes the end in the first form, perhaps from within a folder's name; a stack, perhaps below
+    another guard of the same line, has the whole path.
+    """
+    stacks = [places_of(text[:20_000].partition("\nUser stack trace:")[2]) for text in said]
+    if not stacks:
+        return None
+    if stacks[0]:
+        return stacks[0][-1]
+    first = said[0][:20_000].split("\n", 1)[0]
+    made = _MADE_AT.search(first)
+    if made is None:
+        return None
+    file, line = clean(made[1], 4096), int(made[2])
+    same = (stack[-1] for stack in stacks if stack and stack[-1].line == line and stack[-1].file.endswith(file))
+    code = clean(first[: made.start()].partition("  # ")[2].strip()) or None
+    return next(same, CodeLine(file=file, line=line, function=made[3], code=code))
+
+
+def clean_guard(text: str) -> str:
+    """The guard alone: no compile id before it, no source line after it, no string values in it."""
+    text = text[:20_000]
+    head = text.split("\nUser stack trace:", 1)[0]
+    hint = _HINT.search(head)
+    said = _EARLIER.sub("", head.split("  # ", 1)[0].split("\n", 1)[0]).strip()
+    said = _VALUE.sub(r"\1'...'", said)
+    compared = _COMPARED.search(said)
+    if compared is not None:  # a list or a set of strings
+        said = said[: compared.end()] + _VALUES.sub(r"\1'...'", said[compared.end() :])
+    return clean(f"{said} {hint[0]}" if hint and hint[0] not in said else said, 500)

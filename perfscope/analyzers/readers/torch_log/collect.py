@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import msgspec
 
-from perfscope.analyzers.compile_log import Direction, GraphBreak, Place
-from perfscope.analyzers.readers.torch_log import (
-    breaks,
-    caches,
-    compiles,
-    graph_text,
-    kernels,
-    output_code,
-    recompiles,
+from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, output_code
+from perfscope.analyzers.readers.torch_log import breaks as recompiles
+from perfscope.analyzers.readers.torch_log import compiles as caches
+from perfscope.analyzers.readers.torch_log.records import (
+    MAX_COMPILES,
+    MAX_KERNELS,
+    MAX_KINDS,
+    MAX_NODES,
+    CorruptRecordError,
+    Reader,
+    Record,
+    decode,
 )
-from perfscope.analyzers.readers.torch_log.limits import MAX_COMPILES, MAX_KINDS, MAX_NODES
-from perfscope.analyzers.readers.torch_log.phases import Phases
-from perfscope.analyzers.readers.torch_log.records import Record, decode
 from perfscope.analyzers.readers.torch_log.text import Strings, clean
+from perfscope.analyzers.readers.torch_log.timing import Phases, WallClock
 from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit
-from perfscope.analyzers.readers.torch_log.wall_clock import WallClock
+from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, Recompile
 
 PASSED_OVER = frozenset(
     {
@@ -79,7 +82,7 @@ class Collector:
         self.clock = WallClock()
         self.strings = Strings()
         self.breaks: list[tuple[Unit, GraphBreak]] = []
-        self.recompiles: list[tuple[Unit, tuple[str, ...], Place | None, int | None]] = []
+        self.recompiles: list[tuple[Unit, tuple[str, ...], CodeLine | None, int | None]] = []
         self.unknown: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.rank: int | None = None
@@ -205,7 +208,7 @@ class Collector:
         elif caches.is_cache(name):
             unit = self.units.of(record)
             if unit is not None:
-                caches.answer(unit, record)
+                caches.record_cache_answer(unit, record)
         else:
             self._of_kernels(record)
 
@@ -231,7 +234,7 @@ class Collector:
         if len(self.recompiles) >= MAX_COMPILES:
             self.left_out["recompilations beyond the limit"] += 1
             return
-        self.recompiles.append((unit, *recompiles.failed(record), self._now(record)))
+        self.recompiles.append((unit, *recompiles.failed_guards(record), self._now(record)))
 
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)
@@ -241,5 +244,112 @@ class Collector:
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
             return
-        found = breaks.parse(record.payload().decode("utf-8", "replace"), unit, self._now(record))
+        found = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit, self._now(record))
         self.breaks.append((unit, found))
+
+
+# What was collected from a log, as the model of it.
+
+
+def read_records(data: bytes | mmap.mmap, path: str) -> CompileLog:
+    """The log in ``data``. What is damaged is counted and left out; nothing in it makes this raise."""
+    reader = Reader(data)
+    collector = Collector()
+    damaged = 0
+    for record in reader:
+        try:
+            collector.take(record)
+        except CorruptRecordError:
+            damaged += 1
+    return _log(collector, path, reader.records - damaged, reader.corrupt + damaged)
+
+
+def _log(collector: Collector, path: str, records: int, corrupt: int) -> CompileLog:
+    units = collector.units.all
+    compiles.name_by_frame(units)
+    phases = collector.phases.finish()
+    left_out = Counter(collector.left_out) + collector.phases.left_out
+    if collector.units.beyond:
+        left_out["records of compilations beyond the limit"] = collector.units.beyond
+    unsaid = [found for unit in units if (found := breaks.failure_break(unit)) is not None]
+    if not collector.breaks:
+        unsaid.extend(breaks.restart_breaks(units))
+    made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
+    if len(made) > MAX_KERNELS:
+        left_out["kernels beyond the limit"] = len(made) - MAX_KERNELS
+    return CompileLog(
+        path=path,
+        rank=collector.rank,
+        torch_version=collector.version,
+        compiles=tuple(unit.build() for unit in units),
+        breaks=(*_with_skips(collector.breaks), *unsaid),
+        recompiles=tuple(_recompiles(collector)),
+        graphs=tuple(graph for unit in units for graph in _graphs(unit)),
+        kernels=tuple(made[:MAX_KERNELS]),
+        phases=phases,
+        records=records,
+        corrupt=corrupt,
+        unknown=dict(collector.unknown),
+        left_out=dict(left_out),
+        has_provenance=collector.has_provenance,
+    )
+
+
+def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
+    """Breaks, with those marked that left their frame without code: the text does not say it before torch 2.9."""
+    for unit, one in found:
+        yield replace(one, skipped_frame=True) if unit.has_code is False else one
+
+
+def _recompiles(collector: Collector) -> Iterator[Recompile]:
+    """Those with a record of why; in a log without any such record those whose id says that they are not the first."""
+    for unit, reasons, guard_place, time_ns in collector.recompiles:
+        yield _recompile(unit, reasons, guard_place, time_ns)
+    if collector.recompiles:
+        return
+    for unit in collector.units.all:
+        if (unit.started or unit.finished) and not unit.compile_id.endswith("/0") and "/" in unit.compile_id:
+            yield _recompile(unit, (), None, unit.start_ns)
+
+
+def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | None, time_ns: int | None) -> Recompile:
+    return Recompile(
+        compile_id=unit.compile_id,
+        function=unit.function,
+        place=unit.place,
+        reasons=reasons,
+        guard_place=guard_place,
+        time_ns=time_ns,
+    )
+
+
+def _graphs(unit: Unit) -> Iterator[Graph]:
+    """Graphs after inductor's passes; AOT autograd's where a pass has no other.
+
+    AOT autograd's partitioner copies nodes of the joint graph with their names into the forward and the backward:
+    a node that both define is computed twice. Inductor's passes come later and keep the names of what they leave.
+    """
+    found = [(unit.direction_of(section), section.graph, True) for section in unit.sections if section.graph]
+    shown: set[Direction] = {direction for direction, _, _ in found}
+    found.extend((direction, graph, False) for direction, graph in unit.aot.items() if direction not in shown)
+    twice = _twice(unit)
+    for direction, graph, after_passes in found:
+        yield Graph(
+            compile_id=unit.compile_id,
+            direction=direction,
+            nodes=graph.nodes,
+            recomputed=tuple(node.name for node in graph.nodes if (node.name, node.op) in twice)
+            if direction == "backward"
+            else (),
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            after_passes=after_passes,
+        )
+
+
+def _twice(unit: Unit) -> set[tuple[str, str]]:
+    """Nodes that AOT autograd's forward and backward graphs both define, by name and op."""
+    forward, backward = unit.aot.get("forward"), unit.aot.get("backward")
+    if forward is None or backward is None:
+        return set()
+    return {(node.name, node.op) for node in forward.nodes} & {(node.name, node.op) for node in backward.nodes}

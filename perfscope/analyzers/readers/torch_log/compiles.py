@@ -6,15 +6,15 @@ Of the metrics only times, counts and reasons are read; the configurations, vers
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import msgspec
 
-from perfscope.analyzers.compile_log import Place
-from perfscope.analyzers.readers.torch_log.limits import MAX_COMPILES, MAX_ITEMS
-from perfscope.analyzers.readers.torch_log.records import Record, decode
+from perfscope.analyzers.readers.torch_log.records import MAX_COMPILES, MAX_ITEMS, Record, decode
 from perfscope.analyzers.readers.torch_log.text import Frame, Strings, clean, headline
 from perfscope.analyzers.readers.torch_log.unit import Unit
+from perfscope.model.compile_log import CacheResult, CodeLine
 
 _SUFFIXES = (
     ("_cumulative_compile_time_us", 1e6),
@@ -142,7 +142,7 @@ def metrics(unit: Unit, record: Record) -> str | None:
     unit.finished = True
     unit.function = clean(said.co_name) if said.co_name else unit.function
     if said.co_filename is not None and said.co_firstlineno is not None:
-        unit.place = Place(file=clean(said.co_filename, 4096), line=said.co_firstlineno, function=unit.function)
+        unit.place = CodeLine(file=clean(said.co_filename, 4096), line=said.co_firstlineno, function=unit.function)
     unit.guards = said.guard_count if isinstance(said.guard_count, int) else None
     unit.graph_ops = said.graph_op_count
     unit.fail_type = clean(said.fail_type, 200) if said.fail_type else None
@@ -150,7 +150,7 @@ def metrics(unit: Unit, record: Record) -> str | None:
         unit.fail_reason = headline(said.fail_reason)
         unit.fail_text = clean_block(said.fail_reason)
     if said.fail_user_frame_filename is not None and said.fail_user_frame_lineno is not None:
-        unit.fail_place = Place(file=clean(said.fail_user_frame_filename, 4096), line=said.fail_user_frame_lineno)
+        unit.fail_place = CodeLine(file=clean(said.fail_user_frame_filename, 4096), line=said.fail_user_frame_lineno)
     unit.restart_reasons = tuple(headline(reason) for reason in (said.restart_reasons or [])[:MAX_ITEMS])
     if said.has_guarded_code is not None or said.fail_type:
         # torch 2.8 says true of frames it skipped; what has no guards has no code
@@ -219,3 +219,38 @@ def _seconds(record: Record) -> dict[str, float]:
             continue
         found.setdefault(name, value / ending[1])
     return found
+
+
+# What the caches of the compiler answered: hit, miss, or bypass and why.
+
+
+_NAME = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass|hash)$")
+_RESULTS: dict[str, CacheResult] = {"hit": "hit", "miss": "miss", "bypass": "bypass"}
+
+
+class _Said(msgspec.Struct):
+    cache_state: str | None = None
+    cache_bypass_reason: str | None = None
+    cache_bypass_exception_type: str | None = None
+
+
+def is_cache(name: str) -> bool:
+    """Whether an artifact of this name says what a cache answered."""
+    return _NAME.match(name) is not None
+
+
+def record_cache_answer(unit: Unit, record: Record) -> None:
+    """Note the answer; of a backward graph's under ``fx_graph_backward``."""
+    named = _NAME.match(record.name)
+    if named is None:
+        return
+    said = decode(record.payload(), _Said)
+    result = _RESULTS.get(named[2]) or _RESULTS.get(said.cache_state or "")
+    if result is None:  # torch before 2.6 logs the key only
+        return
+    cache = named[1]
+    if cache == "fx_graph" and unit.direction_of(unit.section) == "backward":
+        cache = "fx_graph_backward"
+    unit.caches[cache] = result
+    if result == "bypass" and said.cache_bypass_reason:
+        unit.cache_reasons[cache] = clean(" ".join(said.cache_bypass_reason.split()), 500)

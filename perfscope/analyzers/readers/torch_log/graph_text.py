@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.compile_log import GraphNode, Place
-from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
 from perfscope.analyzers.readers.torch_log.text import clean
 from perfscope.analyzers.readers.torch_log.unit import GraphText
+from perfscope.model.compile_log import CodeLine, GraphNode
 
 _NODE = re.compile(r'\s+([A-Za-z_]\w{0,511})(?:\s*:\s*"([^"]{0,4096})")?\s*= (.+)$')
 _INPUT = re.compile(r'([A-Za-z_]\w{0,511})\s*(?::\s*"([^"]{0,4096})")?\s*[,)]')
@@ -64,7 +64,7 @@ def parse(text: str) -> GraphText:
     inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header) if name != "self")
     known = {one.name for one in inputs}
     nodes: list[GraphNode] = []
-    place: Place | None = None
+    place: CodeLine | None = None
     for line in lines[at:]:
         stripped = line.lstrip()
         if stripped.startswith("#"):
@@ -100,7 +100,7 @@ def _input(name: str, said: str) -> GraphNode:
     return GraphNode(name=name, op="placeholder", dtype=dtype, shape=shape)
 
 
-def _node(line: str, known: set[str], place: Place | None) -> GraphNode | None:
+def _node(line: str, known: set[str], place: CodeLine | None) -> GraphNode | None:
     found = _NODE.match(line)
     if found is None:
         return None
@@ -123,11 +123,11 @@ def _names(value: str, known: set[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in words if word in known))
 
 
-def _place(comment: str, before: Place | None) -> Place | None:
+def _place(comment: str, before: CodeLine | None) -> CodeLine | None:
     found = _FILE.match(comment)
     if found is not None:
         function = clean(found[3]) if found[3] else None
-        return Place(
+        return CodeLine(
             file=clean(found[1], 4096), line=int(found[2]), function=function, code=clean(found[4].strip()) or None
         )
     return None if comment.startswith("# No stacktrace") else before

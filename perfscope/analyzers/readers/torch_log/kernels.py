@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from perfscope.analyzers.compile_log import CompiledKernel, Direction, GraphNode, Place
-from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
 from perfscope.analyzers.readers.torch_log.output_code import Call, Code
-from perfscope.analyzers.readers.torch_log.records import Record, decode
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, Record, decode
 from perfscope.analyzers.readers.torch_log.text import clean, places_of
 from perfscope.analyzers.readers.torch_log.unit import Section, Unit
+from perfscope.model.compile_log import CodeLine, CompiledKernel, Direction, GraphNode
 
 MAX_NODES_OF_KERNEL = 4096
 
@@ -91,7 +90,7 @@ def _kernel(
         nodes = defined.nodes if defined else ()
     computed = [known[name] for name in nodes if name in known]
     ops = tuple(dict.fromkeys(node.op for node in computed)) or (defined.ops if defined else one.call.ops)
-    places: tuple[Place, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
+    places: tuple[CodeLine, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
     if places is None:
         places = tuple(dict.fromkeys(node.place for node in computed if node.place is not None))
     spent = section.compile_us.get(one.call.name)

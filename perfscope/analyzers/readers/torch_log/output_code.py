@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from perfscope.analyzers.compile_log import Direction, KernelBackend
-from perfscope.analyzers.readers.torch_log.limits import MAX_ITEMS
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
+from perfscope.model.compile_log import Direction, KernelBackend
 
 _AOT_ID = re.compile(r"# AOT ID: \['[^']*?_(forward|backward|inference)'\]")
 _DEFINED = re.compile(r"([A-Za-z_]\w{0,511}) = async_compile\.(\w{1,40})\((?:\s*'([\w.]{1,511})')?")

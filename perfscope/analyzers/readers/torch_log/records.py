@@ -16,7 +16,32 @@ from typing import TypeVar
 
 import msgspec
 
-from perfscope.analyzers.readers.torch_log.limits import MAX_HEAD_BYTES, MAX_PAYLOAD_BYTES
+# How much of a log is held, whatever it holds. Real logs stay far below all of them.
+
+
+MAX_HEAD_BYTES = 16 << 20
+"""Of a record's own line: metrics with all configurations of torch have 60 kB."""
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Of a payload that is parsed: the output code of a graph of 20,000 nodes has 20 MB."""
+MAX_STRINGS = 100_000
+"""File names that records refer to by number."""
+MAX_COMPILES = 100_000
+"""Compilations, breaks, recompiles and refusals each: torch gives up after 8 compilations of a frame."""
+MAX_SPANS = 1_000_000
+"""Timed phases: about 60 a compilation."""
+MAX_NODES = 2_000_000
+"""Nodes of all graphs together."""
+MAX_KERNELS = 500_000
+"""Kernels of all graphs together."""
+MAX_TEXT = 2_000
+"""Characters kept of a reason, a hint, a line of code."""
+MAX_ITEMS = 64
+"""Hints, reasons, restarts of one record."""
+MAX_STACK = 200
+"""Frames of a stack: the innermost ones."""
+MAX_KINDS = 50
+"""Unknown kinds of records that are named."""
+
 
 ENVELOPE = frozenset(
     {
@@ -64,7 +89,7 @@ class _Name(msgspec.Struct):
     name: str = ""
 
 
-class DamagedError(Exception):
+class CorruptRecordError(Exception):
     """A record, or what it holds, cannot be understood."""
 
 
@@ -103,7 +128,7 @@ class Record:
             return self._held
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
-            raise DamagedError("payload too long")
+            raise CorruptRecordError("payload too long")
         raw = self._data[start:end]
         if self._crlf:
             raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r")
@@ -148,23 +173,23 @@ class Reader:
             if head_end - at > _BLANK or data[at:head_end].strip():
                 try:
                     yield self._record(at, head_end, end)
-                except DamagedError:
+                except CorruptRecordError:
                     self.corrupt += 1
             at = end + 1
 
     def _record(self, at: int, head_end: int, end: int) -> Record:
         if head_end - at > MAX_HEAD_BYTES:
-            raise DamagedError("line too long")
+            raise CorruptRecordError("line too long")
         line = self._data[at:head_end]
         crlf = line.endswith(b"\r")
         prefix = _PREFIX.match(line)
         if prefix is None:
-            raise DamagedError("no record")
+            raise CorruptRecordError("no record")
         head = line[prefix.end() :]
         keys, envelope = _decoded(head)
         kind = next((key for key in keys if key not in ENVELOPE), None)
         if kind is None:
-            raise DamagedError("no kind")
+            raise CorruptRecordError("no kind")
         if envelope.rank is None and prefix[1]:
             envelope.rank = int(prefix[1])
         month, day, hour, minute, second = map(int, prefix.group(2, 3, 4, 5, 6))
@@ -180,7 +205,7 @@ class Reader:
             crlf,
         )
         if not record.intact():
-            raise DamagedError("payload is not what was written")
+            raise CorruptRecordError("payload is not what was written")
         self.records += 1
         return record
 
@@ -201,7 +226,7 @@ def _decoded(head: bytes) -> tuple[dict[str, msgspec.Raw], Envelope]:
         try:
             return _KEYS.decode(mended), _ENVELOPE.decode(mended)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise DamagedError(str(error)) from error
+            raise CorruptRecordError(str(error)) from error
 
 
 def _mended(text: bytes) -> bytes:
@@ -210,7 +235,7 @@ def _mended(text: bytes) -> bytes:
         read = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(read, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError) as error:
-        raise DamagedError(str(error)) from error
+        raise CorruptRecordError(str(error)) from error
 
 
 def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
@@ -222,7 +247,7 @@ def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
     try:
         return msgspec.json.decode(_mended(bytes(text)), type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise DamagedError(str(error)) from error
+        raise CorruptRecordError(str(error)) from error
 
 
 def sniff(head: bytes) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from perfscope.analyzers.compile_log import Place
-from perfscope.analyzers.readers.torch_log.limits import MAX_STACK, MAX_STRINGS, MAX_TEXT
+from perfscope.analyzers.readers.torch_log.records import MAX_STACK, MAX_STRINGS, MAX_TEXT
+from perfscope.model.compile_log import CodeLine
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _CONSTANT = re.compile(r"""(Variable\((?:str|bytes): )b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""")
@@ -55,7 +55,7 @@ class Strings:
         if len(self._held) < MAX_STRINGS:
             self._held[number] = clean(text, 4096)
 
-    def places(self, frames: Iterable[Frame]) -> tuple[Place, ...]:
+    def places(self, frames: Iterable[Frame]) -> tuple[CodeLine, ...]:
         """Frames as places, the innermost last; those whose file is not known are left out."""
         found = []
         for frame in list(frames)[-MAX_STACK:]:
@@ -64,11 +64,11 @@ class Strings:
                 continue
             code = None if frame.loc is None else clean(frame.loc)
             name = None if frame.name is None else clean(frame.name)
-            found.append(Place(file=file, line=frame.line, function=name, code=code or None))
+            found.append(CodeLine(file=file, line=frame.line, function=name, code=code or None))
         return tuple(found)
 
 
-def places_of(text: str) -> tuple[Place, ...]:
+def places_of(text: str) -> tuple[CodeLine, ...]:
     """The frames of a printed traceback, the innermost last."""
     lines = text.split("\n")
     found = []
@@ -80,7 +80,7 @@ def places_of(text: str) -> tuple[Place, ...]:
         code = "" if _FRAME.match(following) or set(following) <= set("^~ ") else following
         name = frame[3].strip() if frame[3] else None
         found.append(
-            Place(
+            CodeLine(
                 file=clean(frame[1], 4096),
                 line=int(frame[2]),
                 function=clean(name) if name else None,

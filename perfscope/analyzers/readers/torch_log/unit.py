@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perfscope.analyzers.compile_log import CacheResult, Compile, Direction, GraphNode, Place
 from perfscope.analyzers.readers.torch_log.output_code import Code
+from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Section:
     code: Code | None = None
     nodes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Kernel to nodes, as inductor's provenance says."""
-    places_of: dict[str, tuple[Place, ...]] = field(default_factory=dict)
+    places_of: dict[str, tuple[CodeLine, ...]] = field(default_factory=dict)
     compile_us: dict[str, float] = field(default_factory=dict)
 
 
@@ -38,8 +38,8 @@ class Unit:
 
     compile_id: str
     function: str | None = None
-    place: Place | None = None
-    stack: tuple[Place, ...] = ()
+    place: CodeLine | None = None
+    stack: tuple[CodeLine, ...] = ()
     attempt: int = 0
     started: bool = False
     finished: bool = False
@@ -56,7 +56,7 @@ class Unit:
     fail_reason: str | None = None
     fail_text: str | None = None
     """The whole of it, for the hints in it."""
-    fail_place: Place | None = None
+    fail_place: CodeLine | None = None
     restart_reasons: tuple[str, ...] = ()
     has_code: bool | None = None
     symbols: dict[str, str] = field(default_factory=dict)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.analyzers.readers.kineto_json.grown import Columns
+from perfscope.analyzers.readers.builder import Columns
 from perfscope.analyzers.readers.xspace.planes import Line
-from perfscope.analyzers.trace import MemoryAction
-from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.model.trace import MemoryAction
+from perfscope.model.trace.columns import MISSING, Array
 
 _ORDINAL = re.compile(r"(\d+)")
 

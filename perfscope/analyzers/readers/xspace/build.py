@@ -6,17 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.kineto_json.grown import join
+from perfscope.analyzers.readers.builder import Pool, join_columns
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.device import Devices
 from perfscope.analyzers.readers.xspace.framing import Data, Space, space
 from perfscope.analyzers.readers.xspace.host import Host
 from perfscope.analyzers.readers.xspace.placement import Placement
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
-from perfscope.analyzers.readers.xspace.pool import Pool
 from perfscope.analyzers.readers.xspace.programs import Programs
-from perfscope.analyzers.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
 
 FORMAT = "xplane"
 
@@ -103,7 +102,7 @@ def _tables(host: Host, devices: Devices, pool: Pool) -> dict[str, Rows]:
     instructions = [dict(part) for part in (rows["hlo_ops"], on_device.pop("hlo_ops")) if len(part)]
     rows |= on_device
     if len(instructions) == 2:
-        rows["hlo_ops"] = Rows(TABLES["hlo_ops"], join(instructions))
+        rows["hlo_ops"] = Rows(TABLES["hlo_ops"], join_columns(instructions))
     elif instructions:
         rows["hlo_ops"] = Rows(TABLES["hlo_ops"], instructions[0])
     threads = list(pool.threads)

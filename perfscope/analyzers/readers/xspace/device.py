@@ -14,14 +14,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
-from perfscope.analyzers.readers.kineto_json.nesting import nesting_order, parents
-from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Pool
+from perfscope.analyzers.readers.kineto.tables import Lookup, reorder
+from perfscope.analyzers.readers.nesting import nesting_order, parents
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
-from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, CallKind, CopyKind, HostMemory, Rows
-from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows
+from perfscope.model.trace.columns import MISSING, Array
 
 _STREAM = re.compile(r"Stream #(\d+)")
 _MODULE = re.compile(r"(.*)\((\d+)\)$")
@@ -32,7 +31,12 @@ class Devices:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._work, self._around, self._steps, self._counters = Grown(), Grown(), Grown(), Grown()
+        self._work, self._around, self._steps, self._counters = (
+            ColumnBuffer(),
+            ColumnBuffer(),
+            ColumnBuffer(),
+            ColumnBuffer(),
+        )
         self._found: list[tuple[int, Plane]] = []
         self._modules: dict[int, int] = {}
         self.graphs = self.hidden = 0
@@ -233,7 +237,7 @@ class Devices:
     def _hlo_ops(self, parts: Mapping[str, Columns]) -> Rows:
         """A row a piece of device work that names its instruction, and one an instruction around others."""
         ordinals = np.array([ordinal for ordinal, _ in self._found] or [0], np.int64)
-        table = Grown()
+        table = ColumnBuffer()
         for name, work in parts.items():
             known = work["hlo"] != MISSING if work and len(work["device"]) else np.empty(0, bool)
             if not known.any():

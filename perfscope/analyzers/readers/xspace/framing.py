@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
 
 Data = bytes | mmap.mmap
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.kineto_json.grown import Columns, Grown
-from perfscope.analyzers.readers.kineto_json.nesting import innermost, nesting_order, parents
-from perfscope.analyzers.readers.kineto_json.tables import Lookup, reorder
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Pool
+from perfscope.analyzers.readers.kineto.tables import Lookup, reorder
+from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.xspace import allocator, names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
-from perfscope.analyzers.readers.xspace.pool import Pool
-from perfscope.analyzers.trace import TABLES, Rows, SliceKind
-from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.model.trace import TABLES, Rows, SliceKind
+from perfscope.model.trace.columns import MISSING, Array
 
 _PERHAPS = 255
 """Kind of a span that is an annotation unless a span of the runtime encloses it."""
@@ -28,8 +27,13 @@ class Host:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._slices, self._calls, self._memory = Grown(), Grown(), Grown()
-        self._ops, self._ends, self._steps, self._meetings = Grown(), Grown(), Grown(), Grown()
+        self._slices, self._calls, self._memory = ColumnBuffer(), ColumnBuffer(), ColumnBuffer()
+        self._ops, self._ends, self._steps, self._meetings = (
+            ColumnBuffer(),
+            ColumnBuffer(),
+            ColumnBuffer(),
+            ColumnBuffer(),
+        )
 
     def add(self, plane: Plane, line: Line) -> None:
         """One line of a host plane: one thread."""
@@ -74,7 +78,7 @@ class Host:
         return codes[index], flags
 
     @staticmethod
-    def _append(table: Grown, columns: Columns, chosen: Array) -> None:
+    def _append(table: ColumnBuffer, columns: Columns, chosen: Array) -> None:
         if chosen.any():
             table.append({key: values[chosen] for key, values in columns.items()})
 

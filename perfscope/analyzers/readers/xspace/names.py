@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from perfscope.analyzers.readers.kineto_json import categories
-from perfscope.analyzers.trace import CallKind, CopyKind, HostMemory
+from perfscope.analyzers.readers.kineto import categories
+from perfscope.model.trace import CallKind, CopyKind, HostMemory
 
 ACCELERATOR = re.compile(r"/device:(GPU|TPU):(\d+)$")
 HOST_PLANES = re.compile(r"/host:(CPU|CUPTI|ROCTRACER|NVTX-CUPTI|TPU-runtime|python-tracer)$")

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
-from perfscope.analyzers.trace import Rows
-from perfscope.analyzers.trace.columns import MISSING, Array
+from perfscope.model.trace import Rows
+from perfscope.model.trace.columns import MISSING, Array
 
 Assignments = Mapping[tuple[int, int], tuple[int, ...]]
 """(Code of a program's name, its number) -> global ids of its devices by place."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from perfscope.analyzers.protos import decode
 from perfscope.analyzers.readers.xspace.framing import Data, parts
-from perfscope.analyzers.trace.columns import MISSING, Array
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace.columns import MISSING, Array
 
 _LINES = 3
 _LARGEST = 1 << 61

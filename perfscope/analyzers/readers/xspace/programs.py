@@ -9,12 +9,55 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.hlo.limits import MAX_PROTO_BYTES
+from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS, MAX_PROTO_BYTES
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.readers.xspace.assignment import device_assignment
+from perfscope.analyzers.readers.xspace.framing import Part, numbers, parts
 from perfscope.analyzers.readers.xspace.planes import Plane, signed
-from perfscope.analyzers.trace import MISSING, Rows
-from perfscope.profiler.errors import DataError
+from perfscope.model.errors import DataError
+from perfscope.model.trace import MISSING, Rows
+
+# Which device of the job is at which place of a program: its device assignment, kept with it in the profile.
+#
+# ```
+# HloProto { hlo_module (1): HloModuleProto { device_assignment (15): {
+# replica_count (1), computation_count (2), computation_devices (3): { replica_device_ids (1) } per partition } } }
+# ```
+#
+# Ids are global: the same on every process. The n-th partition's list holds the device of each of its replicas.
+
+
+_MODULE, _ASSIGNMENT, _PARTITIONS, _IDS = 1, 15, 3, 1
+
+
+def device_assignment(proto: bytes, shown: str) -> tuple[int, ...]:
+    """Global ids of the devices by place (replica x partitions + partition); empty where no sound ones are told.
+
+    ``proto``: a serialized ``HloProto``. ``DataError`` if it is cut off or corrupt.
+    """
+    by_partition: list[list[int]] = []
+    held = 0
+    for module in _fields(proto, 0, len(proto), _MODULE, shown):
+        for assignment in _fields(proto, module.start, module.end, _ASSIGNMENT, shown):
+            for partition in _fields(proto, assignment.start, assignment.end, _PARTITIONS, shown):
+                ids = [
+                    one
+                    for part in _fields(proto, partition.start, partition.end, _IDS, shown)
+                    for one in numbers(proto, part, shown)
+                ]
+                held += len(ids)
+                if held > MAX_GROUP_IDS:
+                    return ()
+                by_partition.append(ids)
+    replicas = {len(ids) for ids in by_partition}
+    if len(replicas) != 1:
+        return ()
+    places = tuple(ids[replica] for replica in range(replicas.pop()) for ids in by_partition)
+    return places if len(set(places)) == len(places) else ()
+
+
+def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[Part]:
+    return [part for part in parts(data, start, end, shown) if part.number == number]
+
 
 _STAT = "Hlo Proto"
 _NUMBERED = re.compile(r"(?P<name>.*)\((?P<program>\d+)\)$", re.DOTALL)

@@ -1,0 +1,157 @@
+"""The text proto that XLA's GPU compilers want of a device that is not there, written from plain numbers.
+
+Fields and their meaning: ``GpuTargetConfigProto`` and ``GpuDeviceInfoProto`` of XLA (stream_executor). Numbers of a
+product come in; limits of its generation are here: CUDA C++ Programming Guide, technical specifications per compute
+capability, and ROCm documentation, GPU hardware specifications. What is left out has XLA's own default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.model.errors import UsageError
+
+KIB = 1 << 10
+CUDNN = (9, 10, 0)
+"""Version that the compiler may assume; jax 0.10 asks for 9.8 and later. No library is loaded."""
+CUDA = "13.0.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Limits of the cores of one architecture."""
+
+    shared_core: int
+    """Bytes of shared memory of a core."""
+    shared_block: int
+    """Bytes that one block may have without asking, and ..."""
+    shared_asked: int
+    """... with asking."""
+    threads_core: int
+    lanes: int
+    """Products and sums of float32 that a core begins in a clock."""
+    registers: int = 1 << 16
+    """Of 32 bits, of a core."""
+    warp: int = 32
+    die_l2: int | None = None
+    """Bytes of the L2 of one die, where each die's cores have their own: what XLA is told in place of the sum."""
+
+
+def _nvidia(shared_core: int, shared_asked: int, threads_core: int, lanes: int) -> Generation:
+    return Generation(
+        shared_core=shared_core * KIB, shared_block=48 * KIB, shared_asked=shared_asked * KIB,
+        threads_core=threads_core, lanes=lanes,
+    )  # fmt: skip
+
+
+def _amd(shared: int, die_l2: int | None = None) -> Generation:
+    return Generation(
+        shared_core=shared * KIB, shared_block=shared * KIB, shared_asked=shared * KIB, threads_core=2048, lanes=128,
+        registers=1 << 17, warp=64, die_l2=None if die_l2 is None else die_l2 * KIB,
+    )  # fmt: skip
+
+
+GENERATIONS: dict[str, Generation] = {
+    "gfx90a": _amd(64),
+    "gfx942": _amd(64, 4096),
+    "gfx950": _amd(160, 4096),
+    "sm_70": _nvidia(96, 96, 2048, 64),
+    "sm_75": _nvidia(64, 64, 1024, 64),
+    "sm_80": _nvidia(164, 163, 2048, 64),
+    "sm_86": _nvidia(100, 99, 1536, 128),
+    "sm_89": _nvidia(100, 99, 1536, 128),
+    "sm_90a": _nvidia(228, 227, 2048, 128),
+    "sm_100a": _nvidia(228, 227, 2048, 128),
+}
+
+
+def gpu_target_config(
+    *,
+    name: str,
+    architecture: str,
+    cores: int,
+    clock_hz: int,
+    memory_bandwidth: int,
+    memory_bytes: int,
+    l2_bytes: int,
+) -> str:
+    """XLA's target config of one GPU as text.
+
+    ``memory_bandwidth`` in bytes/s; ``memory_bytes``: XLA recomputes values rather than plan for more. ``name`` is
+    only shown. ``AskedWronglyError`` for an architecture whose limits are not known.
+    """
+    limits = GENERATIONS.get(architecture)
+    if limits is None:
+        known = ", ".join(GENERATIONS)
+        raise UsageError(f"--target: no limits of {architecture} are known to compile for it; known: {known}")
+    amd = architecture.startswith("gfx")
+    edge = 1 << 16 if amd else (1 << 16) - 1
+    lines = [
+        "threads_per_block_limit: 1024",
+        f"threads_per_warp: {limits.warp}",
+        f"shared_memory_per_block: {limits.shared_block}",
+        f"shared_memory_per_core: {limits.shared_core}",
+        f"threads_per_core_limit: {limits.threads_core}",
+        f"core_count: {cores}",
+        f"fpus_per_core: {limits.lanes}",
+        "block_dim_limit_x: 2147483647",
+        f"block_dim_limit_y: {edge}",
+        f"block_dim_limit_z: {edge}",
+        f"memory_bandwidth: {memory_bandwidth}",
+        f"l2_cache_size: {limits.die_l2 or l2_bytes}",
+        f"clock_rate_ghz: {clock_hz / 1e9:g}",
+        f"device_memory_size: {memory_bytes}",
+        f"shared_memory_per_block_optin: {limits.shared_asked}",
+        _capability(architecture),
+        f"registers_per_core_limit: {limits.registers}",
+        f"registers_per_block_limit: {limits.registers}",
+        "thread_dim_limit_x: 1024",
+        "thread_dim_limit_y: 1024",
+        f"thread_dim_limit_z: {1024 if amd else 64}",
+        f'device_vendor: "{"Advanced Micro Devices, Inc" if amd else "NVIDIA Corporation"}"',
+        "device_address_bits: 64",
+        "ecc_enabled: true",
+        f'name: "{_quoted(name)}"',
+    ]
+    if not amd:
+        lines += [
+            f'platform_version: "Compute Capability {_version(architecture)}"',
+            "pcie_bandwidth: 34359738368",
+            f'driver_version: "{CUDA}"',
+            f'runtime_version: "{CUDA}"',
+            f'compile_time_toolkit_version: "{CUDA}"',
+            f'dnn_version: "{".".join(map(str, CUDNN))}"',
+        ]
+    major, minor, patch = (0, 0, 0) if amd else CUDNN
+    return "\n".join(
+        [
+            "gpu_device_info {",
+            *(f"  {line}" for line in lines),
+            "}",
+            f'platform_name: "{"ROCM" if amd else "CUDA"}"',
+            f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}",
+            f'device_description_str: "{_quoted(name)}"',
+            "",
+        ]
+    )
+
+
+def _capability(architecture: str) -> str:
+    if architecture.startswith("gfx"):
+        return f'rocm_compute_capability {{ gcn_arch_name: "{architecture}:sramecc+:xnack-" }}'
+    major, minor = _version(architecture).rstrip("a").split(".")
+    own = "ACCELERATED_FEATURES" if architecture.endswith("a") else "NONE"
+    return f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {own} }}"
+
+
+def _version(architecture: str) -> str:
+    """``9.0a`` of ``sm_90a``."""
+    digits = architecture.removeprefix("sm_")
+    kind = "a" if digits.endswith("a") else ""
+    digits = digits.rstrip("a")
+    return f"{digits[:-1]}.{digits[-1]}{kind}"
+
+
+def _quoted(name: str) -> str:
+    """A name that cannot end the text it stands in."""
+    return "".join(letter for letter in name if letter.isascii() and letter.isprintable() and letter not in '"\\')

@@ -1,0 +1,410 @@
+"""What is kept of one task of a set: its traces are read, judged by themselves and cut down, wherever that runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.engine import EVIDENCE_EACH, Examined, chosen_rules, examine
+from perfscope.analyzers.facts.compile_cost import cache_use
+from perfscope.analyzers.facts.compile_phases import compile_times
+from perfscope.analyzers.facts.compile_summary import compile_summary
+from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.facts.exposure import exposed_communication
+from perfscope.analyzers.facts.hlo_collectives import collectives
+from perfscope.analyzers.facts.hlo_remat_policies import candidates, peaks
+from perfscope.analyzers.facts.host_spans import input_slices
+from perfscope.analyzers.facts.hot_instructions import hot_instructions
+from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
+from perfscope.analyzers.facts.link_counters import link_counters
+from perfscope.analyzers.facts.program_device import judge_for
+from perfscope.analyzers.facts.programs import programs
+from perfscope.analyzers.facts.step_windows import step_windows
+from perfscope.analyzers.facts.step_work import steps_work
+from perfscope.analyzers.facts.trace_memories import trace_memories
+from perfscope.analyzers.hardware import Device
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.ranks.before import OWN_NAMES, compute_intervals
+from perfscope.analyzers.ranks.devices import device_set
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.local import Local, locals_of
+from perfscope.analyzers.ranks.processes import is_process
+from perfscope.analyzers.readers.hlo.program import holds_programs_only
+from perfscope.analyzers.readers.load import ReadResult, Skipped, Task, read_in_folder, read_task
+from perfscope.analyzers.readers.remote import fetched, fetched_part, is_remote, shown_url
+from perfscope.analyzers.readers.run.parts import RunPart
+from perfscope.model.errors import DataError
+from perfscope.model.frames import Owner, parse_frame
+from perfscope.model.intervals import Int64, union
+from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace
+from perfscope.model.trace.trace import span
+
+# Rows of a table of which others are left out: where they are now, and what points at them.
+
+
+def new_rows(size: int, chosen: Int64) -> Int64:
+    """Per row of a table of ``size``: its place among the chosen ones, ``MISSING`` for the others."""
+    at = np.full(size, MISSING, np.int64)
+    at[chosen] = np.arange(len(chosen))
+    return at
+
+
+def moved_references(references: np.ndarray, at: Int64) -> np.ndarray:
+    """Rows that a column points at, where they are now; ``at`` as ``places`` gives it."""
+    moved = np.full(len(references), MISSING, np.int64)
+    known = references != MISSING
+    moved[known] = at[references[known]]
+    return moved
+
+
+def with_columns(rows: Rows, columns: dict[str, Any]) -> Rows:
+    """The rows with other values in some columns; a scalar is for all of them."""
+    changed = {name: np.broadcast_to(values, len(rows)) for name, values in columns.items()}
+    return Rows(rows.table, {**rows, **changed})
+
+
+# Compiled programs and the recordings of their runs, cut down to what comparing and the sections read.
+#
+# A recording of one process is compared with no other by its rows: its section of programs, its devices side by side
+# and
+# its checkpoint policies are derived before the rows and the instructions go. Its communication kernels stay, because
+# exposed communication outside of a job is told beside the job's.
+#
+# A process whose collectives reach devices of other processes is kept whole: the runs of all of them are put together
+# by their instructions.
+
+
+_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set, candidates, peaks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducedPrograms:
+    """What is kept of a trace beside what is kept of any."""
+
+    hlo: tuple[HloModule, ...] = ()
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    facts: Mapping[Any, Any] = field(default_factory=dict)
+    whole: bool = False
+    """All rows are kept."""
+
+
+def reduce_programs(trace: Trace) -> ReducedPrograms:
+    """What comparing reads of a trace's programs and their runs; nothing where there are none."""
+    ran = len(trace.rows["hlo_ops"])
+    if not trace.hlo and not ran:
+        return ReducedPrograms()
+    if is_process(trace):
+        return ReducedPrograms(
+            hlo=trace.hlo, whole=True, facts={one: trace.fact(one) for one in (programs, hot_instructions)}
+        )
+    facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in _DERIVED}
+    facts[collectives] = ()
+    rows: dict[str, Rows] = {}
+    if ran:
+        kept, exposed, names, instructions = _communication(trace)
+        rows = {**kept, "hlo_ops": _one_run(trace)}
+        facts |= {
+            exposed_communication: exposed, communication_names: names, communication_instructions: instructions
+        }  # fmt: skip
+    return ReducedPrograms(hlo=tuple(map(_without_instructions, trace.hlo)), rows=rows, facts=facts)
+
+
+def _without_instructions(module: HloModule) -> HloModule:
+    """What names a program and its file: no instruction is left in it."""
+    return replace(
+        module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}, thunks=None
+    )
+
+
+def _one_run(trace: Trace) -> Rows:
+    """The first run of an instruction: it tells a recording of programs from others."""
+    first = trace.rows["hlo_ops"].take(np.zeros(1, np.int64))
+    return with_columns(first, {"kernel": MISSING, "copy": MISSING, "slice": MISSING})
+
+
+def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int, str], dict[int, Any]]:
+    """Communication kernels and what is known of them: rows, exposed ns by row, instructions' names, instructions."""
+    kernels, held = trace.rows["kernels"], trace.rows["collectives"]
+    chosen = np.flatnonzero(kernels["communication"])
+    at = new_rows(len(kernels), chosen)
+    of_kernel = np.flatnonzero(held["kernel"] != MISSING)
+    linked = held.take(of_kernel[at[held["kernel"][of_kernel]] != MISSING])
+    rows = {
+        "kernels": with_columns(kernels.take(chosen), {"call": MISSING, "op": MISSING}),
+        "collectives": with_columns(linked, {"kernel": moved_references(linked["kernel"], at), "slice": MISSING}),
+    }
+    names = {int(at[row]): name for row, name in trace.fact(communication_names).items()}
+    instructions = {int(at[row]): one for row, one in trace.fact(communication_instructions).items()}
+    return rows, trace.fact(exposed_communication)[chosen], names, instructions
+
+
+# A trace without the rows that only its own rules read: what is left is what comparing ranks reads.
+#
+# Kept are devices, threads, steps, collectives, their kernels and the calls that launched them, data loaders, the
+# user's longest Python functions, and per thread when it ran ops at all. What is derived from all rows (device time,
+# step
+# windows, its memories, when a device computed, counters of links, the collectives as comparing reads them) is
+# derived
+# before the rows go and stays as a fact. So a comparison says of slim traces what it says of whole ones.
+
+
+MOST_FRAMES = 20_000
+"""Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
+
+_SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work, trace_memories)
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
+_OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
+
+
+def reduce_trace(trace: Trace) -> Trace:
+    """The trace with the rows and facts that comparing reads. ``trace`` itself stays as it is.
+
+    The log of torch.compile and the flight recorder are kept whole; compiled programs and what they ran as
+    ``xla_cut`` says. A fact that cannot be derived raises what it raises.
+    """
+    derived = [*_SLIM_DERIVED, compile_summary]
+    ranked = has_ranks(trace)
+    if ranked:
+        derived += _OF_COLLECTIVES
+    if trace.compile_log is not None:
+        derived += _OF_COMPILING
+    facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
+    rows = {name: trace.rows[name] for name in ("devices", "threads", "steps")}
+    strings = trace.strings
+    if ranked:
+        strings = [*strings, "ops"]
+        cut, facts[locals_of], facts[exposed_communication] = _reduce_tables(trace)
+        rows |= cut
+    xla = reduce_programs(trace)
+    facts |= xla.facts
+    held, pool = (trace.rows, trace.strings) if xla.whole else _own_strings({**rows, **xla.rows}, strings)
+    kept = Trace(
+        source=trace.source,
+        strings=pool,
+        rows=held,
+        recorded=trace.recorded,
+        step_times_ns=trace.step_times_ns,
+        window_ns=trace.window_ns,
+        window_steps=trace.window_steps,
+        hlo=xla.hlo,
+        compile_log=trace.compile_log,
+        flight_record=trace.flight_record,
+    )
+    kept.judged_device, kept.target = trace.judged_device, trace.target
+    for derive, value in facts.items():
+        kept.seed(derive, value)
+    return kept
+
+
+def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
+    """Tables of a rank with collectives, its collectives with their rows moved, exposure by kernel that is kept."""
+    kernels, calls, collectives = (trace.rows[name] for name in ("kernels", "calls", "collectives"))
+    found = trace.fact(locals_of)
+    chosen = np.unique([one.kernel for one in found if one.kernel != MISSING]).astype(np.int64)
+    kernel_at = new_rows(len(kernels), chosen)
+    launched = kernels["call"][chosen]
+    call_rows = np.unique(launched[launched != MISSING])
+    slices, slice_at = _slices(trace, found)
+    moved: dict[str, dict[str, Any]] = {
+        "kernels": {"call": moved_references(launched, new_rows(len(calls), call_rows)), "op": MISSING},
+        "calls": {"parent": MISSING},
+        "collectives": {
+            "kernel": moved_references(collectives["kernel"], kernel_at),
+            "slice": moved_references(collectives["slice"], slice_at),
+            "group": MISSING,
+            "ranks": MISSING,
+            "dtype": MISSING,
+        },
+    }
+    taken = {"kernels": kernels.take(chosen), "calls": calls.take(call_rows), "collectives": collectives}
+    members: dict[tuple[int, ...] | None, tuple[int, ...] | None] = {}
+    local = tuple(
+        replace(
+            one,
+            kernel=one.kernel if one.kernel == MISSING else int(kernel_at[one.kernel]),
+            slice=one.slice if one.slice == MISSING else int(slice_at[one.slice]),
+            ranks=members.setdefault(one.ranks, one.ranks),
+        )
+        for one in found
+    )
+    rows = {name: with_columns(taken[name], columns) for name, columns in moved.items()}
+    return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
+
+
+def _slices(trace: Trace, found: tuple[Local, ...]) -> tuple[Rows, Int64]:
+    """The spans that are kept and, per row of ``slices``, where it is now; ops of a thread become when it ran any."""
+    rows = trace.rows["slices"]
+    collectives = trace.rows["collectives"]["slice"]
+    named = np.array([one.slice for one in found if one.slice != MISSING], np.int64)
+    kept = np.unique(
+        np.concatenate((named, collectives[collectives != MISSING], input_slices(trace), _frames(trace)))
+    ).astype(np.int64)
+    own = [code for code, text in enumerate(trace.strings) if text.startswith(OWN_NAMES)]
+    ops = (rows["kind"] == int(SliceKind.OP)) & ~np.isin(rows["name"], own)
+    busy: list[tuple[int, int, int]] = []
+    for thread in np.unique(rows["thread"][ops]).tolist():
+        here = ops & (rows["thread"] == thread)
+        spans = union(rows["start_ns"][here], rows["end_ns"][here])
+        busy += [(thread, start, end) for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)]
+    added = np.array(busy, np.int64).reshape(-1, 3)
+    thread = np.concatenate((rows["thread"][kept], added[:, 0]))
+    start = np.concatenate((rows["start_ns"][kept], added[:, 1]))
+    end = np.concatenate((rows["end_ns"][kept], added[:, 2]))
+    order = np.lexsort((-end, start, thread))
+    blank = np.full(len(added), MISSING)
+    columns: dict[str, Any] = {
+        "start_ns": start,
+        "end_ns": end,
+        "thread": thread,
+        "name": np.concatenate((rows["name"][kept], np.full(len(added), len(trace.strings)))),
+        "kind": np.concatenate((rows["kind"][kept], np.full(len(added), int(SliceKind.OP)))),
+    }
+    for name in ("external_id", "sequence", "forward_thread"):
+        columns[name] = np.concatenate((rows[name][kept], blank))
+    at = np.full(len(rows), MISSING, np.int64)
+    turned = np.argsort(order)
+    at[kept] = turned[: len(kept)]
+    return Rows(TABLES["slices"], {name: values[order] for name, values in columns.items()}), at
+
+
+def _frames(trace: Trace) -> Int64:
+    """Rows of the longest Python functions of the user's."""
+    rows = trace.rows["slices"]
+    python = np.flatnonzero(rows["kind"] == int(SliceKind.PYTHON))
+    names, inverse = np.unique(rows["name"][python], return_inverse=True)
+    frames = [parse_frame(trace.text(int(code))) for code in names]
+    mine = np.array([frame is not None and frame.owner is Owner.USER for frame in frames], bool)
+    chosen = python[mine[inverse]] if len(python) else python
+    if len(chosen) > MOST_FRAMES:
+        lasting = rows["end_ns"][chosen] - rows["start_ns"][chosen]
+        chosen = chosen[np.argsort(-lasting, kind="stable")[:MOST_FRAMES]]
+    return chosen
+
+
+def _own_strings(rows: dict[str, Rows], strings: list[str]) -> tuple[dict[str, Rows], list[str]]:
+    """The rows with codes into a pool that holds nothing but their texts, and the pool."""
+    texts = [rows[name][column.name] for name in rows for column in rows[name].table.columns if column.text]
+    used = np.unique(np.concatenate(texts)).astype(np.int64)
+    used = used[used != MISSING]
+    at = new_rows(len(strings), used)
+    held = {
+        name: with_columns(
+            table,
+            {column.name: moved_references(table[column.name], at) for column in table.table.columns if column.text},
+        )
+        for name, table in rows.items()
+    }
+    return held, [strings[code] for code in used.tolist()]
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """The traces of one task, cut down to what comparing reads; or why there are none."""
+
+    examined: tuple[Examined, ...] = ()
+    programs: tuple[Trace, ...] = ()
+    """Compiled programs alone: whole and not judged yet, for several files of them are one trace together."""
+    skipped: Skipped | None = None
+
+
+def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | None = None) -> Digest:
+    """Read a task (a path, a URL of fsspec's, or a part of a run) and judge it.
+
+    ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
+    """
+    if isinstance(task, RunPart):
+        return digest_traces(*_part(task), rules, device)
+    if not is_remote(task):
+        return digest_traces(*read_task(task), rules, device)
+    shown = shown_url(task)
+    try:
+        with fetched(task) as copy:
+            traces, skipped = read_in_folder(copy)
+            for trace in traces:
+                _relocate(trace, str(copy), shown)
+            lost = None if skipped is None else replace(skipped, path=shown)
+            return digest_traces(traces, lost, rules, device)
+    except DataError as error:
+        return Digest(skipped=Skipped(path=shown, reason=str(error).removeprefix(f"{shown}: "), broken=True))
+
+
+def _part(part: RunPart) -> ReadResult:
+    if not is_remote(part.path):
+        return read_task(part)
+    shown = shown_url(part.path)
+    named = f"{shown}/{part.name()}"
+    try:
+        with fetched_part(part) as here:
+            traces, lost = read_task(here)
+    except DataError as error:
+        return (), Skipped(path=named, reason=str(error).removeprefix(f"{shown}: "), broken=True)
+    for trace in traces:
+        _relocate(trace, here.path, shown)
+    return traces, None if lost is None else replace(lost, path=named, reason=lost.reason.replace(here.path, shown))
+
+
+def _relocate(trace: Trace, copy: str, shown: str) -> None:
+    """Say where the trace lies, and not where its copy lay."""
+    source = trace.source
+    notes = tuple(note.replace(copy, shown) for note in source.notes)
+    trace.source = replace(source, path=source.path.replace(copy, shown), notes=notes)
+    trace.hlo = tuple(replace(module, source=module.source.replace(copy, shown)) for module in trace.hlo)
+    if trace.compile_log is not None:
+        trace.compile_log = replace(trace.compile_log, path=trace.compile_log.path.replace(copy, shown))
+
+
+def digest_traces(
+    traces: Sequence[Trace], skipped: Skipped | None, rules: tuple[str, ...] | None, device: Device | None
+) -> Digest:
+    """Judge traces that were read as one task, and cut them down; arguments as of `digest` and `Digest`."""
+    programs = tuple(trace for trace in traces if holds_programs_only(trace))
+    chosen = chosen_rules(rules)
+    examined = []
+    for trace in traces:
+        if holds_programs_only(trace):
+            continue
+        if device is not None:
+            judge_for(trace, device)
+        told = examine(trace, chosen)
+        examined.append(replace(told, trace=_reduce(trace)))
+        trace.forget()  # facts may hold the trace itself, and its tables would wait for the garbage collector
+    return Digest(examined=tuple(examined), programs=programs, skipped=skipped)
+
+
+def _reduce(trace: Trace) -> Trace:
+    """A trace of which a fact breaks is kept whole, so that comparing meets the same error."""
+    try:
+        return reduce_trace(trace)
+    except Exception:
+        _log.warning("%s is kept whole", trace.source.path, exc_info=True)
+        return trace
+
+
+def trim_evidence(digest: Digest) -> Digest:
+    """Without the evidence that is not shown of a rank among others."""
+    return replace(digest, examined=tuple(map(_trim_outcomes, digest.examined)))
+
+
+def _trim_outcomes(one: Examined) -> Examined:
+    outcomes = (
+        replace(
+            outcome,
+            findings=tuple(replace(finding, evidence=finding.evidence[:EVIDENCE_EACH]) for finding in outcome.findings),
+        )
+        if outcome.findings
+        else outcome
+        for outcome in one.outcomes
+    )
+    return replace(one, outcomes=tuple(outcomes))
+
+
+def read_result(digest: Digest) -> ReadResult:
+    """What was read of its task."""
+    return (*(one.trace for one in digest.examined), *digest.programs), digest.skipped

@@ -1,0 +1,214 @@
+"""A file's bytes, decompressed and mapped: bounded memory, whatever the size."""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import mmap
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from perfscope.model.errors import DataError
+
+GZIP_MAGIC = b"\x1f\x8b"
+XZ_MAGIC = b"\xfd7zXZ\x00"
+IN_MEMORY = 64 << 20
+"""Decompressed bytes kept in memory; larger ones go to an unlinked temporary file that is mapped."""
+LARGEST = 64 << 30
+"""Decompressed bytes accepted: beyond it a gzip is a bomb, or must be split."""
+_PIECE = 4 << 20
+XZ_MEMORY = 256 << 20
+"""Bytes the xz decoder may take; ``xz -9`` needs 65 MiB, and a file may claim a dictionary of 4 GiB."""
+
+
+def open_gzip(path: Path) -> IO[bytes]:
+    """A gzip file for reading; isal where it is installed (three times faster), zlib otherwise."""
+    try:
+        from isal import igzip
+
+        opened: IO[bytes] = igzip.open(path, "rb")
+        return opened
+    except ImportError:
+        import gzip
+
+        plain: IO[bytes] = gzip.open(path, "rb")  # type: ignore[assignment]  # noqa: SIM115 (the caller closes it)
+        return plain
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.mmap]:
+    """The content of ``path``, unpacked if it is gzip or xz. ``DataError`` if it cannot be read or is cut off.
+
+    More than ``largest`` bytes of content are refused (``None``: more than ``LARGEST`` unpacked ones).
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(XZ_MAGIC))
+            if magic.startswith(GZIP_MAGIC) or magic == XZ_MAGIC:
+                with _unpacked(path, "gzip" if magic.startswith(GZIP_MAGIC) else "xz", largest or LARGEST) as data:
+                    yield data
+                return
+            size = path.stat().st_size
+            if largest is not None and size > largest:
+                raise DataError(f"{path}: {size:,} bytes: larger than any file of its kind, refused")
+            if not size:
+                yield b""
+                return
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                yield data
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.mmap]:
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as held:
+        _decompress(path, held, packing, largest)
+        size = held.tell()
+        if size <= IN_MEMORY:
+            held.seek(0)
+            yield held.read()
+            return
+        held.flush()
+        with mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+@contextlib.contextmanager
+def unpacked_path(path: Path, suffix: str) -> Iterator[Path]:
+    """A file with the content of ``path`` for libraries that open by name: itself, or unpacked into a temporary one.
+
+    ``DataError`` as in ``open_bytes``.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(XZ_MAGIC))
+        if not magic.startswith(GZIP_MAGIC) and magic != XZ_MAGIC:
+            yield path
+            return
+        with tempfile.NamedTemporaryFile(prefix="perfscope-", suffix=suffix) as held:
+            _decompress(path, held, "gzip" if magic.startswith(GZIP_MAGIC) else "xz", LARGEST)
+            held.flush()
+            yield Path(held.name)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None:
+    import lzma
+    import zlib
+
+    total = 0
+    try:
+        for piece in _gzip_pieces(path) if packing == "gzip" else _xz_pieces(path):
+            total += len(piece)
+            if total > largest or total > shutil.disk_usage(tempfile.gettempdir()).free + IN_MEMORY:
+                raise DataError(f"{path}: decompresses to more than {total:,} bytes: refused")
+            into.write(piece)
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: {_corruption_text(packing, total, cut=isinstance(error, EOFError))}") from error
+    except OSError as error:
+        raise DataError(f"{path}: {_corruption_text(packing, total)} ({error})") from error
+    except Exception as error:  # isal's own error type derives from OSError only in some versions
+        if type(error).__module__.startswith("isal"):
+            raise DataError(f"{path}: {_corruption_text(packing, total)}") from error
+        raise
+
+
+def _corruption_text(packing: str, total: int, *, cut: bool = False) -> str:
+    """What is wrong with packed data of which ``total`` bytes were unpacked; of the first piece none count."""
+    where = f"after {total:,} bytes of its content" if total else f"within the first {_PIECE >> 20} MiB of its content"
+    return f"{packing} is {'cut off' if cut else 'corrupt'} {where}"
+
+
+def _gzip_pieces(path: Path) -> Iterator[bytes]:
+    with open_gzip(path) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _xz_pieces(path: Path) -> Iterator[bytes]:
+    import lzma
+
+    decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+    with path.open("rb") as file:
+        while not decoder.eof:
+            packed = file.read(_PIECE) if decoder.needs_input else b""
+            if decoder.needs_input and not packed:
+                raise EOFError("xz ends too early")
+            yield decoder.decompress(packed, _PIECE)
+
+
+# What a file begins with, and what a person would call one that no reader knows.
+
+
+HEAD_BYTES = 65_536
+"""Bytes of (decompressed) content a reader may sniff: a Kineto header with device properties fits."""
+
+_MAGIC_NAMES = (
+    (b"SQLite format 3\x00", "an SQLite database"),
+    (b"PK\x03\x04", "a zip archive (unpack it first)"),
+    (b"\x1f\x8b", "gzip data that cannot be decompressed"),
+    (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
+    (b"BZh", "bzip2 data (decompress it first)"),
+    (b"\xfd7zXZ\x00", "xz data that cannot be decompressed"),
+    (b"\x7fELF", "a program"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the file itself"),
+    (b"<", "HTML or XML"),
+    (b"{", "JSON, but of no trace format"),
+    (b"[", "JSON, but of no trace format"),
+)
+"""First bytes -> what a person would call the file; the first that fits is said."""
+
+
+def read_head(file: Path) -> bytes:
+    """The first bytes of a file, decompressed if it is gzip or xz (as far as it is intact)."""
+    with file.open("rb") as stream:
+        raw = stream.read(HEAD_BYTES)
+    try:
+        if raw.startswith(GZIP_MAGIC):
+            return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)
+        if raw.startswith(XZ_MAGIC):
+            return lzma.LZMADecompressor(memlimit=XZ_MEMORY).decompress(raw, HEAD_BYTES)
+    except (zlib.error, lzma.LZMAError):
+        return raw
+    return raw
+
+
+def _describe_empty_archive(file: Path) -> str:
+    """A packed file whose first bytes unpack to nothing: packed nothing, or cut off."""
+    with file.open("rb") as stream:
+        raw = stream.read(HEAD_BYTES)
+    gzip = raw.startswith(GZIP_MAGIC)
+    packed = zlib.decompressobj(wbits=31) if gzip else lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+    packed.decompress(raw)
+    name = "gzip" if gzip else "xz"
+    return f"an empty {name} file" if packed.eof else f"{name} data that is cut off before its content"
+
+
+def describe_file(file: Path) -> str:
+    """``'an SQLite database'``: what a file looks like that no reader knows."""
+    if not file.is_file():
+        return "not a file"
+    if file.stat().st_size == 0:
+        return "an empty file"
+    head = read_head(file)
+    if not head:
+        return _describe_empty_archive(file)
+    for magic, name in _MAGIC_NAMES:
+        if head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(magic):
+            return name
+    try:
+        head[:1024].decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < min(len(head), 1024) - 4:
+            return "binary data of an unknown format"
+    return "text" if b"\x00" not in head else "binary data of an unknown format"

@@ -1,0 +1,48 @@
+"""The program before XLA optimized it, where one lies beside the compiled one.
+
+XLA's dumps name them ``module_0012.jit_step.before_optimizations.txt`` and
+``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``, ``perfscope compile``
+``00.jit_step.before_optimizations.hlo.pb`` and ``00.jit_step.hlo.pb``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.hlo import proto, text
+from perfscope.model.errors import DataError
+
+_WORD = ".before_optimizations"
+_ENDS = (".hlo.pb", ".txt", ".hlo.txt")
+_PACKED = ("", ".xz", ".gz")
+
+
+def unoptimized_program(source: str) -> HloModule | None:
+    """The program that the one in ``source`` was compiled from; ``None`` where none lies there, or it cannot be read.
+
+    ``source``: as a module says where it came from, a file or something else.
+    """
+    path = Path(source)
+    try:
+        if not path.is_file():
+            return None
+        parts = path.name.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            stem = ".".join(parts[:count])
+            for end in (ending + packed for ending in _ENDS for packed in _PACKED):
+                found = path.with_name(f"{stem}{_WORD}{end}")
+                if found != path and found.is_file():
+                    return _read(found)
+    except OSError:
+        return None
+    return None
+
+
+def _read(path: Path) -> HloModule | None:
+    read = proto.read if ".pb" in path.suffixes else text.read
+    try:
+        (module,) = read(path).hlo
+    except (DataError, ValueError):
+        return None
+    return module

@@ -1,0 +1,142 @@
+"""What every category and name of a Kineto trace stands for, over all ages of the schema."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from perfscope.model.trace import CallKind, CopyKind, HostMemory, SliceKind
+
+
+class Group(IntEnum):
+    """The table an event goes to."""
+
+    SLICE = 0
+    CALL = 1
+    KERNEL = 2
+    COPY = 3
+    SYNC = 4
+    MTIA = 5
+    MIRROR = 6
+
+
+CATEGORIES: dict[str, Group] = {
+    "cpu_op": Group.SLICE,
+    "operator": Group.SLICE,
+    "user_annotation": Group.SLICE,
+    "python_function": Group.SLICE,
+    "overhead": Group.SLICE,
+    "cuda_profiler_range": Group.SLICE,
+    "cuda_runtime": Group.CALL,
+    "cuda_driver": Group.CALL,
+    "runtime": Group.CALL,
+    "driver": Group.CALL,
+    "mtia_runtime": Group.CALL,
+    "privateuse1_runtime": Group.CALL,
+    "privateuse1_driver": Group.CALL,
+    "xpu_runtime": Group.CALL,
+    "xpu_driver": Group.CALL,
+    "kernel": Group.KERNEL,
+    "concurrent_kernel": Group.KERNEL,
+    "gpu_memcpy": Group.COPY,
+    "memcpy": Group.COPY,
+    "gpu_memset": Group.COPY,
+    "memset": Group.COPY,
+    "cuda_sync": Group.SYNC,
+    "mtia_ccp_events": Group.MTIA,
+    # shown a second time for viewers: the host annotation projected on the device, and the capture's frame
+    "gpu_user_annotation": Group.MIRROR,
+    "mtia_user_annotation": Group.MIRROR,
+    "trace": Group.MIRROR,
+}
+"""Category (lower case) -> group. Anything else is counted as unplaced under its name."""
+
+SLICE_KINDS: dict[str, SliceKind] = {
+    "cpu_op": SliceKind.OP,
+    "operator": SliceKind.OP,
+    "user_annotation": SliceKind.ANNOTATION,
+    "python_function": SliceKind.PYTHON,
+    "overhead": SliceKind.OVERHEAD,
+    "cuda_profiler_range": SliceKind.OTHER,
+}
+
+STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
+"""Annotations that are steps, the surest first."""
+
+GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
+"""Host collectives: c10d annotates them with the backend; the operation is group 1."""
+
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|mscclpp|nvshmem|deep_?ep::|cross_device_reduce|multimem_|"
+    r"all_?reduce|all_?gather|reduce_?scatter(?!_grad)|all_?to_?all|alltoall",
+    re.IGNORECASE,
+)
+_COLLECTIVE_NAMES = (
+    (re.compile(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
+    (re.compile(r"all_?gather", re.I), "all_gather"),
+    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
+    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
+    (re.compile(r"broadcast", re.I), "broadcast"),
+    (re.compile(r"send_?recv", re.I), "send_recv"),
+    (re.compile(r"reduce", re.I), "reduce"),
+)
+
+_SYNC_CALL = re.compile(r"Synchronize|^synchronize|waitEvent$|^hipMemcpyWithStream$")
+_MEMORY_CALL = re.compile(r"Malloc|Free|MemAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister|HostAlloc")
+
+_DIRECTIONS = (
+    (re.compile(r"\bHtoD\b|Host\w* -> Device|CopyHostToDevice"), CopyKind.HOST_TO_DEVICE),
+    (re.compile(r"\bDtoH\b|Device -> Host|CopyDeviceToHost"), CopyKind.DEVICE_TO_HOST),
+    (re.compile(r"\bDtoD\b|CopyDeviceToDevice"), CopyKind.DEVICE_TO_DEVICE),
+    (re.compile(r"\bPtoP\b|PeerToPeer"), CopyKind.PEER_TO_PEER),
+    (re.compile(r"\bHtoH\b"), CopyKind.HOST_TO_HOST),
+)
+
+
+def is_communication(kernel: str) -> bool:
+    """True for a collective or point-to-point kernel, by its name (NCCL, RCCL, NVSHMEM, custom all-reduce)."""
+    # template arguments may name anything; the function's own name stands before them
+    return _COMMUNICATION.search(kernel.split("<", 1)[0]) is not None
+
+
+def collective_name(kernel: str) -> str:
+    """The operation of a communication kernel from its name; ``unknown`` for RCCL's generic kernel."""
+    for pattern, name in _COLLECTIVE_NAMES:
+        if pattern.search(kernel):
+            return name
+    return "unknown"
+
+
+def call_kind(name: str) -> CallKind:
+    """What a runtime or driver call does, from its CUDA, HIP or MTIA name."""
+    if "GraphLaunch" in name:
+        return CallKind.GRAPH
+    if "Launch" in name or name == "runFunction":
+        return CallKind.KERNEL
+    if _SYNC_CALL.search(name):
+        return CallKind.SYNC if name != "hipMemcpyWithStream" else CallKind.COPY
+    if "Memcpy" in name or "memcpy" in name:
+        return CallKind.COPY
+    if "Memset" in name or "memset" in name:
+        return CallKind.MEMSET
+    return CallKind.MEMORY if _MEMORY_CALL.search(name) else CallKind.OTHER
+
+
+def copy_kind(name: str) -> CopyKind:
+    """Direction of a copy row, from its name (CUDA and ROCm spellings)."""
+    if "emset" in name:
+        return CopyKind.MEMSET
+    for pattern, kind in _DIRECTIONS:
+        if pattern.search(name):
+            return kind
+    return CopyKind.UNKNOWN
+
+
+def host_memory(name: str) -> HostMemory:
+    """Host side of a copy row, from its name; ROCm does not say pinned or pageable."""
+    if "Pageable" in name:
+        return HostMemory.PAGEABLE
+    if "Pinned" in name:
+        return HostMemory.PINNED
+    sided = copy_kind(name) in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST)
+    return HostMemory.UNKNOWN if sided else HostMemory.NONE

@@ -1,0 +1,172 @@
+"""A stretch of the event array to a shard: chunks cut where the decoder agrees, odd ones mended."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from perfscope.analyzers.readers.kineto.document import CUT, Buffer
+from perfscope.analyzers.readers.kineto.events import EXACT, FAST, lenient
+from perfscope.analyzers.readers.kineto.shard import Shard
+from perfscope.model.errors import DataError
+
+# Mends what profilers are known to write wrongly; every repair is counted by kind.
+#
+# - torch 2.13 does not escape ``"`` in names (record_function text, dynamo file names).
+# - Kineto wrote ``nan`` and ``inf`` for bandwidth and occupancy.
+# - Control characters stand unescaped in some kernel names.
+
+
+QUOTES = "unescaped quotes in a name"
+NUMBERS = "nan or inf where JSON has none"
+CONTROLS = "control characters in a string"
+
+_LINE = re.compile(
+    rb'^(\s*"(?:name|cat|Call stack|Input type|kernel|Trace name)"\s*:\s*")(.*)("\s*,?\s*)$', re.MULTILINE
+)
+_INLINE = re.compile(
+    rb'("name"\s*:\s*")(.*?)("\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|id|args|s|bp|sf|cname)"\s*:|\}))', re.DOTALL
+)
+_NUMBER = re.compile(rb"(:\s*)-?(?:nan|NaN|inf|Infinity)(\s*[,}\]])")
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+def mend(text: bytes) -> tuple[bytes, Counter[str]]:
+    """``text`` with the known faults mended, and how many of each kind were."""
+    repairs: Counter[str] = Counter()
+    text, controls = _CONTROL.subn(b" ", text)
+    text, numbers = _NUMBER.subn(rb"\1null\2", text)
+    repairs[CONTROLS], repairs[NUMBERS] = controls, numbers
+    pretty = text.count(b"\n") > 3 * text.count(b'"name"')  # one key a line, not one event a line
+
+    def escape(match: re.Match[bytes]) -> bytes:
+        before, inner, after = match.groups()
+        mended = _escaped(inner)
+        repairs[QUOTES] += mended != inner
+        return before + mended + after
+
+    text = (_LINE if pretty else _INLINE).sub(escape, text)
+    return text, +repairs
+
+
+def _escaped(inner: bytes) -> bytes:
+    """Escape quotes that are not escaped yet, and a backslash that would escape the closing quote."""
+    if b'"' not in inner and not inner.endswith(b"\\"):
+        return inner
+    parts = re.split(rb"(\\.)", inner, flags=re.DOTALL)  # escapes stand at odd places and stay
+    mended = b"".join(part if index % 2 else part.replace(b'"', b'\\"') for index, part in enumerate(parts))
+    trailing = len(mended) - len(mended.rstrip(b"\\"))
+    return mended + b"\\" if trailing % 2 else mended
+
+
+CHUNK = 2 << 20
+"""Bytes decoded at once: large enough that msgspec's speed shows, small enough to bound memory."""
+
+LARGEST_CHUNK = 64 << 20
+"""No single event is larger; beyond it the file is refused rather than held in memory."""
+
+_TRIES = 8
+"""Cuts tried before a chunk is taken for corrupt. A cut inside a string is rare; eight in a row is damage."""
+
+_BLANK = re.compile(rb"[\s,]*")
+
+
+def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callable[[int], None] | None = None) -> Shard:
+    """Events in ``data[start:end]`` as a shard; the range begins and ends at event boundaries.
+
+    ``DataError`` names the byte at which the events cannot be decoded.
+    """
+    shard = Shard()
+    enabled = gc.isenabled()
+    gc.disable()  # chunks are acyclic and die at once; the collector would walk them for nothing
+    try:
+        while True:
+            blank = _BLANK.match(data, start, end)
+            start = blank.end() if blank else start
+            if start >= end:
+                return shard
+            start = _take(shard, data, start, end, path)
+            if progress is not None:
+                progress(start)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
+    """Decode one chunk that begins at ``start``; the position behind it."""
+    size = CHUNK
+    while True:
+        stops = _stops(data, start, min(start + size, end), end)
+        error: Exception | None = None
+        for stop in stops:
+            text = b"".join((b"[", data[start:stop], b"]"))
+            try:
+                _decode(shard, text)
+            except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+                error = error or problem
+                continue
+            return stop
+        if stops:
+            behind = _mended(shard, data, start, stops[0])
+            if behind is not None:
+                return behind
+        if start + size >= end or size >= LARGEST_CHUNK:
+            what = "an event larger than 64 MiB" if size >= LARGEST_CHUNK else str(error or "no event ends here")
+            raise DataError(f"{path}: corrupt near byte {start:,}: {what[:120]}")
+        size *= 8
+
+
+def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
+    """Ends to try for a chunk, the farthest first: just behind the ``}`` of a cut, or the range's end."""
+    if soft_end >= end:
+        return [end]
+    window = 1 << 14
+    while True:
+        begin = max(start, soft_end - window)
+        cuts = [begin + cut.start() + 1 for cut in CUT.finditer(data[begin:soft_end])]
+        if cuts or begin == start:
+            return cuts[: -_TRIES - 1 : -1]
+        window *= 8
+
+
+def _decode(shard: Shard, text: bytes) -> None:
+    try:
+        if shard.add(FAST.decode(text)):
+            return
+        events = EXACT.decode(text)
+    except msgspec.ValidationError:
+        _lenient(shard, json.loads(text, parse_float=str))
+        return
+    shard.add(events)
+
+
+def _lenient(shard: Shard, events: list[Any]) -> None:
+    placed = []
+    for event in events:
+        made = lenient(event)
+        if isinstance(made, str):
+            shard.unplaced[made] += 1
+            shard.events += 1
+        else:
+            placed.append(made)
+    shard.add(placed)
+
+
+def _mended(shard: Shard, data: Buffer, start: int, stop: int) -> int | None:
+    """Take the chunk after mending what profilers are known to write wrongly; None if it stays undecodable."""
+    text, repairs = mend(data[start:stop])
+    if not repairs:
+        return None
+    try:
+        _decode(shard, b"".join((b"[", text, b"]")))
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    shard.repairs.update(repairs)
+    return stop

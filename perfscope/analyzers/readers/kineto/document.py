@@ -1,0 +1,181 @@
+"""The document around the events: where the event array begins and ends, and the allow-listed head."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from perfscope.model.errors import DataError
+
+Buffer = bytes | mmap.mmap
+
+CUT = re.compile(rb"\}\s*,\s*\{")
+"""Where one event may end and the next begin; only a decoder can tell, a string may hold it too."""
+
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BLANK = b" \t\r\n"
+_CUT_TEXT = re.compile(r"\}\s*,\s*\{")
+_WHITE = re.compile(rb"\s*")
+_WHITE_TEXT = re.compile(r"\s*")
+
+LARGEST_BASE_NS = 2**61
+"""The year 2043; with it the largest time and duration of an event still fit an int64 (see `numbers.py`)."""
+
+_TAIL_WINDOW = 1 << 16
+"""Bytes from the end in which the end of the events is looked for first."""
+_LARGEST_TAIL = 1 << 25
+"""Keys behind the events are a few kB; 32 MiB without their end means the file is cut off."""
+
+
+class DeviceProperties(msgspec.Struct):
+    """What a trace says of a device."""
+
+    id: int = -1
+    name: str = ""
+    memory: int = msgspec.field(default=-1, name="totalGlobalMem")
+    cores: int = msgspec.field(default=-1, name="numSms")
+
+
+class Distributed(msgspec.Struct):
+    """What a trace says of the job."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    groups: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="pg_config")
+    """Process groups, as text: `process_groups.py` reads it, and what is odd in it costs no rank."""
+
+
+class Head(msgspec.Struct):
+    """The top-level keys perfscope reads. Host, user and job names and environment dumps are not read."""
+
+    base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
+    devices: list[DeviceProperties] = msgspec.field(default_factory=list, name="deviceProperties")
+    distributed: Distributed | None = msgspec.field(default=None, name="distributedInfo")
+    with_stack: int = 0
+    record_shapes: int = 0
+    profile_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Byte range of the event array's content, and the head."""
+
+    start: int
+    end: int
+    head: Head
+
+
+def locate(data: Buffer, path: str) -> Document:
+    """Find the event array of ``data``. ``DataError`` if there is none or the file ends inside it."""
+    opening = _WHITE.match(data)
+    first = opening.end() if opening else 0
+    if data[first : first + 1] == b"[":
+        before, start = b"", first + 1
+    else:
+        found = _ARRAY.search(data)
+        if found is None:
+            raise DataError(f'{path}: no "traceEvents" in it: not a trace of torch.profiler')
+        before, start = data[first : found.start()], found.end()
+    end = _array_end(data, start)
+    if end is None:
+        raise DataError(f"{path}: cut off or corrupt: the event array does not end (read {len(data):,} bytes)")
+    return Document(start=start, end=end, head=_head(before, data[end + 1 :], path))
+
+
+def _array_end(data: Buffer, start: int) -> int | None:
+    """Position of the ``]`` that closes the events: the first whose rest completes the document."""
+    is_list = not data[: start - 1].strip(_BLANK)
+    window = _TAIL_WINDOW
+    while True:
+        begin = max(start, len(data) - window)
+        shown = data[begin:].decode("latin-1")  # one character a byte, so positions agree
+        position = 0 if begin == start else _next_event(shown, 0)
+        while position is not None:
+            stop, closed = _walk(shown, position)
+            if closed and _completes(data[begin + stop + 1 :], is_list=is_list):
+                return begin + stop
+            position = _next_event(shown, max(stop, position + 1))
+        if begin == start or window >= _LARGEST_TAIL:
+            return None
+        window *= 8
+
+
+def _next_event(shown: str, position: int) -> int | None:
+    found = _CUT_TEXT.search(shown, position)
+    return None if found is None else found.end() - 1
+
+
+def _walk(shown: str, position: int) -> tuple[int, bool]:
+    """Step over events from ``position``: where it stopped, and whether that is the closing bracket."""
+    decode = json.JSONDecoder().raw_decode
+    position = _white(shown, position)
+    if shown[position : position + 1] == "]":
+        return position, True
+    while True:
+        try:
+            event, behind = decode(shown, position)
+        except (ValueError, RecursionError):
+            return position, False
+        if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
+            return position, False
+        position = _white(shown, behind)
+        mark = shown[position : position + 1]
+        if mark == "]":
+            return position, True
+        if mark != ",":
+            return position, False
+        position = _white(shown, position + 1)
+
+
+def _white(shown: str, position: int) -> int:
+    found = _WHITE_TEXT.match(shown, position)
+    return found.end() if found else position
+
+
+def _completes(rest: bytes, *, is_list: bool) -> bool:
+    rest = rest.strip(_BLANK)
+    if is_list:
+        return not rest
+    if not rest.startswith((b",", b"}")):
+        return False
+    try:
+        msgspec.json.decode(b'{"":0' + rest, type=dict[str, msgspec.Raw])
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _head(before: bytes, after: bytes, path: str) -> Head:
+    """Known keys before and after the events; a value of an unexpected type is left out."""
+    merged: dict[str, Any] = {}
+    around = [before.rstrip(_BLANK).rstrip(b",") + b"}"]
+    if before:
+        around.append(b'{"":0' + after.strip(_BLANK))
+    for text in around:
+        if text.strip(_BLANK) == b"}":
+            continue  # a bare list has nothing around it
+        try:
+            merged.update(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: corrupt beside the events: {str(error)[:120]}") from None
+    head = Head()
+    for field in msgspec.structs.fields(Head):
+        raw = merged.get(field.encode_name)
+        if raw is None and field.encode_name == "deviceProperties":
+            raw = merged.get("computeProperties")
+        if raw is None:
+            continue
+        try:
+            setattr(head, field.name, msgspec.json.decode(raw, type=field.type, strict=False))
+        except (ValueError, RecursionError):
+            if field.name == "base_ns":
+                raise DataError(f"{path}: baseTimeNanoseconds is not a number") from None
+    if not 0 <= head.base_ns < LARGEST_BASE_NS:
+        raise DataError(f"{path}: baseTimeNanoseconds is {head.base_ns}, which is no time")
+    return head

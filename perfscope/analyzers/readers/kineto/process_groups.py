@@ -1,0 +1,146 @@
+"""Process groups as the head of a trace lists them, for collectives whose events do not tell theirs.
+
+``"pg_config": [{"pg_name": "1", "pg_desc": "mesh_tp", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": [0, 1]}]``
+
+An event of a large group cuts its list of ranks short; some leave its size or description out. They name the group,
+and the head has the rest. Host collectives of gloo name none: where one group only runs gloo, it is theirs. A kernel
+without a name may be of a library with communicators of its own, and is left as it is.
+
+A send or receive on the host tells the other side by its number in the group: the group says which rank that is, and
+where it is not known, nobody does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.readers.kineto.document import Head
+from perfscope.model.trace import TABLES, Rows
+from perfscope.model.trace.columns import MISSING
+
+UNDEFINED = ("", "undefined")
+"""What torch writes for a group that the program did not describe."""
+
+MOST_GROUPS = 65_536
+"""Groups of a process. A mesh of three axes has a handful a rank; a file that lists more is not from a profiler."""
+
+
+class _Listed(msgspec.Struct):
+    """The keys that are read of a group."""
+
+    name: str | int = msgspec.field(default="", name="pg_name")
+    description: str | None = msgspec.field(default=None, name="pg_desc")
+    backends: str = msgspec.field(default="", name="backend_config")
+    size: int = msgspec.field(default=MISSING, name="pg_size")
+    ranks: list[int] = msgspec.field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """One group, as far as the head tells of it."""
+
+    name: str
+    description: str | None
+    size: int
+    """``MISSING`` where it is not told, or does not fit the ranks."""
+    ranks: tuple[int, ...]
+    by_place: tuple[int, ...]
+    """The same as listed: the n-th has the number n in the group (it may have been made unsorted)."""
+    gloo: bool
+
+
+def process_groups(head: Head) -> tuple[ProcessGroup, ...]:
+    """The groups that the head lists; what is not as torch writes it is left out, never an error."""
+    listed = head.distributed.groups if head.distributed is not None else b""
+    try:
+        entries = msgspec.json.decode(listed, type=list[msgspec.Raw]) if listed else []
+    except (ValueError, RecursionError):
+        return ()
+    found: dict[str, ProcessGroup | None] = {}
+    for entry in entries[:MOST_GROUPS]:
+        group = _group(entry)
+        if group is not None:  # two of one name cannot be told apart
+            found[group.name] = None if group.name in found and found[group.name] != group else group
+    return tuple(group for group in found.values() if group is not None)
+
+
+def _group(entry: msgspec.Raw) -> ProcessGroup | None:
+    try:
+        one = msgspec.json.decode(entry, type=_Listed)
+    except (ValueError, RecursionError):
+        return None
+    ranks = tuple(sorted(set(one.ranks)))
+    name = str(one.name)
+    if not name or any(rank < 0 for rank in ranks) or (ranks and one.size not in (MISSING, len(ranks))):
+        return None
+    return ProcessGroup(
+        name=name,
+        description=None if one.description in UNDEFINED else one.description,
+        size=len(ranks) or one.size,
+        ranks=ranks,
+        by_place=tuple(one.ranks) if len(ranks) == len(one.ranks) else (),
+        gloo="gloo" in one.backends.lower(),
+    )
+
+
+def complete_groups(collectives: Rows, head: Head, strings: list[str]) -> Rows:
+    """The rows of ``collectives`` with what only the head tells of their groups; its texts are added to ``strings``."""
+    groups = process_groups(head)
+    if not len(collectives):
+        return collectives
+    columns: dict[str, Any] = {
+        name: collectives[name].copy() for name in ("group", "description", "ranks", "group_size", "peer")
+    }
+    codes = {text: code for code, text in enumerate(strings)}
+    on_host = (collectives["slice"] != MISSING) & (collectives["kernel"] == MISSING)
+    running_gloo = [group for group in groups if group.gloo]
+    if len(running_gloo) == 1:
+        unnamed = on_host & (columns["group"] == MISSING)
+        columns["group"][unnamed] = _code(running_gloo[0].name, strings, codes)
+    held = {group.name: group for group in groups}
+    columns["peer"][on_host] = MISSING
+    for code in np.unique(columns["group"]).tolist():
+        group = None if code == MISSING else held.get(strings[code])
+        if group is None:
+            continue
+        mine = columns["group"] == code
+        told = mine & on_host & (collectives["peer"] >= 0) & (collectives["peer"] < len(group.by_place))
+        columns["peer"][told] = np.array(group.by_place, np.int64)[collectives["peer"][told]]
+        if group.ranks:
+            lacking = mine & ~_whole(columns["ranks"], strings)
+            if lacking.any():
+                columns["ranks"][lacking] = _code(json.dumps(list(group.ranks)), strings, codes)
+        if group.size != MISSING:
+            columns["group_size"][mine & (columns["group_size"] < 0)] = group.size
+        if group.description is not None:
+            undescribed = mine & _among(columns["description"], strings, UNDEFINED)
+            if undescribed.any():
+                columns["description"][undescribed] = _code(group.description, strings, codes)
+    return Rows(TABLES["collectives"], {**collectives, **columns})
+
+
+def _whole(ranks: np.ndarray, strings: list[str]) -> np.ndarray:
+    """Rows whose list of ranks is there and not cut short (torch writes ``...`` behind the thirtieth)."""
+    texts, inverse = np.unique(ranks, return_inverse=True)
+    whole = [
+        code != MISSING and strings[code].strip('"') not in ("", "[]") and "..." not in strings[code] for code in texts
+    ]
+    return np.array(whole, bool)[inverse]
+
+
+def _among(column: np.ndarray, strings: list[str], wanted: tuple[str, ...]) -> np.ndarray:
+    texts, inverse = np.unique(column, return_inverse=True)
+    return np.array([code == MISSING or strings[code] in wanted for code in texts], bool)[inverse]
+
+
+def _code(text: str, strings: list[str], codes: dict[str, int]) -> int:
+    """The place of a text among the strings; behind all others the first time."""
+    if text not in codes:
+        codes[text] = len(strings)
+        strings.append(text)
+    return codes[text]

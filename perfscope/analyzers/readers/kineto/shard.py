@@ -1,0 +1,338 @@
+"""Columns of one stretch of events, with a string dictionary of its own; shards are merged later."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from decimal import ROUND_HALF_EVEN, Decimal
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns
+from perfscope.analyzers.readers.kineto.categories import CATEGORIES, Group
+from perfscope.analyzers.readers.kineto.events import (
+    NO_ARGS,
+    Args,
+    Counter,
+    ExactSpan,
+    FlowEnd,
+    FlowStart,
+    FlowStep,
+    Instant,
+    Metadata,
+    Span,
+)
+from perfscope.analyzers.readers.kineto.messages import OPERATION_OF, table_of
+from perfscope.model.trace.columns import MISSING, Array
+
+# Microseconds of a trace to integer nanoseconds, exactly.
+#
+# A float64 holds three decimals of a microsecond exactly up to 2**43 us (its step there is below
+# 1 ns, so rounding the fraction gives the written digits back). Epoch microseconds (1.7e15) have a
+# step of 0.25 us: those are converted from their decimal text instead.
+
+
+EXACT_BELOW_US = 2.0**43
+"""Largest time in us whose three decimals a float64 holds."""
+
+LARGEST_NS = 2**62
+"""Beyond this a time is an overflow of the profiler, not a time."""
+
+
+def floats_to_ns(us: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
+    """us as float to ns, shape (n,); None if a float could not hold the digits that were written."""
+    if not (np.abs(us) < EXACT_BELOW_US).all():  # also false for nan
+        return None
+    whole = np.floor(us)
+    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+
+
+def text_to_ns(text: bytes | str) -> int | None:
+    """Decimal text of us to ns, halves to even; None if it is no finite number or overflows."""
+    written = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    whole, _, fraction = written.partition(".")
+    if whole.isdigit() and len(whole) < 17 and len(fraction) <= 3 and (fraction.isdigit() or not fraction):
+        return int(whole) * 1000 + int((fraction + "000")[:3])
+    try:
+        value = (Decimal(written) * 1000).to_integral_value(ROUND_HALF_EVEN)
+    except ArithmeticError:  # no number, or an exponent beyond any number
+        return None
+    if not value.is_finite() or abs(value) >= LARGEST_NS:
+        return None
+    return int(value)
+
+
+_SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
+LARGEST_ID = 2**63 - 1
+_TS, _DUR, _NAME, _THREAD = attrgetter("ts"), attrgetter("dur"), attrgetter("name"), attrgetter("pid", "tid")
+
+
+class Codes(dict[Any, int]):
+    """Hands out codes in order of first sight; looking a key up is C speed once it is known."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+
+class Shard:
+    """Collects chunks of events as numpy columns. Nothing of an event survives but its numbers and codes."""
+
+    def __init__(self) -> None:
+        self.strings = Codes()
+        self.threads = Codes()
+        self.tables: dict[str, ColumnBuffer] = defaultdict(ColumnBuffer)
+        self.received: dict[str, Columns] = {}
+        """Tables decoded by another process, in memory shared with it."""
+        self.events = 0
+        self.unplaced: Tally[str] = Tally()
+        self.repairs: Tally[str] = Tally()
+
+    def take(self, table: str) -> Columns:
+        """The columns of one table, handed over; empty if the shard has none."""
+        return self.received.pop(table) if table in self.received else self.tables.pop(table, ColumnBuffer()).take()
+
+    def add(self, events: Sequence[Any]) -> bool:
+        """Take a chunk's events; False (and nothing taken) if a time needs its decimal text."""
+        groups: dict[Any, list[Any]] = defaultdict(list)
+        for event in events:
+            kind = type(event)
+            if kind is Span or kind is ExactSpan:
+                groups[event.cat].append(event)
+            elif kind not in _SILENT:
+                groups[kind].append(event)
+        times: dict[Any, tuple[Array, Array, list[Any]]] = {}
+        unplaced: Tally[str] = Tally()
+        for key, members in groups.items():
+            if key in (Instant, Counter):
+                continue
+            timed = _times(members, unplaced)
+            if timed is None:
+                return False
+            times[key] = timed
+        self.events += len(events)
+        self.unplaced += unplaced
+        for category, (start, end, members) in times.items():
+            self._spans(category, start, end, members)
+        self._memory(groups.get(Instant, ()))
+        self._counters(groups.get(Counter, ()))
+        return True
+
+    def _spans(self, category: str | None, start: Array, end: Array, members: list[Any]) -> None:
+        if not members:
+            return
+        lowered = (category or "").lower()
+        group = CATEGORIES.get(lowered)
+        if group is Group.MIRROR:
+            return
+        if group is None:
+            self.unplaced[f"category {lowered[:24] or '(none)'}"] += len(members)
+            return
+        columns: Columns = {"start_ns": start, "end_ns": end, "name": self._codes(_NAME, members)}
+        if group is Group.SLICE:
+            self._thread(columns, members)
+            columns["category"] = np.full(len(members), self.strings[lowered], np.int32)
+            if lowered != "python_function":
+                args = [m.args or NO_ARGS for m in members]
+                columns["external_id"] = _external(args)
+                columns["sequence"] = _ids(attrgetter("sequence"), args)
+                columns["forward_thread"] = _ids(attrgetter("forward_thread"), args)
+                columns["shapes"] = self._raw(attrgetter("shapes"), args)
+                columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
+                self._messages(columns, members)
+            self.tables["slices"].append(columns)
+            return
+        args = [m.args or NO_ARGS for m in members]
+        columns["correlation"] = _ids(attrgetter("correlation"), args)
+        columns["external_id"] = _external(args)
+        if group is Group.CALL:
+            self._thread(columns, members)
+            self.tables["calls"].append(columns)
+            return
+        columns["device"] = _numbers(
+            [m.pid if a.device is None else a.device for m, a in zip(members, args, strict=True)]
+        )
+        columns["stream"] = _numbers(
+            [m.tid if a.stream is None else a.stream for m, a in zip(members, args, strict=True)]
+        )
+        if group is Group.KERNEL:
+            self._kernel(columns, args)
+        elif group in (Group.COPY, Group.MTIA):
+            columns["bytes"] = _ids(_size, args)
+        self.tables[group.name.lower()].append(columns)
+
+    def _messages(self, columns: Columns, members: list[Any]) -> None:
+        codes = [code for name in OPERATION_OF if (code := self.strings.get(name)) is not None]
+        places = np.flatnonzero(np.isin(columns["name"], codes)).tolist() if codes else []
+        told = [(place, members[place].name, members[place].args) for place in places if members[place].args]
+        if told:
+            self.tables["messages"].append(table_of(columns, told))
+
+    def _kernel(self, columns: Columns, args: list[Args]) -> None:
+        columns["blocks"] = _ids(lambda a: _product(a.grid), args)
+        columns["threads_per_block"] = _ids(lambda a: _product(a.block), args).astype(np.int32)
+        columns["occupancy"] = np.array([np.nan if a.occupancy is None else a.occupancy for a in args], np.float32)
+        described = [(row, a) for row, a in enumerate(args) if a.collective is not None]
+        if described:
+            rows, found = [row for row, _ in described], [a for _, a in described]
+            self.tables["described"].append(
+                {
+                    "start_ns": columns["start_ns"][rows],
+                    "correlation": columns["correlation"][rows],
+                    "name": self._codes(lambda a: str(a.collective), found),
+                    "group": self._codes(lambda a: str(a.group), found),
+                    "description": self._codes(lambda a: a.description or "", found),
+                    "ranks": self._raw(attrgetter("ranks"), found),
+                    "dtype": self._codes(lambda a: str(a.dtype), found),
+                    "group_size": _ids(attrgetter("group_size"), found),
+                    "elements_in": _ids(attrgetter("elements_in"), found),
+                    "elements_out": _ids(attrgetter("elements_out"), found),
+                    "sequence": _ids(attrgetter("group_sequence"), found),
+                    "peer": _ids(_peer, found),
+                }
+            )
+
+    def _memory(self, instants: Iterable[Instant]) -> None:
+        events = []
+        for event in instants:
+            if event.name != "[memory]" or event.args is None or event.args.size is None:
+                continue  # marks of the capture's own start and end
+            time = text_to_ns(bytes(event.ts))
+            if time is None:
+                self.unplaced["time is not a number"] += 1
+            else:
+                events.append((time, event, event.args))
+        if not events:
+            return
+        args = [a for _, _, a in events]
+        columns: Columns = {
+            "time_ns": np.array([time for time, _, _ in events], np.int64),
+            "on_device": np.array([a.device_type != 0 for a in args], bool),
+            "ordinal": _ids(attrgetter("device"), args),
+            "address": np.array([a.address & 0xFFFFFFFFFFFFFFFF for a in args], np.uint64),
+            "bytes": _ids(attrgetter("size"), args),
+            "allocated_bytes": _ids(attrgetter("allocated"), args),
+            "reserved_bytes": _ids(attrgetter("reserved"), args),
+        }
+        self._thread(columns, [event for _, event, _ in events])
+        self.tables["memory"].append(columns)
+
+    def _counters(self, samples: Iterable[Counter]) -> None:
+        rows = []
+        for sample in samples:
+            time = text_to_ns(bytes(sample.ts))
+            for series, value in (sample.args or {}).items():
+                if time is not None and isinstance(value, int | float):
+                    rows.append((time, self.strings[f"{sample.name}: {series}"], float(value)))
+        if rows:
+            time_column, names, values = zip(*rows, strict=True)
+            self.tables["counters"].append(
+                {
+                    "time_ns": np.array(time_column, np.int64),
+                    "name": np.array(names, np.int32),
+                    "value": np.array(values, np.float64),
+                }
+            )
+
+    def _thread(self, columns: Columns, members: Sequence[Any]) -> None:
+        columns["thread"] = _from(map(self.threads.__getitem__, map(_THREAD, members)), np.int32, len(members))
+
+    def _codes(self, text: Callable[[Any], str], members: Sequence[Any]) -> Array:
+        return _from(map(self.strings.__getitem__, map(text, members)), np.int32, len(members))
+
+    def _raw(self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any]) -> Array:
+        known = _RawCodes(self.strings)
+        return _from(map(known.__getitem__, map(bytes, map(raw, members))), np.int32, len(members))
+
+
+def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list[Any]] | None:
+    """Starts, ends and the events they belong to; None if a time needs its text. What has no time is counted."""
+    if type(members[0]) is Span:
+        start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
+        if start is None or length is None:
+            return None
+    else:
+        exact = [(text_to_ns(bytes(m.ts)), text_to_ns(bytes(m.dur)), m) for m in members]
+        good = [(s, d, m) for s, d, m in exact if s is not None and d is not None]
+        if len(good) < len(exact):
+            unplaced["time is not a number"] += len(exact) - len(good)
+        start = np.array([s for s, _, _ in good], np.int64)
+        length = np.array([d for _, d, _ in good], np.int64)
+        members = [m for _, _, m in good]
+    wrong = (length < 0) | (length >= LARGEST_NS // 2)
+    if wrong.any():
+        unplaced["negative or overflown duration"] += int(wrong.sum())
+        members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
+        start, length = start[~wrong], length[~wrong]
+    return start, start + length, members
+
+
+class _RawCodes(dict[bytes, int]):
+    """Codes of undecoded JSON texts; nothing recorded is ``MISSING``."""
+
+    def __init__(self, strings: Codes) -> None:
+        super().__init__({b"": MISSING})
+        self._strings = strings
+
+    def __missing__(self, key: bytes) -> int:
+        code = self[key] = self._strings[key.decode("utf-8", "replace")]
+        return code
+
+
+def _from(values: Iterable[Any], dtype: type[np.generic], size: int) -> Array:
+    return np.fromiter(values, dtype, size)
+
+
+def _floats(get: Callable[[Any], float], members: Sequence[Any]) -> Array:
+    return _from(map(get, members), np.float64, len(members))
+
+
+def _ids(get: Callable[[Any], int], members: Sequence[Any]) -> Array:
+    try:
+        return _from(map(get, members), np.int64, len(members))
+    except OverflowError:
+        values = map(get, members)
+        return np.array([value if -LARGEST_ID <= value <= LARGEST_ID else MISSING for value in values], np.int64)
+
+
+def _external(args: list[Args]) -> Array:
+    found = _ids(attrgetter("external_id"), args)
+    return found if (found >= 0).any() else _ids(attrgetter("old_external_id"), args)
+
+
+def _peer(args: Args) -> int:
+    """The rank on the other side: a send names where it goes, a receive where it comes from."""
+    if args.collective == "send":
+        return args.destination_rank
+    return args.source_rank if args.collective == "recv" else -1
+
+
+def _size(args: Args) -> int:
+    return args.size if isinstance(args.size, int) else _number(args.size)
+
+
+def _numbers(values: list[Any]) -> Array:
+    """Device and stream ids; old files write ``'stream 7'``."""
+    try:
+        return np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_number(value) for value in values], np.int64)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, int) and abs(value) <= LARGEST_ID:
+        return value
+    digits = "".join(char for char in str(value) if char.isdigit())[:18]
+    return int(digits) if digits else 0
+
+
+def _product(sizes: list[int] | None) -> int:
+    total = 1
+    for size in sizes or (MISSING,):
+        total *= size
+    return total

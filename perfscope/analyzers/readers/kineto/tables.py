@@ -1,0 +1,341 @@
+"""Shards to declared tables: one string pool, rows in order, and the links between host and device."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.readers.builder import Columns, join_columns
+from perfscope.analyzers.readers.kineto import categories
+from perfscope.analyzers.readers.kineto.document import Head
+from perfscope.analyzers.readers.kineto.messages import peers_of_spans
+from perfscope.analyzers.readers.kineto.shard import Shard
+from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
+from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind
+from perfscope.model.trace.columns import MISSING, Array
+
+_TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
+_SPARSE = 16
+"""A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
+
+_MTIA_KERNELS = re.compile(r"pe_exe|merge|remote")
+_MTIA_WAITS = re.compile(r"event_(wait|record)")
+
+
+class Tables:
+    """Builds the tables of one file from its shards; ``rows`` is the result."""
+
+    def __init__(self, shards: list[Shard], head: Head) -> None:
+        self.strings: list[str] = []
+        self.rows: dict[str, Rows] = {}
+        self._codes: dict[str, int] = {}
+        self._threads: dict[tuple[str, str], int] = {}
+        self._base_ns = head.base_ns
+        self._known = [self._pool(shard) for shard in shards]
+        self._known_threads = [
+            np.array([self._thread(thread) for thread in shard.threads], np.int32) for shard in shards
+        ]
+        merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
+        merged |= {name: self._merge(name, shards) for name in ("memory", "counters", "described", "messages")}
+        self._split_mtia(merged)
+        self._slices(merged["slices"])
+        self._calls(merged["calls"])
+        self._devices(merged, head)
+        self._device_work(merged)
+        self._collectives(merged["described"], merged["messages"])
+        self._syncs(merged["sync"])
+        self._memory(merged["memory"])
+        self._counters(merged["counters"])
+        self._steps()
+        threads = list(self._threads)
+        self.rows["threads"] = Rows(
+            TABLES["threads"],
+            {
+                "process": np.array([self.code(process) for process, _ in threads], np.int32),
+                "thread": np.array([self.code(thread) for _, thread in threads], np.int32),
+            },
+        )
+
+    def code(self, text: str) -> int:
+        """Code of a string in the trace's pool."""
+        found = self._codes.get(text)
+        if found is None:
+            found = self._codes[text] = len(self.strings)
+            self.strings.append(text)
+        return found
+
+    def _merge(self, table: str, shards: list[Shard]) -> Columns:
+        parts = []
+        for shard, known, threads in zip(shards, self._known, self._known_threads, strict=True):
+            columns = shard.take(table)
+            if not columns:
+                continue
+            for name in _TEXT:
+                if name in columns and known is not None:
+                    columns[name] = np.where(columns[name] == MISSING, MISSING, known[columns[name]]).astype(np.int32)
+            if "thread" in columns:
+                columns["thread"] = threads[columns["thread"]]
+            if self._base_ns:
+                for name in ("start_ns", "end_ns", "time_ns"):
+                    if name in columns:
+                        columns[name] += self._base_ns
+            parts.append(columns)
+        return join_columns(parts) if parts else {}
+
+    def _pool(self, shard: Shard) -> Array | None:
+        """Codes of the shard's strings in the trace's pool; None where they agree."""
+        if not self.strings:
+            self.strings.extend(shard.strings)
+            self._codes.update(shard.strings)
+            return None
+        return np.array([self.code(text) for text in shard.strings] or [0], np.int32)
+
+    def _thread(self, thread: tuple[Any, Any]) -> int:
+        return self._threads.setdefault((str(thread[0]), str(thread[1])), len(self._threads))
+
+    def _by_name(self, names: Array, classify: Any, dtype: Any) -> Array:
+        """``classify(text)`` of each row's name, computed once a distinct name."""
+        answers = np.zeros(len(self.strings), dtype)
+        for code in np.flatnonzero(np.bincount(names, minlength=1)).tolist():
+            answer = classify(self.strings[code])
+            if code >= len(answers) or len(self.strings) > len(answers):  # classify may have added a string
+                answers = np.concatenate((answers, np.zeros(len(self.strings) - len(answers), dtype)))
+            answers[code] = answer
+        return answers[names]
+
+    def _table(self, name: str, columns: Columns, *drop: str) -> None:
+        kept = {key: values for key, values in columns.items() if key not in drop}
+        self.rows[name] = Rows(TABLES[name], kept)
+
+    def _split_mtia(self, merged: dict[str, Columns]) -> None:
+        """MTIA writes all device events in one category: engines work, DMA copies, events wait."""
+        events = merged.pop("mtia")
+        if not events:
+            return
+        waits = self._by_name(events["name"], lambda name: _MTIA_WAITS.search(name) is not None, bool)
+        works = self._by_name(events["name"], lambda name: _MTIA_KERNELS.search(name) is not None, bool)
+        for table, chosen in (("kernel", works), ("sync", waits), ("copy", ~works & ~waits)):
+            part = {name: values[chosen] for name, values in events.items()}
+            if table != "copy":
+                part.pop("bytes")
+            merged[table] = join_columns([merged[table], part]) if merged[table] else part
+
+    def _slices(self, columns: Columns) -> None:
+        if not columns:
+            self._table("slices", {})
+            return
+        order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
+        reorder(columns, order)
+        columns["kind"] = self._by_name(
+            columns.pop("category"), lambda name: categories.SLICE_KINDS.get(name, SliceKind.OTHER), np.uint8
+        )
+        columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
+        self._table("slices", columns)
+
+    def _around(self, columns: Columns, start: Array, end: Array) -> Array:
+        slices = self.rows["slices"]
+        return innermost(
+            slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], columns["thread"], start, end
+        )
+
+    def _calls(self, columns: Columns) -> None:
+        if columns:
+            order = np.argsort(columns["start_ns"], kind="stable")
+            reorder(columns, order)
+            columns["kind"] = self._by_name(columns["name"], categories.call_kind, np.uint8)
+            columns["parent"] = self._around(columns, columns["start_ns"], columns["end_ns"])
+        self._table("calls", columns)
+
+    def _devices(self, merged: dict[str, Columns], head: Head) -> None:
+        seen = [merged[name]["device"] for name in ("kernel", "copy", "sync") if merged[name]]
+        ordinals = np.unique(np.concatenate(seen)) if seen else np.empty(0, np.int64)
+        known = {device.id: device for device in head.devices}
+        found = [known.get(int(ordinal)) for ordinal in ordinals]
+        self._ordinals = ordinals
+        self._table(
+            "devices",
+            {
+                "ordinal": ordinals,
+                "name": np.array([self.code(d.name) if d and d.name else MISSING for d in found], np.int32),
+                "cores": np.array([d.cores if d else MISSING for d in found], np.int64),
+                "memory_bytes": np.array([d.memory if d else MISSING for d in found], np.int64),
+            },
+        )
+
+    def _device_work(self, merged: dict[str, Columns]) -> None:
+        calls, slices = self.rows["calls"], self.rows["slices"]
+        # where calls share a correlation id, the one that launches wins
+        launches = calls["kind"] <= int(CallKind.MEMSET)
+        by_correlation = Lookup(calls["correlation"], np.argsort(launches, kind="stable"))
+        trusted = self._external_ids_are_ops(merged)
+        labelled = np.flatnonzero((slices["external_id"] >= 0) & (slices["kind"] <= int(SliceKind.ANNOTATION)))
+        by_external = Lookup(
+            slices["external_id"], labelled[np.argsort(-slices["kind"][labelled].astype(int), kind="stable")]
+        )
+        for part, table in (("kernel", "kernels"), ("copy", "copies")):
+            columns = merged[part]
+            if not columns:
+                self._table(table, {})
+                continue
+            order = np.lexsort((columns["start_ns"], columns["stream"], columns["device"]))
+            reorder(columns, order)
+            columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
+            call = columns["call"] = by_correlation(columns["correlation"])
+            op = by_external(columns["external_id"]) if trusted else np.full(len(call), MISSING, np.int32)
+            around = np.where(call == MISSING, MISSING, calls["parent"][call] if len(calls) else MISSING)
+            columns["op"] = np.where(op == MISSING, self._op_above(around), op).astype(np.int32)
+            if table == "kernels":
+                columns["communication"] = self._by_name(columns["name"], categories.is_communication, bool)
+            else:
+                columns["kind"] = self._by_name(columns["name"], self._copy_kind, np.uint8)
+                columns["host_memory"] = self._by_name(columns["name"], categories.host_memory, np.uint8)
+            self._table(table, columns)
+
+    @staticmethod
+    def _copy_kind(name: str) -> int:
+        return int(CopyKind.DEVICE_TO_DEVICE if name.startswith("dma") else categories.copy_kind(name))
+
+    def _external_ids_are_ops(self, merged: dict[str, Columns]) -> bool:
+        """Old files repeat the correlation id as external id on device rows: then it names no op."""
+        kernels = merged["kernel"]
+        if not kernels:
+            return True
+        known = kernels["external_id"] >= 0
+        return bool((kernels["external_id"] != kernels["correlation"])[known].any())
+
+    def _op_above(self, rows: Array) -> Array:
+        """Innermost op or annotation at or above each slice row."""
+        slices = self.rows["slices"]
+        found = rows.astype(np.int64)
+        if not len(slices):
+            return found.astype(np.int32)
+        while True:
+            climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
+            if not climbing.any():
+                return found.astype(np.int32)
+            found[climbing] = slices["parent"][found[climbing]]
+
+    def _collectives(self, described: Columns, messages: Columns) -> None:
+        kernels, slices = self.rows["kernels"], self.rows["slices"]
+        rows = np.flatnonzero(kernels["communication"])
+        on_device: Columns = {
+            "start_ns": kernels["start_ns"][rows],
+            "end_ns": kernels["end_ns"][rows],
+            "name": self._by_name(
+                kernels["name"][rows], lambda name: self.code(categories.collective_name(name)), np.int32
+            ),
+            "kernel": rows.astype(np.int32),
+        }
+        if described:
+            self._describe(on_device, described, kernels["correlation"][rows])
+        spans = self._by_name(slices["name"], lambda name: categories.GLOO_NAME.match(name) is not None, bool)
+        hosted = (
+            np.flatnonzero(spans & (slices["kind"] == SliceKind.ANNOTATION)) if len(slices) else np.empty(0, np.int64)
+        )
+        on_host: Columns = {
+            "start_ns": slices["start_ns"][hosted],
+            "end_ns": slices["end_ns"][hosted],
+            "name": self._by_name(slices["name"][hosted], lambda name: self.code(name.split(":", 1)[1]), np.int32),
+            "slice": hosted.astype(np.int32),
+        }
+        if messages:
+            named = [self.strings[code] for code in on_host["name"].tolist()]
+            on_host["peer"] = peers_of_spans(
+                {key: slices[key][hosted] for key in ("start_ns", "thread")}, named, messages
+            )
+        self._table("collectives", join_columns([on_device, on_host]))
+
+    def _describe(self, collectives: Columns, described: Columns, correlation: Array) -> None:
+        """Sizes and groups, joined to their kernels by correlation id (start time where it has none)."""
+        starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
+        match = starts(collectives["start_ns"])
+        found = match != MISSING
+        numbers = ("group_size", "elements_in", "elements_out", "sequence", "peer")
+        for name in ("group", "description", "ranks", "dtype", *numbers):
+            values = np.full(len(match), MISSING, described[name].dtype)
+            values[found] = described[name][match[found]]
+            collectives[name] = values
+        collectives["group_size"] = collectives["group_size"].astype(np.int32)
+        named = self._by_name(
+            described["name"],
+            lambda name: self.code(
+                name.strip("_").replace("allreduce", "all_reduce").replace("allgather", "all_gather")
+            ),
+            np.int32,
+        )
+        collectives["name"] = np.where(found, named[np.maximum(match, 0)], collectives["name"]).astype(np.int32)
+
+    def _syncs(self, columns: Columns) -> None:
+        if columns:
+            columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
+            calls = self.rows["calls"]
+            columns["call"] = Lookup(calls["correlation"], np.arange(len(calls)))(columns["correlation"])
+        self._table("sync_records", columns, "external_id")
+
+    def _memory(self, columns: Columns) -> None:
+        if columns:
+            order = np.argsort(columns["time_ns"], kind="stable")
+            reorder(columns, order)
+            columns["op"] = self._around(columns, columns["time_ns"], columns["time_ns"])
+            columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
+        self._table("memory", columns)
+
+    def _counters(self, columns: Columns) -> None:
+        self._table("counters", columns)
+
+    def _steps(self) -> None:
+        slices = self.rows["slices"]
+        annotations = np.flatnonzero(slices["kind"] == SliceKind.ANNOTATION)
+        names = slices["name"][annotations]
+        for pattern in categories.STEP_NAMES:
+            numbers = self._by_name(
+                names, lambda name, p=pattern: int(m[1]) if (m := p.match(name)) else MISSING, np.int64
+            )
+            rows = annotations[numbers != MISSING]
+            if len(rows):
+                order = np.argsort(slices["start_ns"][rows], kind="stable")
+                rows = rows[order]
+                columns = {name: slices[name][rows] for name in ("start_ns", "end_ns", "name")}
+                self._table("steps", {**columns, "number": numbers[numbers != MISSING][order]})
+                return
+        self._table("steps", {})
+
+
+def reorder(columns: Columns, order: Array) -> None:
+    """Bring the rows of ``columns`` into ``order``, a column at a time; nothing moves if they are in order."""
+    if (order == np.arange(len(order))).all():
+        return
+    for name in columns:
+        columns[name] = columns[name][order]
+
+
+class Lookup:
+    """Row by id. Ids are dense in a trace, so a table of them beats a search; sparse ones are searched."""
+
+    def __init__(self, ids: Array, rows: Array) -> None:
+        """``ids`` of a whole table; ``rows``: the rows to find, of equal ids the last one wins."""
+        rows = rows[ids[rows] >= 0]
+        wanted = ids[rows]
+        self._first = int(wanted.min()) if len(wanted) else 0
+        extent = int(wanted.max()) - self._first + 1 if len(wanted) else 0
+        self._dense = extent <= _SPARSE * len(wanted) + 1024
+        if self._dense:
+            self._table = np.full(extent, MISSING, np.int32)
+            self._table[wanted - self._first] = rows
+            return
+        order = np.argsort(wanted, kind="stable")
+        last = np.concatenate((np.diff(wanted[order]) != 0, [True]))
+        self._ids, self._rows = wanted[order][last], rows[order][last].astype(np.int32)
+
+    def __call__(self, ids: Array) -> Array:
+        """Row of each id, ``MISSING`` where there is none; shape (n,), int32."""
+        if self._dense:
+            place = ids - self._first
+            inside = (ids >= 0) & (place >= 0) & (place < len(self._table))
+            found = np.full(len(ids), MISSING, np.int32)
+            found[inside] = self._table[place[inside]]
+            return found
+        place = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        return np.where(self._ids[place] == ids, self._rows[place], np.int32(MISSING))

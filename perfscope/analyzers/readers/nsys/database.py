@@ -1,0 +1,228 @@
+"""An untrusted SQLite file, read only: real tables, declared columns, bounded work. Nothing in it is run.
+
+Tables and columns of an Nsight export come and go with its version and with what was recorded (tables are
+written only when they have rows), so each is looked up before it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import quote
+
+import numpy as np
+
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns
+from perfscope.model.errors import DataError
+
+NULL = int(np.iinfo(np.int64).min)
+"""What an integer column holds where the row has no value; no time, id or size of a recording is that."""
+
+TEXT_BYTES = 16 << 10
+"""Of a text the first 16 KiB are read: the longest kernel names of CUTLASS have less."""
+
+NOTHING: Mapping[str, Callable[[object], object]] = MappingProxyType({})
+
+_BATCH = 1 << 16
+_LENGTH_LIMIT = 64 << 20
+"""Bytes of one value or row; SQLite allows 1 GB."""
+_STEPS_PER_CALL = 1_000_000
+_STEPS_PER_BYTE = 1_000
+_STEPS_AT_LEAST = 2_000_000_000
+"""Steps of SQLite's machine: a row of 20 columns takes 100, a file of a few MB is read in 10^8."""
+_SAID_LETTERS = 200
+_PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count"})
+_PRAGMAS = frozenset({"table_info"})
+
+
+class Export(Protocol):
+    """What is asked of an export, whatever file it is; the methods are those of ``Database``."""
+
+    @property
+    def tables(self) -> frozenset[str]: ...  # noqa: D102
+
+    def columns(self, table: str) -> frozenset[str]: ...  # noqa: D102
+
+    def integers(self, table: str, *names: str) -> Columns: ...  # noqa: D102
+
+    def mixed(  # noqa: D102
+        self,
+        table: str,
+        names: tuple[str, ...],
+        *others: str,
+        keep: Mapping[str, Callable[[object], object]] = ...,
+    ) -> tuple[Columns, list[list[object]]]: ...
+
+    def texts(self, ids: set[int]) -> dict[int, str]: ...  # noqa: D102
+
+    def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]: ...  # noqa: D102
+
+
+class Database:
+    """The tables of an open file. ``DataError``, one line, for whatever is wrong with it."""
+
+    def __init__(self, connection: sqlite3.Connection, shown: str, size: int) -> None:
+        """``shown``: the path to name in errors; ``size``: bytes of the file, no table has more rows."""
+        self._connection = connection
+        self._shown = shown
+        self._size = size
+        self._columns: dict[str, frozenset[str]] = {}
+        for name, sql in self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0"):
+            if str(sql).upper().startswith("CREATE TABLE"):
+                found = self._rows(f"PRAGMA table_info({_quoted(str(name))})")
+                self._columns[str(name)] = frozenset(str(column[1]) for column in found)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Names of its real tables (no views, no virtual ones)."""
+        return frozenset(self._columns)
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names of a table's columns; empty where there is no such table."""
+        return self._columns.get(table, frozenset())
+
+    def integers(self, table: str, *names: str) -> Columns:
+        """Integer columns of all rows, shape (n,), int64; ``NULL`` where a value or the column is absent.
+
+        Empty arrays where there is no such table.
+        """
+        return self.mixed(table, names)[0]
+
+    def mixed(
+        self, table: str, names: tuple[str, ...], *others: str, keep: Mapping[str, Callable[[object], object]] = NOTHING
+    ) -> tuple[Columns, list[list[object]]]:
+        """As ``integers``, and beside them columns of text or bytes as one list each (``None``: no value).
+
+        ``keep``: by column, what is kept of such a value, so that a long table's texts are never all held at once.
+        """
+        held = self.columns(table)
+        present = [name for name in names if name in held]
+        beside = [name for name in others if name in held]
+        grown = ColumnBuffer()
+        values: list[list[object]] = [[] for _ in others]
+        if present:
+            wanted = [f"COALESCE({_quoted(name)}, {NULL})" for name in present]
+            wanted += [f"SUBSTR({_quoted(name)}, 1, {TEXT_BYTES})" for name in beside]
+            keeps = [keep.get(name, _whole) for name in others]
+            query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)}"  # noqa: S608 (quoted names)
+            for batch in self._batches(query, table):
+                split = [row[: len(present)] for row in batch] if beside else batch
+                block = self._integers(split, table)
+                grown.append({name: np.ascontiguousarray(block[:, place]) for place, name in enumerate(present)})
+                for place, name in enumerate(others):
+                    at = len(present) + beside.index(name) if name in beside else None
+                    values[place].extend(
+                        [None] * len(batch) if at is None else [keeps[place](row[at]) for row in batch]
+                    )
+        found = grown.take() if len(grown) else {}
+        size = len(next(iter(found.values()), ()))
+        return {name: found.get(name, np.full(size, NULL)) for name in names}, values
+
+    def texts(self, ids: set[int]) -> dict[int, str]:
+        """The strings of ``StringIds`` with those ids; no other is read, for one may hold the environment."""
+        found: dict[int, str] = {}
+        if not {"id", "value"} <= self.columns("StringIds"):
+            return found
+        wanted = sorted(ids)
+        for low in range(0, len(wanted), 500):
+            listed = ", ".join(str(one) for one in wanted[low : low + 500])
+            sql = f"SELECT id, SUBSTR(value, 1, {TEXT_BYTES}) FROM StringIds WHERE id IN ({listed})"  # noqa: S608 (integers)
+            found.update({one: text for one, text in self._rows(sql) if isinstance(one, int) and isinstance(text, str)})
+        return found
+
+    def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]:
+        """Values of a table of names and values, of the given keys alone."""
+        if not {"name", "value"} <= self.columns(table):
+            return {}
+        listed = ", ".join(f"'{key}'" for key in keys)
+        sql = f"SELECT name, SUBSTR(value, 1, 100) FROM {_quoted(table)} WHERE name IN ({listed})"  # noqa: S608 (ours)
+        return {str(name): str(value) for name, value in self._rows(sql)}
+
+    def _integers(self, batch: list[tuple[object, ...]], table: str) -> np.ndarray:
+        try:
+            return np.array(batch, np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{self._shown}: table {table} holds no numbers where they belong ({error})") from error
+
+    def _rows(self, sql: str) -> list[tuple[object, ...]]:
+        return [row for batch in self._batches(sql, "schema") for row in batch]
+
+    def _batches(self, sql: str, table: str) -> Iterator[list[tuple[object, ...]]]:
+        seen = 0
+        try:
+            cursor = self._connection.execute(sql)
+            while batch := cursor.fetchmany(_BATCH):
+                seen += len(batch)
+                if seen > self._size:
+                    raise DataError(f"{self._shown}: corrupt: table {table} has more rows than the file has bytes")
+                yield batch
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the message itself may quote damaged text
+            said = " ".join(str(error).split())[:_SAID_LETTERS]
+            raise DataError(f"{self._shown}: cannot be read as SQLite ({table}): {said}") from error
+
+
+@contextlib.contextmanager
+def open_database(path: Path, shown: str) -> Iterator[Database]:
+    """The database at ``path`` for reading. ``DataError`` if it is none, or damaged.
+
+    Opened without write access, without extensions, without its own functions, triggers or views, and with
+    an end to the work it may cause.
+    """
+    size = path.stat().st_size
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    except sqlite3.Error as error:
+        raise DataError(f"{shown}: cannot be opened as SQLite: {error}") from error
+    try:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        for category, limit in (
+            (sqlite3.SQLITE_LIMIT_LENGTH, _LENGTH_LIMIT),
+            (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+            (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
+        ):
+            connection.setlimit(category, limit)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("PRAGMA mmap_size = 0")
+            connection.execute("PRAGMA query_only = ON")
+        except sqlite3.Error as error:
+            raise DataError(f"{shown}: cannot be read as SQLite: {error}") from error
+        connection.set_authorizer(_allowed)
+        connection.set_progress_handler(_Budget(size), _STEPS_PER_CALL)
+        yield Database(connection, shown, size)
+    finally:
+        connection.close()
+
+
+class _Budget:
+    """Ends a query that works on and on; true: stop."""
+
+    def __init__(self, size: int) -> None:
+        self._left = max(_STEPS_AT_LEAST, size * _STEPS_PER_BYTE) // _STEPS_PER_CALL
+
+    def __call__(self) -> int:
+        self._left -= 1
+        return int(self._left < 0)
+
+
+def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ):
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _PLAIN_FUNCTIONS:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_PRAGMA and (first or "").lower() in _PRAGMAS:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _whole(value: object) -> object:
+    return value
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,274 @@
+"""nsys-jax: the unpacked archive of NVIDIA's JAX-Toolbox, a folder with what Nsight Systems saw of a JAX program.
+
+```
+nvtx_gpu_proj_trace/trace.parquet          NVTX ranges with the time of the device work launched in them
+dump/module_0016.jit_train_step.sm_9.0_gpu_after_optimizations.hlo.pb.xz    the compiled programs
+dump/module_0016.jit_train_step.gpu_target_config.pbtxt.xz                  the device they were compiled for
+```
+
+XLA opens a range for each instruction it launches, inside one for the program; nsys projects each range on the
+devices: from the first begin to the last end of the work launched in it. With one kernel in it that is the kernel's
+time; with several, the time between them is in it. Which device it was is not told: XLA launches the work of each
+device from a thread of its own, so a thread stands for a device, and they are numbered by their thread ids.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.builder import Columns, Pool
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.hlo import proto
+from perfscope.analyzers.readers.hlo.program import program_trace
+from perfscope.analyzers.readers.xspace.programs import started
+from perfscope.model.errors import DataError
+from perfscope.model.trace import MISSING, TABLES, Rows, Source, Trace
+from perfscope.model.trace.columns import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "nsys_jax"
+
+TRACE = Path("nvtx_gpu_proj_trace", "trace.parquet")
+DUMP = "dump"
+
+MOST_ROWS = 50_000_000
+"""Rows of the projection; a parquet file of a few MB may claim any number."""
+
+_PROGRAMS = "*gpu_after_optimizations.hlo.pb*"
+_TARGETS = "*.gpu_target_config.pbtxt*"
+_TARGET_BYTES = 1 << 20
+_TARGET = {
+    "name": re.compile(rb'^device_description_str: "([\x20-\x7e]{1,100})"$', re.MULTILINE),
+    "cores": re.compile(rb"^\s*core_count: (\d{1,6})$", re.MULTILINE),
+    "memory_bytes": re.compile(rb"^\s*device_memory_size: (\d{1,15})$", re.MULTILINE),
+}
+_NUMBERED = re.compile(r"module_(\d+)\.")
+_INSTRUCTION = re.compile(r"TSL:Thunk:#(?:.*,)?hlo_op=([^,#]+)#", re.DOTALL)
+_MODULE = re.compile(r"TSL:XlaModule:#(?:.*,)?hlo_module=([^,#]+),program_id=(\d{1,18})#", re.DOTALL)
+_COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)")
+_COLUMNS = ["Name", "Projected Start", "Projected Duration", "TID", "NumGPUOps", "RangeId", "ParentId"]
+_MOST_NESTED = 64
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for the folder."""
+    return path.is_dir() and (path / TRACE).is_file()
+
+
+def read(path: Path) -> Trace:
+    """The recording and its programs. Without pyarrow the programs alone, with a note; ``DataError`` if damaged."""
+    modules, problems = _modules(path)
+    try:
+        ranges = _ranges(path / TRACE)
+    except ImportError:
+        if not modules:
+            raise DataError(f"{path}: needs pyarrow to read {TRACE} (pip install pyarrow)") from None
+        found = program_trace(str(path), FORMAT, modules)
+        note = f"the times in {TRACE} were not read: that needs pyarrow (pip install pyarrow)"
+        found.source = replace(found.source, notes=(*found.source.notes, note))
+        return found
+    return _trace(path, ranges, modules, problems)
+
+
+def _modules(path: Path) -> tuple[list[HloModule], list[str]]:
+    """The compiled programs by the number XLA gave them; those that cannot be read are said."""
+    modules, problems = [], []
+    for file in sorted((path / DUMP).glob(_PROGRAMS)):
+        try:
+            read_modules = proto.read(file).hlo
+        except DataError as error:
+            problems.append(f"the program {file.name} was not read: {str(error).removeprefix(f'{file}: ')}")
+            continue
+        numbered = _NUMBERED.match(file.name)
+        modules += [replace(one, program_id=int(numbered[1]) if numbered else None) for one in read_modules]
+    return modules, problems
+
+
+def _ranges(file: Path) -> pd.DataFrame:
+    """Ranges that launched device work, with ``instruction``, ``module``, ``program``, ``root``."""
+    import pandas as pd
+
+    try:
+        ranges = pd.read_parquet(file, columns=_COLUMNS, engine="pyarrow")
+    except ImportError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors derive from these
+        said = " ".join(str(error).split())[:200]
+        raise DataError(f"{file}: cannot be read as an nsys-jax projection: {said}") from error
+    if len(ranges) > MOST_ROWS:
+        raise DataError(f"{file}: {len(ranges):,} ranges, more than any recording has")
+    for name in _COLUMNS[1:]:
+        ranges[name] = pd.to_numeric(ranges[name], errors="coerce")
+    return ranges
+
+
+def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems: list[str]) -> Trace:
+    pool = Pool()
+    names = ranges["Name"].fillna("").astype(str).tolist()
+    instructions = [found[1] if (found := _INSTRUCTION.fullmatch(name)) else "" for name in names]
+    chosen = np.flatnonzero(np.array([bool(one) for one in instructions], bool))
+    times = {name: ranges[name].to_numpy(np.float64) for name in _COLUMNS[1:]}
+    start, took = times["Projected Start"][chosen], times["Projected Duration"][chosen]
+    sound = np.isfinite(start) & np.isfinite(took) & (took >= 0) & (np.abs(start) < 2**53) & (took < 2**53)
+    chosen = chosen[sound]
+    if not len(chosen):
+        raise DataError(f"{path}: no instruction of a compiled program in {TRACE}")
+    parents = _parents(times)
+    roots = [_root(row, parents, names) for row in chosen.tolist()]
+    told = [_MODULE.fullmatch(names[root]) if root >= 0 else None for root in roots]
+    starts = _started(modules)
+    for row, one in zip(chosen.tolist(), told, strict=True):
+        if one is not None:
+            instructions[row] = starts.get((int(one[2]), instructions[row]), instructions[row])
+    threads = times["TID"][chosen]
+    workers = _workers(threads, told)
+    ops: Columns = {
+        "start_ns": times["Projected Start"][chosen].astype(np.int64),
+        "end_ns": (times["Projected Start"][chosen] + times["Projected Duration"][chosen]).astype(np.int64),
+        "name": np.array([pool.code(instructions[row]) for row in chosen.tolist()], np.int32),
+        "module": np.array([pool.code(one[1]) if one else MISSING for one in told], np.int32),
+        "program_id": np.array([int(one[2]) if one else MISSING for one in told], np.int64),
+        "run_id": _runs(roots, threads, told, times["Projected Start"]),
+        "ordinal": np.array([workers.get(thread, 0) for thread in threads.tolist()], np.int64),
+        "encloses": np.isin(chosen, parents[chosen]),
+    }
+    rows, several = _tables(ops, times["NumGPUOps"][chosen], _target(path), pool)
+    left = len(names) - len(chosen)
+    notes = [
+        f"no single kernels in it: each of {len(rows['kernels']):,} kernels shown is one instruction's work on a "
+        f"device ({several:,} of them launched several kernels; the time between those is in it)",
+        f"devices are numbered by the {len(workers)} threads that launched their work",
+        *problems,
+    ]
+    source = Source(
+        path=str(path),
+        format=FORMAT,
+        rank=None,
+        events_read=len(names),
+        events_unplaced=left,
+        unplaced={"range that is no instruction (a program as a whole, NCCL, others)": left} if left else {},
+        notes=tuple(notes),
+    )
+    recorded = {"device_work"} | ({"hlo"} if modules else set())
+    return Trace(source=source, strings=pool.strings, rows=rows, recorded=frozenset(recorded), hlo=tuple(modules))
+
+
+def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
+    """(Program, operation that XLA made asynchronous) -> the start that the program has in its place."""
+    return {
+        (module.program_id, inside): start
+        for module in modules
+        if module.program_id is not None
+        for inside, start in started(module).items()
+    }
+
+
+def _parents(times: dict[str, Array]) -> Array:
+    """Row of each range's parent; ``MISSING`` for none."""
+    held = {number: row for row, number in enumerate(times["RangeId"].tolist()) if number == number}
+    return np.array([held.get(number, MISSING) for number in times["ParentId"].tolist()], np.int64)
+
+
+def _root(row: int, parents: Array, names: list[str]) -> int:
+    """Row of the program's range around a range; ``MISSING`` for none."""
+    for _ in range(_MOST_NESTED):
+        row = int(parents[row])
+        if row == MISSING or names[row].startswith("TSL:XlaModule:"):
+            return row
+    return MISSING
+
+
+def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, int]:
+    """Thread -> device. Programs for one device are launched from the caller's thread: that is the first device."""
+    ran: dict[float, set[str]] = {}
+    for thread, one in zip(threads.tolist(), told, strict=True):
+        ran.setdefault(thread, set()).add(one[2] if one else "")
+    shared = {
+        thread
+        for thread, programs in ran.items()
+        if any(programs & others for other, others in ran.items() if other != thread)
+    }
+    return {thread: place for place, thread in enumerate(sorted(shared or ran))}
+
+
+def _runs(roots: list[int], threads: Array, told: list[re.Match[str] | None], start: Array) -> Array:
+    """Number of the execution of its program on its thread, from 0: the same on all devices of one execution."""
+    by_program: dict[tuple[str, float], set[int]] = {}
+    keys = [None if one is None else (one[2], thread) for one, thread in zip(told, threads.tolist(), strict=True)]
+    for key, root in zip(keys, roots, strict=True):
+        if key is not None:
+            by_program.setdefault(key, set()).add(root)
+    number = {
+        root: place
+        for members in by_program.values()
+        for place, root in enumerate(sorted(members, key=lambda root: float(start[root])))
+    }
+    return np.array([number.get(root, MISSING) for root in roots], np.int64)
+
+
+def _target(path: Path) -> dict[str, bytes]:
+    """What the programs were compiled for, by the keys of ``_TARGET``; empty where they do not agree on it."""
+    found = set()
+    for file in sorted((path / DUMP).glob(_TARGETS)):
+        try:
+            with open_bytes(file, _TARGET_BYTES) as data:
+                text = bytes(data)
+        except DataError:
+            return {}  # a name is not worth the recording
+        found.add(tuple((key, match[1]) for key, one in _TARGET.items() if (match := one.search(text)) is not None))
+    return dict(found.pop()) if len(found) == 1 else {}
+
+
+def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Pool) -> tuple[dict[str, Rows], int]:
+    """Tables by device; how many kernels stand for several."""
+    leaves = np.flatnonzero(~ops["encloses"])
+    leaves = leaves[np.lexsort((ops["start_ns"][leaves], ops["ordinal"][leaves]))]
+    ordinals, device = np.unique(ops["ordinal"][leaves], return_inverse=True)
+    texts = {code: pool.strings[code] for code in np.unique(ops["name"]).tolist()}
+    collective = {code: found[1] for code, text in texts.items() if (found := _COLLECTIVE.match(text))}
+    kernels: Columns = {
+        "start_ns": ops["start_ns"][leaves],
+        "end_ns": ops["end_ns"][leaves],
+        "name": ops["name"][leaves],
+        "device": device.reshape(-1).astype(np.int32),
+        "communication": np.isin(ops["name"][leaves], list(collective)),
+    }
+    kernels["stream"] = kernels["communication"].astype(np.int64)
+    ops["kernel"] = np.full(len(ops["name"]), MISSING, np.int32)
+    ops["kernel"][leaves] = np.arange(len(leaves), dtype=np.int32)
+    rows = {
+        "hlo_ops": Rows(TABLES["hlo_ops"], ops),
+        "kernels": Rows(TABLES["kernels"], kernels),
+        "devices": Rows(TABLES["devices"], _devices(ordinals, target, pool)),
+    }
+    moved = np.flatnonzero(kernels["communication"])
+    named = [pool.code(collective[code].replace("-", "_")) for code in kernels["name"][moved].tolist()]
+    rows["collectives"] = Rows(
+        TABLES["collectives"],
+        {
+            "start_ns": kernels["start_ns"][moved],
+            "end_ns": kernels["end_ns"][moved],
+            "name": np.array(named, np.int32),
+            "kernel": moved.astype(np.int32),
+        },
+    )
+    return rows, int((launched[leaves] > 1).sum())
+
+
+def _devices(ordinals: Array, target: dict[str, bytes], pool: Pool) -> Columns:
+    """All devices are of the kind that the programs were compiled for."""
+    name = pool.code(target["name"].decode("ascii")) if "name" in target else MISSING
+    return {
+        "ordinal": ordinals,
+        "name": np.full(len(ordinals), name, np.int32),
+        "cores": np.full(len(ordinals), int(target.get("cores", MISSING)), np.int64),
+        "memory_bytes": np.full(len(ordinals), int(target.get("memory_bytes", MISSING)), np.int64),
+    }

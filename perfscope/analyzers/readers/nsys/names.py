@@ -1,0 +1,124 @@
+"""Numbers and names of Nsight's tables in words: copies, waits, events of NVTX, ops of PyTorch in ranges."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfscope.model.trace import CopyKind, HostMemory, SliceKind
+
+NVTX_PUSH_POP = 59
+NVTX_START_END = 60
+NVTX_DOMAIN = 75
+"""``NVTX_EVENTS.eventType``: ranges of a thread's stack, ranges between two moments, and names of domains."""
+NVTX_OTHERS = {33: "NVTX category name", 34: "NVTX mark", 76: "end of an NVTX domain", 39: "NVTX thread name"}
+"""Event types with no span of their own, in words."""
+
+COPY_KINDS: dict[int, CopyKind] = {
+    1: CopyKind.HOST_TO_DEVICE,
+    2: CopyKind.DEVICE_TO_HOST,
+    3: CopyKind.HOST_TO_DEVICE,  # to an array
+    4: CopyKind.DEVICE_TO_HOST,  # from an array
+    5: CopyKind.DEVICE_TO_DEVICE,
+    6: CopyKind.DEVICE_TO_DEVICE,
+    7: CopyKind.DEVICE_TO_DEVICE,
+    8: CopyKind.DEVICE_TO_DEVICE,
+    9: CopyKind.HOST_TO_HOST,
+    10: CopyKind.PEER_TO_PEER,
+    11: CopyKind.HOST_TO_DEVICE,  # pages of unified memory
+    12: CopyKind.DEVICE_TO_HOST,
+    13: CopyKind.DEVICE_TO_DEVICE,
+}
+"""``copyKind`` (``ENUM_CUDA_MEMCPY_OPER``)."""
+
+DIRECTIONS: dict[CopyKind, str] = {
+    CopyKind.HOST_TO_DEVICE: "HtoD",
+    CopyKind.DEVICE_TO_HOST: "DtoH",
+    CopyKind.DEVICE_TO_DEVICE: "DtoD",
+    CopyKind.PEER_TO_PEER: "PtoP",
+    CopyKind.HOST_TO_HOST: "HtoH",
+    CopyKind.UNKNOWN: "?",
+}
+"""As PyTorch's profiler writes them: ``Memcpy HtoD (Pageable -> Device)``."""
+
+MEMORY_KINDS = {
+    0: "Pageable",
+    1: "Pinned",
+    2: "Device",
+    3: "Array",
+    4: "Managed",
+    5: "Device Static",
+    6: "Managed Static",
+}
+"""``srcKind``, ``dstKind``, ``memKind`` (``ENUM_CUDA_MEM_KIND``)."""
+
+SYNC_NAMES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+"""``syncType`` (``ENUM_CUPTI_SYNC_TYPE``) as PyTorch's profiler writes them."""
+
+_VERSION = re.compile(r"_v\d{4,5}$")
+"""Nsight appends the CUDA version an API has had its form since: ``cudaFree_v3020``."""
+
+_TORCH_RANGE = re.compile(
+    r"(?P<name>.*?)(?:, seq = (?P<sequence>\d+))?, op_id = \d+"
+    r"(?:, sizes = (?P<sizes>\[.*?\])(?:, input_op_ids = .*)?)?$",
+    re.DOTALL,
+)
+"""``torch.autograd.profiler.emit_nvtx``: ``aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4]]``."""
+
+_TORCH_ANNOTATION = re.compile(
+    r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"
+    r"Torch-Compiled Region|TorchDynamo|perfscope\."
+)
+"""Of the ranges of ``emit_nvtx``: those that are ``record_function`` ranges of PyTorch itself, not ops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What the text of an NVTX range says."""
+
+    name: str
+    kind: SliceKind
+    sequence: int | None = None
+    """Autograd sequence number."""
+    sizes: str | None = None
+    """Input shapes, JSON text."""
+
+
+def read_range(text: str) -> Range:
+    """A range's text: an op of PyTorch where ``emit_nvtx`` wrote it, else an annotation."""
+    found = _TORCH_RANGE.match(text)
+    if found is None:
+        return Range(name=text, kind=SliceKind.ANNOTATION)
+    kind = SliceKind.ANNOTATION if _TORCH_ANNOTATION.match(found["name"]) else SliceKind.OP
+    sequence = found["sequence"]
+    known = int(sequence) if sequence is not None and len(sequence) < 19 else None
+    return Range(name=found["name"], kind=kind, sequence=known, sizes=found["sizes"])
+
+
+def call_name(name: str) -> str:
+    """``cudaLaunchKernel_v7000`` -> ``cudaLaunchKernel``; a driver's own ``_v2`` stays."""
+    return _VERSION.sub("", name)
+
+
+def host_memory(kind: CopyKind, source: int, target: int) -> HostMemory:
+    """The host side of a copy between two kinds of memory; pages of unified memory are neither pinned nor pageable."""
+    sides: tuple[int, ...]
+    if kind == CopyKind.HOST_TO_DEVICE:
+        sides = (source,)
+    elif kind == CopyKind.DEVICE_TO_HOST:
+        sides = (target,)
+    elif kind == CopyKind.HOST_TO_HOST:
+        sides = (source, target)
+    else:
+        return HostMemory.NONE
+    if 0 in sides:
+        return HostMemory.PAGEABLE
+    return HostMemory.PINNED if set(sides) == {1} else HostMemory.UNKNOWN
+
+
+def copy_name(kind: CopyKind, source: int, target: int, devices: tuple[int, int] | None) -> str:
+    """``Memcpy HtoD (Pinned -> Device)``; ``devices``: the two of a peer copy, ``Memcpy PtoP (0 -> 3)``."""
+    if kind == CopyKind.PEER_TO_PEER and devices is not None:
+        return f"Memcpy PtoP ({devices[0]} -> {devices[1]})"
+    sides = f"{MEMORY_KINDS.get(source, 'Unknown')} -> {MEMORY_KINDS.get(target, 'Unknown')}"
+    return f"Memcpy {DIRECTIONS[kind]} ({sides})"

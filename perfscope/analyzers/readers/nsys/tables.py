@@ -1,0 +1,280 @@
+"""From the rows of one process (or several that share a trace) to declared tables, linked."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from perfscope.analyzers.readers.builder import Columns
+from perfscope.analyzers.readers.kineto import categories
+from perfscope.analyzers.readers.kineto.tables import Lookup, reorder
+from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
+from perfscope.analyzers.readers.nsys import nccl
+from perfscope.analyzers.readers.nsys.database import NULL
+from perfscope.analyzers.readers.nsys.device import products
+from perfscope.analyzers.readers.nsys.host import OWN_LANE
+from perfscope.analyzers.readers.nsys.session import Session, distinct_rows, pid_of
+from perfscope.analyzers.readers.nsys.steps import Steps, find_steps
+from perfscope.model.trace import TABLES, CallKind, MemoryAction, Rows, SliceKind
+from perfscope.model.trace.columns import MISSING, Array
+
+_CORRELATIONS = 40
+"""Bits of a correlation id; CUPTI's have 32."""
+_ASKED = re.compile(r"nccl:(\w+)")
+"""PyTorch's annotation around a collective: the operation the program asked for."""
+BYTE = "uint8"
+"""Type of the elements where only bytes are told."""
+
+
+class Tables:
+    """Builds the tables of one trace; ``rows`` is the result."""
+
+    def __init__(self, session: Session, parts: dict[str, Columns], ranks: dict[int, int]) -> None:
+        """``parts``: ``calls, slices, kernels, copies, waits, usage, counters`` of the trace's processes.
+
+        ``ranks``: ranks of each NCCL communicator that is told.
+        """
+        self._session = session
+        self._pool = session.pool
+        self._threads: dict[tuple[int, int, int], int] = {}
+        self._processes: dict[int, int] = {}
+        self._ranks = ranks
+        self.rows: dict[str, Rows] = {}
+        self.payload = parts["slices"].pop("payload", np.empty(0, np.int64))
+        self._domain = parts["slices"].pop("domain", np.empty(0, np.int32))
+        self._slices(parts["slices"])
+        self._calls(parts["calls"])
+        self._devices(parts)
+        self._work("kernels", parts["kernels"])
+        self._work("copies", parts["copies"])
+        self._waits(parts["waits"])
+        self._memory(parts["usage"])
+        self.rows["counters"] = Rows(TABLES["counters"], parts["counters"])
+        self.steps: Steps = find_steps(
+            dict(self.rows["slices"]) if len(self.rows["slices"]) else {},
+            self._domain,
+            self._pool.strings,
+            session.ended_ns,
+        )
+        self.rows["steps"] = Rows(TABLES["steps"], self.steps.columns)
+        self._list_threads()
+
+    def collectives(self, fields: list[dict[str, int]]) -> None:
+        """Fill the table of collectives; ``fields``: what the payload of each row of ``payload`` tells."""
+        kernels = self.rows["kernels"]
+        rows = np.flatnonzero(kernels["communication"])
+        told = self._messages(rows, fields)
+        asked = self._asked(rows)
+        names, sizes = [], defaultdict(list)
+        for row in rows.tolist():
+            message = told.get(row)
+            kernel = categories.collective_name(self._pool.strings[kernels["name"][row]])
+            name = asked.get(row) or (message.operation if message else kernel)
+            names.append(self._pool.code(name))
+            communicator = message.communicator if message else None
+            sizes["group"].append(
+                MISSING if communicator is None else self._pool.code(f"{communicator & 2**64 - 1:016x}")
+            )
+            sizes["group_size"].append(MISSING if communicator is None else self._ranks.get(communicator, MISSING))
+            for column, value in (
+                ("elements_in", message.bytes_in if message else None),
+                ("elements_out", message.bytes_out if message else None),
+            ):
+                sizes[column].append(MISSING if value is None else value)
+            known = message is not None and (message.bytes_in is not None or message.bytes_out is not None)
+            sizes["dtype"].append(self._pool.code(BYTE) if known else MISSING)
+        columns = {
+            "start_ns": kernels["start_ns"][rows],
+            "end_ns": kernels["end_ns"][rows],
+            "name": np.array(names, np.int32),
+            "kernel": rows.astype(np.int32),
+        }
+        columns |= {name: np.array(values, np.int64) for name, values in sizes.items()}
+        self.rows["collectives"] = Rows(TABLES["collectives"], columns)
+
+    def _process(self, columns: Columns) -> Array:
+        """Number of each row's process in the trace."""
+        distinct, inverse = np.unique(columns["process"], return_inverse=True)
+        known = [self._processes.setdefault(one, len(self._processes)) for one in distinct.tolist()]
+        return np.array(known, np.int64)[inverse.reshape(-1)] if len(known) else np.empty(0, np.int64)
+
+    def _thread(self, columns: Columns, lane: Array | int = 0) -> Array:
+        """Row of ``threads`` of each row."""
+        lanes = np.broadcast_to(np.asarray(lane), (len(columns["globalTid"]),))
+        each, inverse = distinct_rows(columns["process"], columns["globalTid"], lanes)
+        places = zip(
+            columns["process"][each].tolist(), columns["globalTid"][each].tolist(), lanes[each].tolist(), strict=True
+        )
+        known = [self._threads.setdefault(place, len(self._threads)) for place in places]
+        return np.array(known, np.int32)[inverse]
+
+    def _list_threads(self) -> None:
+        code = self._pool.code
+        shown = [
+            (
+                "?" if process == NULL else str(pid_of(process)),
+                ("?" if thread == NULL else str(thread & 0xFFFFFF)) + OWN_LANE[lane],
+            )
+            for process, thread, lane in self._threads
+        ]
+        self.rows["threads"] = Rows(
+            TABLES["threads"],
+            {
+                "process": np.array([code(process) for process, _ in shown], np.int32),
+                "thread": np.array([code(thread) for _, thread in shown], np.int32),
+            },
+        )
+
+    def _table(self, name: str, columns: Columns) -> None:
+        declared = {column.name for column in TABLES[name].columns}
+        self.rows[name] = Rows(TABLES[name], {key: values for key, values in columns.items() if key in declared})
+
+    def _slices(self, columns: Columns) -> None:
+        columns["thread"] = self._thread(columns, columns["lane"])
+        order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
+        self.payload, self._domain = self.payload[order], self._domain[order]
+        self._lane = columns["lane"][order]
+        reorder(columns, order)
+        found = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
+        columns["parent"] = np.where(self._lane == 0, found, MISSING).astype(np.int32)
+        self._table("slices", columns)
+
+    def _around(self, thread: Array, start: Array, end: Array) -> Array:
+        slices = self.rows["slices"]
+        return innermost(slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], thread, start, end)
+
+    def _calls(self, columns: Columns) -> None:
+        reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
+        columns["thread"] = self._thread(columns)
+        distinct, inverse = np.unique(columns["name"], return_inverse=True)
+        kinds = [int(categories.call_kind(self._pool.strings[code])) for code in distinct.tolist()]
+        columns["kind"] = np.array(kinds, np.uint8)[inverse]
+        columns["parent"] = self._around(columns["thread"], columns["start_ns"], columns["end_ns"])
+        self._table("calls", columns)
+        # where calls share a correlation id, the one that launches wins
+        launches = columns["kind"] <= int(CallKind.MEMSET)
+        keys = self._keys(columns)
+        self._by_correlation = Lookup(keys, np.argsort(launches, kind="stable"))
+
+    def _keys(self, columns: Columns) -> Array:
+        """Process and correlation id in one number; ``MISSING`` where the id is not known."""
+        correlation = columns["correlation"]
+        known = (correlation >= 0) & (correlation < 1 << _CORRELATIONS)
+        return np.where(known, (self._process(columns) << _CORRELATIONS) + np.where(known, correlation, 0), MISSING)
+
+    def _devices(self, parts: dict[str, Columns]) -> None:
+        seen = np.concatenate([parts[name]["device"] for name in ("kernels", "copies", "waits")])
+        ordinals = np.unique(seen)
+        owners = np.concatenate([parts[name]["process"] for name in ("kernels", "copies", "waits")])
+        told = []
+        for ordinal in ordinals.tolist():
+            owner = int(owners[seen == ordinal][0])
+            told.append(products(self._session, owner, [ordinal])[0])
+        self._ordinals = ordinals
+        self._table(
+            "devices",
+            {
+                "ordinal": ordinals,
+                "name": np.array(
+                    [self._pool.code(one.name) if one and one.name else MISSING for one in told], np.int32
+                ),
+                "cores": np.array([one.cores if one and one.cores else MISSING for one in told], np.int64),
+                "memory_bytes": np.array(
+                    [one.memory_bytes if one and one.memory_bytes else MISSING for one in told], np.int64
+                ),
+            },
+        )
+
+    def _work(self, name: str, columns: Columns) -> None:
+        reorder(columns, np.lexsort((columns["start_ns"], columns["stream"], columns["device"])))
+        calls = self.rows["calls"]
+        columns["call"] = self._by_correlation(self._keys(columns))
+        columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
+        around = np.where(
+            columns["call"] == MISSING, MISSING, calls["parent"][columns["call"]] if len(calls) else MISSING
+        )
+        columns["op"] = self._op_above(around)
+        if name == "kernels":
+            distinct, inverse = np.unique(columns["name"], return_inverse=True)
+            known = [categories.is_communication(self._pool.strings[code]) for code in distinct.tolist()]
+            columns["communication"] = np.array(known, bool)[inverse]
+        self._table(name, columns)
+
+    def _op_above(self, rows: Array) -> Array:
+        """Innermost op or annotation at or above each slice row."""
+        slices = self.rows["slices"]
+        found = rows.astype(np.int64)
+        while len(slices):
+            climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
+            if not climbing.any():
+                break
+            found[climbing] = slices["parent"][found[climbing]]
+        return found.astype(np.int32)
+
+    def _waits(self, columns: Columns) -> None:
+        columns["call"] = self._by_correlation(self._keys(columns))
+        columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
+        reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
+        self._table("sync_records", columns)
+
+    def _memory(self, columns: Columns) -> None:
+        if not columns:
+            self._table("memory", {})
+            return
+        calls = self.rows["calls"]
+        call = self._by_correlation(self._keys(columns))
+        own = self._thread(columns)
+        if len(calls):
+            held = np.maximum(call, 0)
+            columns["thread"] = np.where(call == MISSING, own, calls["thread"][held]).astype(np.int32)
+            columns["op"] = np.where(call == MISSING, MISSING, calls["parent"][held]).astype(np.int32)
+        else:
+            columns["thread"] = own
+        columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.RELEASE, MemoryAction.RESERVE)
+        reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
+        self._table("memory", columns)
+
+    def _messages(self, rows: Array, fields: list[dict[str, int]]) -> dict[int, nccl.Message]:
+        """Communication kernel -> what NCCL's own ranges say it moved."""
+        kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
+        linked = rows[kernels["call"][rows] != MISSING]
+        if not len(linked) or not len(slices):
+            return {}
+        codes = [code for code in np.unique(slices["name"]).tolist() if self._pool.strings[code].startswith("nccl")]
+        ranges = np.flatnonzero(np.isin(slices["name"], codes) & (self._lane == 0))
+        found: dict[int, nccl.Message] = {}
+        threads = calls["thread"][kernels["call"][linked]]
+        for thread in np.unique(threads).tolist():
+            own = ranges[slices["thread"][ranges] == thread].tolist()
+            told = [
+                nccl.Call(
+                    name=self._pool.strings[slices["name"][row]],
+                    start_ns=int(slices["start_ns"][row]),
+                    end_ns=int(slices["end_ns"][row]),
+                    fields=fields[self.payload[row]] if self.payload[row] != MISSING else {},
+                )
+                for row in own
+            ]
+            launched = linked[threads == thread]
+            begun = calls["start_ns"][kernels["call"][launched]]
+            found |= nccl.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
+        return found
+
+    def _asked(self, rows: Array) -> dict[int, str]:
+        """Communication kernel -> the operation that PyTorch's annotation around its launch names."""
+        kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
+        named = {
+            code: found[1]
+            for code in np.unique(slices["name"]).tolist()
+            if (found := _ASKED.match(self._pool.strings[code])) is not None
+        }
+        found_in: dict[int, str] = {}
+        for row in rows[kernels["call"][rows] != MISSING].tolist() if named else ():
+            place = int(calls["parent"][kernels["call"][row]])
+            while place != MISSING and int(slices["name"][place]) not in named:
+                place = int(slices["parent"][place])
+            if place != MISSING:
+                found_in[row] = named[int(slices["name"][place])]
+        return found_in

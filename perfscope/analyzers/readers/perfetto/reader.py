@@ -1,0 +1,377 @@
+"""Perfetto protobuf traces (``*.pftrace``, ``*.perfetto-trace``, also gzipped): our own exports, and those of others.
+
+```
+Trace { packet: [ TracePacket { timestamp, timestamp_clock_id, trusted_packet_sequence_id, sequence_flags,
+          track_event { type, track_uuid, name, categories, debug_annotations, flow_ids },
+          track_descriptor { uuid, parent_uuid, process, thread, counter }, interned_data, clock_snapshot,
+          gpu_render_stage_event, gpu_counter_event, compressed_packets ... } ] }
+```
+
+Slices go to the table that their category stands for (Kineto's words and those of rocprofv3 are known; our own
+exports use Kineto's), everything else is a host span of its track. Kernels and copies need an argument that says
+their device; without it they are spans like others. Instants are spans without length. Samples of counters, stages
+and counters of GPU drivers are read. Other sources of data (ftrace, statistics, heap and stack profiles) count as
+unplaced, by what they are; descriptions of the recording count as nothing. Host names, command lines and arguments
+that the model has no column for are not read.
+
+Times are those of the trace's primary clock, in ns. An export of ours with several ranks gives a trace for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.readers.builder import Columns
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.perfetto import vocabulary as words
+from perfscope.analyzers.readers.perfetto.collect import BEGIN, COMPLETE, COUNTER, END, INSTANT, Collector
+from perfscope.analyzers.readers.perfetto.tables import Events, Tables
+from perfscope.analyzers.readers.perfetto.wire import Data, Int, UnpackState, pieces
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Rows, SliceKind, Source, Trace
+from perfscope.model.trace.columns import MISSING, Array
+
+# Begins and ends of slices joined: on each track an end closes the slice that was begun last.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Slices as rows of their begins, and the rows of their ends."""
+
+    begin: Int
+    end: Int
+    never_ended: int
+    never_begun: int
+
+
+def pair(track: Int, time: Int, is_end: Array) -> Pairs:
+    """Join begins and ends; rows in the order of the file, which decides at equal times. Shapes (n,)."""
+    order = np.lexsort((time, track))
+    ends, of = is_end[order], track[order]
+    order, ends, of, alone = _without_lone_ends(order, ends, of)
+    if not len(order):
+        none = np.empty(0, np.int64)
+        return Pairs(begin=none, end=none, never_ended=0, never_begun=alone)
+    depth = _depth(ends, of) + ends  # of a begin after it, of an end before it: the same for the two of a slice
+    by_level = np.lexsort((np.arange(len(order)), depth, of))  # on a level begins and ends take turns
+    follows = by_level[1:]
+    same = (depth[by_level[:-1]] == depth[follows]) & (of[by_level[:-1]] == of[follows])
+    joined = same & ~ends[by_level[:-1]] & ends[follows]
+    begin, end = order[by_level[:-1][joined]], order[follows[joined]]
+    sort = np.argsort(begin, kind="stable")
+    return Pairs(begin=begin[sort], end=end[sort], never_ended=int((~ends).sum()) - len(begin), never_begun=alone)
+
+
+def _depth(ends: Array, track: Int) -> Int:
+    """Open slices of the track after each entry; entries sorted by track."""
+    total = np.cumsum(np.where(ends, -1, 1))
+    first = np.concatenate(([True], np.diff(track) != 0))
+    before = np.where(first, total - np.where(ends, -1, 1), 0)
+    return total - before[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
+
+
+def _without_lone_ends(order: Int, ends: Array, track: Int) -> tuple[Int, Array, Int, int]:
+    """Entries without the ends of slices that began before the recording: those that take the depth to a new low."""
+    if not ends.any():
+        return order, ends, track, 0
+    depth = _depth(ends, track)
+    # lowest depth so far of the track, 0 before it: shifted apart, so that one pass serves all tracks
+    place = np.cumsum(np.concatenate(([0], np.diff(track) != 0)))
+    apart = place * (2 * len(order) + 1)
+    lowest = np.minimum(np.minimum.accumulate(depth - apart) + apart, 0)
+    before = np.concatenate(([0], lowest[:-1]))
+    before[np.concatenate(([True], np.diff(track) != 0))] = 0
+    lone = ends & (depth < before)
+    keep = ~lone
+    return order[keep], ends[keep], track[keep], int(lone.sum())
+
+
+# From the events of a Perfetto trace to traces: one for each that an export of ours holds, otherwise one.
+
+
+FORMAT = "perfetto"
+
+_LARGEST_NS = 1 << 62
+CARRIED = frozenset(
+    {
+        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
+        "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
+    }
+)  # fmt: skip
+"""Keys of ``Trace.recorded`` that an export of ours carries whole: where there is none of it, there was none."""
+
+
+def build(data: Data, shown: str) -> list[Trace]:
+    """The traces in a file. ``DataError`` if it is cut off, corrupt, or holds no event."""
+    left = UnpackState()
+    collector = Collector(shown)
+    for piece in pieces(data, shown, left):
+        collector.add(piece)
+    if left.zstd:
+        collector.unplaced["packets compressed with zstandard (unpack them with `traceconv decompress_packets`)"] = (
+            left.zstd
+        )
+    rows = _events(collector)
+    sources = _sources(collector, rows)
+    if not sources:
+        return [_trace(collector, rows, shown, None)]
+    sequence = rows["sequence"]
+    return [
+        _trace(collector, {name: values[sequence == one] for name, values in rows.items()}, shown, said)
+        for one, said in sources.items()
+    ]
+
+
+def _events(collector: Collector) -> Columns:
+    """Slices, instants and samples with their times on one clock; ``event``: their row for the annotations."""
+    unplaced = collector.unplaced
+    if not len(collector.events):
+        return _none()
+    held = collector.events.take()
+    held["event"] = np.arange(len(held["time_ns"]))
+    keep = _on_one_clock(collector, held, "time_ns")
+    kind = held["kind"]
+    known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER, COMPLETE))
+    if (~known).any():
+        unplaced["track events of other types"] += int((~known).sum())
+    impossible = (held["time_ns"] >= _LARGEST_NS) | (held["time_ns"] <= -_LARGEST_NS)
+    keep &= known & ~impossible
+    if impossible.any():
+        unplaced["impossible times"] += int(impossible.sum())
+    marks = np.flatnonzero(keep & np.isin(kind, (BEGIN, END)))
+    pairs = pair(held["track"][marks], held["time_ns"][marks], kind[marks] == END)
+    for what, count in (
+        ("slices that never end", pairs.never_ended),
+        ("ends of slices that never began", pairs.never_begun),
+    ):
+        if count:
+            unplaced[what] += count
+    held["end_ns"][marks[pairs.begin]] = held["time_ns"][marks[pairs.end]]
+    single = np.isin(kind, (INSTANT, COUNTER))
+    held["end_ns"][single] = held["time_ns"][single]
+    whole = np.zeros(len(kind), np.bool_)
+    whole[marks[pairs.begin]] = True
+    whole |= keep & (single | ((kind == COMPLETE) & (held["end_ns"] >= held["time_ns"])))
+    return {name: values[whole] for name, values in held.items()}
+
+
+def _none() -> Columns:
+    names = ("time_ns", "end_ns", "sequence", "track", "kind", "name", "category", "flow", "event")
+    return {**{name: np.empty(0, np.int64) for name in names}, "value": np.empty(0, np.float64)}
+
+
+def _on_one_clock(collector: Collector, held: Columns, column: str) -> Array:
+    """Bring times to the primary clock, in place; flags of the events whose clock is known."""
+    clock = held["clock"]
+    kinds = np.unique(clock).tolist()
+    keep = np.ones(len(clock), np.bool_)
+    if kinds == [kinds[0]] and kinds[0] != MISSING:
+        return keep  # all on one clock: no snapshot is needed
+    for one in kinds:
+        mine = clock == one
+        found = None if one == MISSING else collector.clocks.to_primary(one, held[column][mine])
+        if found is None:
+            keep[mine] = False
+            collector.unplaced["events on a clock that no snapshot relates to the others"] += int(mine.sum())
+        else:
+            held[column][mine] = found
+    return keep
+
+
+def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]]:
+    """What an export of ours says of the traces in it, by sequence; empty for any other file."""
+    category = collector.strings.code(words.SOURCE)
+    chosen = np.flatnonzero((rows["category"] == category) & (rows["kind"] == INSTANT))
+    found: dict[int, Mapping[str, Any]] = {}
+    codes = collector.annotations.texts("source", rows["event"][chosen])
+    for sequence, code in zip(rows["sequence"][chosen].tolist(), codes.tolist(), strict=True):
+        try:
+            said = json.loads(collector.strings.texts[code]) if code != MISSING else None
+        except (json.JSONDecodeError, RecursionError):
+            said = None
+        if isinstance(said, dict):
+            found.setdefault(sequence, said)
+    return found
+
+
+def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, Any] | None) -> Trace:
+    unplaced: Counter[str] = Counter() if said is not None else Counter(collector.unplaced)
+    tables = Tables(collector, Events(rows), own=said is not None, unplaced=unplaced)
+    if said is None:
+        _gpu(collector, tables)
+    built = tables.build()
+    if not any(len(built[name]) for name in ("slices", "calls", "kernels", "copies", "memory", "counters", "steps")):
+        what = ", ".join(f"{count:,} {reason}" for reason, count in collector.unplaced.most_common(3))
+        raise DataError(
+            f"{shown}: {collector.packets:,} packets, but no slices and no counters" + (f" ({what})" if what else "")
+        )
+    source = Source(
+        path=shown,
+        format=FORMAT,
+        rank=_number(said, "rank"),
+        world_size=_number(said, "world_size"),
+        backend=_text(said, "backend"),
+        events_read=len(rows["event"]) + sum(unplaced.values()) + tables.gpu_events,
+        events_unplaced=sum(unplaced.values()),
+        unplaced={reason: count for reason, count in unplaced.items() if count},
+        notes=_notes(tables, said),
+        events_only=bool(said and said.get("events_only") is True),
+    )
+    return Trace(source=source, strings=collector.strings.texts, rows=built, recorded=_recorded(built, said))
+
+
+def _gpu(collector: Collector, tables: Tables) -> None:
+    """Stages and samples of drivers, beside the track events."""
+    if len(collector.gpu.spans):
+        spans = collector.gpu.spans.take()
+        keep = _on_one_clock(collector, spans, "time_ns")
+        tables.add_gpu_spans({name: values[keep] for name, values in spans.items()})
+    if collector.gpu.samples:
+        time, clock, _, code, value = zip(*collector.gpu.samples, strict=True)
+        samples: Columns = {
+            "time_ns": np.array(time, np.int64), "clock": np.array(clock, np.int64),
+            "name": np.array(code, np.int64), "value": np.array(value, np.float64),
+        }  # fmt: skip
+        keep = _on_one_clock(collector, samples, "time_ns")
+        tables.add_gpu_samples({name: values[keep] for name, values in samples.items()})
+
+
+def _number(said: Mapping[str, Any] | None, key: str) -> int | None:
+    value = said.get(key) if said is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+
+
+def _text(said: Mapping[str, Any] | None, key: str) -> str | None:
+    value = said.get(key) if said is not None else None
+    return value if isinstance(value, str) else None
+
+
+def _recorded(rows: Mapping[str, Rows], said: Mapping[str, Any] | None) -> frozenset[str]:
+    """What was recorded: in an export of ours what the reader of its source said, otherwise what is there."""
+    declared = said.get("recorded") if said is not None else None
+    if isinstance(declared, list):
+        return frozenset(key for key in declared if isinstance(key, str)) & CARRIED
+    kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
+    checks = {
+        "device_work": bool(len(kernels) or len(copies)),
+        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
+        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
+        "op_links": bool((kernels["op"] >= 0).any() or (copies["op"] >= 0).any()),
+        "runtime_calls": len(rows["calls"]) > 0,
+        "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
+        "shapes": bool((slices["shapes"] >= 0).any()),
+        "autograd": bool((slices["sequence"] >= 0).any()),
+        "memory": len(rows["memory"]) > 0,
+        "collectives": bool((rows["collectives"]["elements_in"] >= 0).any()),
+        "sync_records": len(rows["sync_records"]) > 0,
+        "steps": len(rows["steps"]) > 0,
+    }
+    return frozenset(key for key, present in checks.items() if present)
+
+
+def _notes(tables: Tables, said: Mapping[str, Any] | None) -> tuple[str, ...]:
+    notes = []
+    if said is not None:
+        kind = said.get("format")
+        notes.append(
+            "an export of perfscope"
+            + (f", made of {kind}" if isinstance(kind, str) and len(kind) < 40 else "")
+            + ": what has no time (memory held, stacks, compiled programs) was not in it"
+        )
+    if tables.findings:
+        notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged anew")
+    for table in ("kernels", "copies"):
+        work = tables.rows[table]
+        orphans = int((work["call"] < 0).sum())
+        if orphans and len(tables.rows["calls"]):
+            notes.append(f"{orphans:,} of {len(work):,} {table} have no launch call in the trace; they are counted")
+    return tuple(notes)
+
+
+MAX_BYTES = 16 << 30
+"""Unpacked bytes of a file; ring buffers of long recordings come to some GB."""
+
+_SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz", ".perfetto-trace.pb")
+_PACKET = 0x0A
+_NUMBERS = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
+"""Fields of a packet that hold numbers."""
+_MESSAGES = frozenset(
+    {1, 2, 5, 6, 7, 9, 11, 12, 33, 34, 35, 36, 43, 44, 45, 50, 51, 52, 53, 54, 59, 60, 65, 66, 69, 72, 89, 107, 133}
+)
+"""Fields of a packet that hold messages, those that stand in the first packets of a file."""
+_LOOKED_AT = 3
+"""Packets whose fields must all be such: an XSpace or an HLO proto begins with the same byte."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a Perfetto trace by its name, or by the fields of its first packets."""
+    if path.is_dir():
+        return False
+    return path.name.endswith(_SUFFIXES) or _begins_with_packets(head)
+
+
+def _begins_with_packets(head: bytes) -> bool:
+    place = seen = 0
+    while place < len(head) and seen < _LOOKED_AT:
+        if head[place] != _PACKET:
+            return False
+        length, place = _varint(head, place + 1)
+        if not length or not _is_packet(head, place, place + length):
+            return False
+        place += length
+        seen += 1
+    return seen > 0
+
+
+def _is_packet(head: bytes, place: int, end: int) -> bool:
+    """True if every field in ``[place, end)``, as far as the head reaches, is one of a packet."""
+    timed = False
+    while place < min(end, len(head)):
+        key, place = _varint(head, place)
+        number, kind = key >> 3, key & 7
+        if kind == 0 and number in _NUMBERS:
+            _, place = _varint(head, place)
+            timed = True
+        elif kind == 2 and number in _MESSAGES:
+            size, place = _varint(head, place)
+            timed = timed or number >= 33  # the low numbers are those of many messages
+            place += size
+            if place > end:
+                return False
+        else:
+            return False
+    return timed
+
+
+def _varint(head: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < len(head) and shift < 70:
+        byte = head[place]
+        value |= (byte & 0x7F) << shift
+        place += 1
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, place
+
+
+def read(path: Path) -> list[Trace]:
+    """The traces in ``path``: one for each rank of an export of ours, otherwise one.
+
+    ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no events.
+    """
+    shown = str(path)
+    with open_bytes(path, MAX_BYTES) as data:
+        if not len(data):
+            raise DataError(f"{shown}: empty file")
+        return build(data, shown)
+
+
+__all__ = ["FORMAT", "read", "sniff"]

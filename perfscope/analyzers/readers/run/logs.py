@@ -1,0 +1,159 @@
+"""What the capture `torch_compile` left of a process: the log, fusion refusals, and the steps that compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
+from perfscope.analyzers.readers.torch_log.reader import read_log
+from perfscope.model.compile_log import CompileLog, StepSpan
+from perfscope.model.errors import DataError
+from perfscope.model.jax_log import CompileEvent, HostRead
+from perfscope.model.trace import Rows
+
+STEPS_SCHEMA = "perfscope.compile_steps/1"
+MAX_STEPS_BYTES = 64 << 20
+
+ONE_CLOCK_NS = 1_000_000
+"""The log and torch's profiler read the same clock within some us; a step range opens within a ms of its mark. What is
+further apart is two clocks."""
+
+
+class _Span(msgspec.Struct):
+    step: int | None
+    start_ns: int
+    end_ns: int
+
+
+class _Mark(msgspec.Struct):
+    step: int
+    time_ns: int
+
+
+class _Steps(msgspec.Struct):
+    schema: str
+    settings: tuple[str, ...] = ()
+    scheduled_graphs: int = 0
+    fusion_problem: str | None = None
+    spans: tuple[_Span, ...] = ()
+    marks: tuple[_Mark, ...] = ()
+
+
+def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]:
+    """The log in ``path`` with what lies beside it, and what a reader of the report must know.
+
+    ``steps``: the steps of the trace it belongs to, whose clock is sought. ``DataError`` if the log itself cannot
+    be read; of the rest only a note is left.
+    """
+    log = read_log(path)
+    notes = []
+    if log.corrupt:
+        notes.append(f"torch.compile's log: {log.corrupt:,} records are damaged and left out")
+    watched = False
+    try:
+        said = _read_steps(path.parent / "steps.json")
+        watched = said.fusion_problem is None
+        spans = tuple(StepSpan(step=one.step, start_ns=one.start_ns, end_ns=one.end_ns) for one in said.spans)
+        log = replace(
+            log,
+            steps=spans,
+            settings=said.settings,
+            scheduled_graphs=said.scheduled_graphs,
+            clock_offset_ns=_offset_ns(said.marks, steps),
+        )
+    except DataError as error:
+        notes.append(f"steps that compiled are not known: {error}")
+    fusion = path.parent / "fusion.jsonl"
+    if fusion.exists():
+        try:
+            found = read_fusion(fusion)
+        except DataError as error:
+            notes.append(f"fusion decisions are damaged: {error}")
+            watched = False
+        else:
+            watched = True
+            log = replace(log, refusals=with_kernels(found.refusals, log.kernels))
+            if found.damaged:
+                notes.append(f"fusion decisions: {found.damaged:,} lines are damaged and left out")
+            if found.left_out:
+                notes.append(f"fusion decisions: {found.left_out:,} refusals beyond the limit were not kept")
+    cached = sum("hit" in compiled.caches.values() for compiled in log.compiles)
+    if cached:
+        notes.append(
+            f"inductor's caches held {cached:,} of {len(log.compiles):,} compilations: what was not fused in them is "
+            "not known; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled anew"
+        )
+    watched = watched and bool(log.scheduled_graphs or log.refusals)
+    return replace(log, has_refusals=watched), notes
+
+
+def _read_steps(path: Path) -> _Steps:
+    with open_bytes(path, MAX_STEPS_BYTES) as data:
+        try:
+            said = msgspec.json.decode(bytes(data), type=_Steps)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(f"{path}: not the steps of a run ({error})") from error
+    if said.schema != STEPS_SCHEMA:
+        raise DataError(f"{path}: its schema is {said.schema!r}; this perfscope reads {STEPS_SCHEMA!r}")
+    return said
+
+
+def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
+    """What to add to times of the log: 0 where both clocks are one, and where nothing tells."""
+    if steps is None:
+        return 0
+    begun = {mark.step: mark.time_ns for mark in marks}
+    apart = sorted(
+        int(start) - begun[int(number)]
+        for number, start in zip(steps["number"], steps["start_ns"], strict=True)
+        if int(number) in begun
+    )
+    middle = apart[len(apart) // 2] if apart else 0  # of integers: a float holds such times to 256 ns
+    return middle if abs(middle) > ONE_CLOCK_NS else 0
+
+
+# The logs of a JAX program in a run: ``events.jsonl`` and ``syncs.jsonl``. Read as a part of a run, never alone.
+
+
+MAX_JAX_LOG_BYTES = 256 << 20
+"""Of a file: 20,000 records of 2,000 characters stay far below."""
+
+EVENTS_SCHEMA = "perfscope.jax_events/1"
+SYNCS_SCHEMA = "perfscope.jax_syncs/1"
+
+Record = TypeVar("Record", CompileEvent, HostRead)
+
+
+def read_events(path: Path) -> tuple[CompileEvent, ...]:
+    """The compilations, in the order they ended; ``DataError`` if the file is damaged or of another schema."""
+    return _read(path, EVENTS_SCHEMA, CompileEvent)
+
+
+def read_syncs(path: Path) -> tuple[HostRead, ...]:
+    """The reads, in the order they ended; ``DataError`` as in ``read_events``."""
+    return _read(path, SYNCS_SCHEMA, HostRead)
+
+
+def _read(path: Path, schema: str, kind: type[Record]) -> tuple[Record, ...]:
+    try:
+        if path.stat().st_size > MAX_JAX_LOG_BYTES:
+            raise DataError(f"{path}: larger than {MAX_JAX_LOG_BYTES >> 20} MiB, not a log of a run")
+        head, *lines = path.read_bytes().splitlines() or [b"{}"]
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    try:
+        said = msgspec.json.decode(head, type=dict)
+        if said.get("schema") != schema:
+            raise DataError(f"{path}: its schema is {said.get('schema')!r}; this perfscope reads {schema!r}")
+        decoder = msgspec.json.Decoder(kind)
+        records = tuple(decoder.decode(line) for line in lines)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: not a log of a run ({error})") from error
+    if said.get("records") != len(records):
+        raise DataError(f"{path}: {len(records)} records where {said.get('records')!r} were written")
+    return records

@@ -1,0 +1,272 @@
+"""CUDA memory snapshots of a run: put into the trace of the pass they were taken in, or of a failed allocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.readers import jax_memory
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.run.parts import RunPart
+from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.model.errors import DataError
+from perfscope.model.trace import MISSING, TABLES, Rows, Trace
+from perfscope.model.trace.tables import MemoryAction, MemoryCategory
+
+SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
+"""Name of the recording of the CUDA allocator beside the detail pass; another is of a failed allocation."""
+
+_ELSEWHERE = ("op", "thread")
+"""Columns of events that point at tables of the snapshot's own, which are not taken."""
+
+
+def attach_snapshot(trace: Trace, snapshot: Trace) -> None:
+    """What the allocator held goes into ``trace``, and its events in place of those of the profiler.
+
+    Both tell of the same device memory on the same clock; the allocator's own events also have sizes as asked for,
+    streams, Python stacks, and the blocks from before. Events without times stay out. Host memory stays the profiler's.
+    """
+    offset = len(trace.strings)
+    trace.strings.extend(snapshot.strings)
+    for name in ("frames", "segments", "held"):
+        trace.rows[name] = _with_string_offset(snapshot.rows[name], offset)
+    trace.recorded |= {"memory_state"}
+    events = snapshot.rows["memory"]
+    if not len(events) or snapshot.source.events_only:
+        return
+    ours, theirs = trace.rows["memory"], _with_string_offset(events, offset)
+    host = ours.take(~ours["on_device"])
+    joined = {name: np.concatenate((host[name], theirs[name])) for name in ours}
+    order = np.argsort(joined["time_ns"], kind="stable")
+    trace.rows["memory"] = Rows(TABLES["memory"], joined).take(order)
+    trace.recorded |= {"memory"}
+
+
+def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
+    """Snapshots of a run's allocators as an allocation failed, and why the last damaged one cannot be read."""
+    traces: list[Trace] = []
+    damaged = None
+    for process in part.processes:
+        for capture in process.captures:
+            if capture.tool == "torch_memory" and capture.pass_name != SNAPSHOT_PASS and capture.artifact is not None:
+                try:
+                    traces.append(torch_memory_reader.read(path / capture.artifact))
+                except DataError as error:
+                    damaged = error
+                else:
+                    mark_failed(traces[-1])
+    return traces, damaged
+
+
+def mark_failed(snapshot: Trace) -> None:
+    """Say in the snapshot that an allocation failed when it was taken: without a history nothing in it does.
+
+    How much was asked for is not known then. Of several devices it is not known which one was full, and none is marked.
+    """
+    events, segments = snapshot.rows["memory"], snapshot.rows["segments"]
+    ordinals = np.unique(segments["ordinal"][segments["on_device"]])
+    if (events["action"] == MemoryAction.OUT_OF_MEMORY).any() or len(ordinals) != 1:
+        return
+    last = {
+        "time_ns": int(events["time_ns"].max(initial=0)),
+        "on_device": True,
+        "ordinal": int(ordinals[0]),
+        "address": 0,
+        "bytes": 0,
+        "action": int(MemoryAction.OUT_OF_MEMORY),
+    }
+    row = Rows(
+        TABLES["memory"],
+        {column.name: [last.get(column.name, MISSING if column.default is None else column.default)]
+         for column in TABLES["memory"].columns if column.name in last or not column.nullable},
+    )  # fmt: skip
+    joined = {name: np.concatenate((events[name], row[name])) for name in events}
+    snapshot.rows["memory"] = Rows(TABLES["memory"], joined)
+
+
+def _with_string_offset(rows: Rows, offset: int) -> Rows:
+    """Rows of the snapshot with texts as codes of the trace they go to."""
+    moved = {}
+    for column in rows.table.columns:
+        values = rows[column.name]
+        if column.text:
+            values = np.where(values == MISSING, MISSING, values + offset)
+        elif column.name in _ELSEWHERE:
+            values = np.full(len(values), MISSING, values.dtype)
+        moved[column.name] = values
+    return Rows(rows.table, moved)
+
+
+# What a run of a JAX program held before and behind its traced steps: ``rank00000/memory/{before,after}.prof``.
+
+
+MOMENTS, SUFFIX = ("before", "after"), ".prof"
+"""As `profiler/captures/jax_memory.py` names them, which imports jax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryMoments:
+    """The profiles as traces of their own; ``None``: there is none, or it is damaged, as ``notes`` say."""
+
+    before: Trace | None
+    after: Trace | None
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def attach(self, recording: Trace) -> None:
+        """Give a recording the tables ``held`` and ``frames`` of the profile behind its steps, and what was before."""
+        recording.held_before = self.before
+        if self.after is None:
+            return
+        known = len(recording.strings)
+        recording.strings.extend(self.after.strings)
+        for name in ("held", "frames"):
+            table = self.after.rows[name]
+            recording.rows[name] = Rows(
+                table.table,
+                {
+                    column.name: np.where(table[column.name] == MISSING, MISSING, table[column.name] + known)
+                    if column.text
+                    else table[column.name]
+                    for column in table.table.columns
+                },
+            )
+        recording.recorded |= {"memory_state"}
+
+
+def read_moments(folder: Path) -> MemoryMoments:
+    """The profiles of a process; never raises for damaged ones."""
+    found: dict[str, Trace | None] = {}
+    notes = []
+    for moment in MOMENTS:
+        path = folder / f"{moment}{SUFFIX}"
+        found[moment] = None
+        if path.is_file():
+            try:
+                found[moment] = jax_memory.read(path)
+            except DataError as error:
+                notes.append(f"a device memory profile is damaged: {error}")
+    return MemoryMoments(before=found["before"], after=found["after"], notes=tuple(notes))
+
+
+# Reads ``tensors.json.gz``: what a PyTorch program held when its recordings began (`perfscope run`).
+
+
+MAX_BYTES = 256 << 20
+"""Unpacked. The capture lists 20,000 storages twice, some MB: what is larger is not ours."""
+
+CATEGORY = {
+    "parameter": MemoryCategory.PARAMETER,
+    "buffer": MemoryCategory.PARAMETER,  # held as long as the weights, and by the same modules
+    "gradient": MemoryCategory.GRADIENT,
+    "optimizer_state": MemoryCategory.OPTIMIZER_STATE,
+}
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    category: str
+    device: str
+    bytes: Count
+    count: Count
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    pass_name: str = msgspec.field(name="pass")
+    step: Count
+    name: list[Count]
+    module: list[Count | None]
+    category: list[Count]
+    device: list[Count]
+    address: list[Count]
+    bytes: list[Count]
+    freed_ns: list[Count | None]
+    rest: list[_Rest]
+    unreadable: Count
+
+
+class _Document(msgspec.Struct, frozen=True):
+    schema: Literal["perfscope.tensors/1"]
+    strings: list[str]
+    listings: list[_Listing]
+
+
+class TensorListings:
+    """What was held, by the pass that began then."""
+
+    def __init__(self, document: _Document) -> None:
+        """Hold it; ``ValueError`` if its parts do not fit together."""
+        self._texts = document.strings
+        self._by_pass = {one.pass_name: one for one in document.listings}
+        for one in self._by_pass.values():
+            self._check(one)
+
+    def notes(self) -> list[str]:
+        """What a reader of the report must know."""
+        most = max((one.unreadable for one in self._by_pass.values()), default=0)
+        return [f"{most} tensors of the program have no storage that could be listed"] if most else []
+
+    def attach(self, trace: Trace, pass_name: str) -> None:
+        """Put what was held when ``pass_name`` began into the trace of that pass, or what was held at first."""
+        listing = self._by_pass.get(pass_name) or next(iter(self._by_pass.values()), None)
+        if listing is None:
+            return
+        own = listing.pass_name == pass_name
+        first = len(trace.strings)
+        trace.strings.extend((*self._texts, *(f"{rest.count:,} smaller ones" for rest in listing.rest)))
+        names = [*listing.name, *range(len(self._texts), len(self._texts) + len(listing.rest))]
+        devices = [self._texts[code] for code in listing.device] + [rest.device for rest in listing.rest]
+        categories = [self._texts[code] for code in listing.category] + [rest.category for rest in listing.rest]
+        summed = len(listing.rest)
+        trace.rows["tensors"] = Rows(
+            TABLES["tensors"],
+            {
+                "name": [first + code for code in names],
+                "module": [MISSING if code is None else first + code for code in listing.module] + [MISSING] * summed,
+                "category": [CATEGORY.get(one, MemoryCategory.UNKNOWN) for one in categories],
+                "on_device": [_type(device) != "cpu" for device in devices],
+                "ordinal": [_ordinal(device) for device in devices],
+                "address": np.array([*listing.address, *([0] * summed)], np.uint64),
+                "bytes": np.array([*listing.bytes, *(rest.bytes for rest in listing.rest)], np.int64),
+                "count": np.array([*([1] * len(listing.bytes)), *(rest.count for rest in listing.rest)], np.int64),
+                # A moment of another pass is none of this one's.
+                "freed_ns": [MISSING if when is None or not own else when for when in listing.freed_ns]
+                + [MISSING] * summed,
+            },
+        )
+        trace.recorded |= {"tensors"}
+
+    def _check(self, one: _Listing) -> None:
+        columns = (one.name, one.module, one.category, one.device, one.address, one.bytes, one.freed_ns)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("columns of different length")
+        codes = [code for column in (one.name, one.module, one.category, one.device) for code in column]
+        if max((code for code in codes if code is not None), default=-1) >= len(self._texts):
+            raise ValueError("a text that is not there")
+        sizes = [*one.bytes, *(rest.bytes for rest in one.rest), *(when or 0 for when in one.freed_ns)]
+        if sum(sizes[: len(one.bytes) + len(one.rest)]) >= 1 << 62 or max(sizes, default=0) >= 1 << 62:
+            raise ValueError("more bytes than there can be")
+        if max(one.address, default=0) >= 1 << 64:
+            raise ValueError("an address that cannot be")
+
+
+def read_tensors(path: Path) -> TensorListings:
+    """The listings in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    try:
+        with open_bytes(path, MAX_BYTES) as content:
+            return TensorListings(msgspec.json.decode(content, type=_Document))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a list of tensors of perfscope: {error}") from error
+
+
+def _type(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _ordinal(device: str) -> int:
+    number = device.partition(":")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 6 else MISSING

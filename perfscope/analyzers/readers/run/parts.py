@@ -1,0 +1,87 @@
+"""How a run directory divides into parts that are read one by one, and how what was read of them is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run
+from perfscope.model.trace import Trace
+
+FORMAT = "run"
+
+NSYS = "nsys"
+"""The tool whose one recording holds every process that a task of the run started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """Processes of a run that are read together: one, or all that share a recording of Nsight Systems."""
+
+    path: str
+    """The run directory."""
+    run: Run
+    """Without its processes: those of 4096 ranks would travel with each of them."""
+    processes: tuple[Process, ...]
+    """Not empty."""
+    several: bool
+    """The run has more than one process."""
+
+    def name(self) -> str:
+        """``rank00003``, or the recording that the processes share."""
+        first, *others = self.processes
+        shared = next((one.artifact for one in first.captures if one.tool == NSYS and one.artifact), None)
+        return shared if others and shared is not None else first.directory
+
+    def artifacts(self) -> tuple[str, ...]:
+        """Paths of what was recorded, relative to the run directory, each once."""
+        found = (one.artifact for process in self.processes for one in process.captures if one.artifact is not None)
+        return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedRun:
+    """A run and its parts, by their first process."""
+
+    path: str
+    run: Run
+    parts: tuple[RunPart, ...]
+
+
+def divide_run(path: Path) -> DividedRun:
+    """The parts of the run at ``path``; ``DataError`` if its manifest is damaged."""
+    run = run_folders.read(path)
+    bare = replace(run, processes=())
+    return DividedRun(
+        path=str(path),
+        run=run,
+        parts=tuple(
+            RunPart(path=str(path), run=bare, processes=tuple(held), several=len(run.processes) > 1)
+            for held in _by_shared_recording(run.processes)
+        ),
+    )
+
+
+def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]]:
+    """Processes that share a recording; each of the others alone."""
+    groups: dict[str, list[Process]] = {}
+    for process in processes:
+        shared = next((one.artifact for one in process.captures if one.tool == NSYS and one.artifact), None)
+        groups.setdefault(f"recording {shared}" if shared else f"process {process.directory}", []).append(process)
+    return groups.values()
+
+
+def sort_traces(traces: Iterable[Trace]) -> list[Trace]:
+    """Traces of all parts: those of processes by rank, then those that a recording has of other programs."""
+    return sorted(traces, key=lambda trace: (trace.source.format != FORMAT, trace.source.rank or 0))
+
+
+def why_nothing_captured(run: Run) -> str:
+    """Why there is no trace in a run of which nothing is damaged."""
+    if run.state == "running":
+        return "nothing was captured yet: the run is in progress, and no pass of it has ended"
+    reasons = [one.reason for process in run.processes for one in process.captures if one.reason]
+    why = (reasons or list(run.notes) or ["the program ended before a step was complete"])[0]
+    return why if why.startswith("nothing was captured") else f"nothing was captured: {why}"

@@ -1,0 +1,422 @@
+"""Run: a directory that `perfscope run` wrote. Each process becomes one trace.
+
+```
+20261120-174233-train-7f3a/
+  run.json                              the manifest
+  rank00000/process.json                steps, captures, why one is missing
+  rank00000/timing.pt.trace.json.gz     light pass: its times are the trace's times
+  rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
+  rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
+  rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
+  rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
+  rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
+  rank00000/memory/{before,after}.prof  jax: what was held before and behind the traced steps, ``held``
+  rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
+  nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
+  rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
+  rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
+  rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
+  rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.hlo import proto
+from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.analyzers.readers.run.logs import read_compile, read_events, read_syncs
+from perfscope.analyzers.readers.run.memory import (
+    SNAPSHOT_PASS,
+    MemoryMoments,
+    TensorListings,
+    attach_snapshot,
+    failed_allocations,
+    read_moments,
+    read_tensors,
+)
+from perfscope.analyzers.readers.run.nsys import Recordings
+from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_run, sort_traces, why_nothing_captured
+from perfscope.analyzers.readers.run.peers import carry_peers
+from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.analyzers.readers.xspace import reader as xspace_reader
+from perfscope.model.capture import TOOLS, WINDOW_SIZES
+from perfscope.model.compile_log import CompileLog
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run
+from perfscope.model.errors import DataError
+from perfscope.model.intervals import intersection_total, union
+from perfscope.model.jax_log import HostRead
+from perfscope.model.memory import AllocatorCounters
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import MISSING, Source, Trace
+from perfscope.model.units import format_ns
+
+# Why a run of ours holds no step that plans can be made for, and what to record to have one.
+
+
+_STEPS = "steps are found from the optimizer, or marked with perfscope.step()"
+
+
+def why_no_step(run: Run, process: Process) -> str:
+    """What the run was asked to record, or what stopped it; and the command that records the step's ops.
+
+    For a process whose recording has neither an op graph (PyTorch) nor a compiled program (JAX).
+    """
+    if any(capture.tool.startswith("jax") for capture in process.captures):
+        return _of_jax(process)
+    asked = _requested(run)
+    if asked is not None:
+        return asked
+    structure = next((one for one in process.captures if one.tool == "op_graph"), None)
+    if structure is None:
+        return (
+            "the run has no structure pass, which records the op graph of a step: record it with perfscope run at its "
+            f"default level, and let it take a few steps ({_STEPS})"
+        )
+    why = structure.reason or f"it is {structure.state}"
+    if "ended" in why:
+        return (
+            f"the run has no op graph of a step: {why}. It took {process.steps_seen} steps: let it take more, or "
+            "record with --warmup 1 --steps 1:2"
+        )
+    if "torch.compile" in why:
+        return f"the run has no op graph of a step: {why}. Record it without torch.compile"
+    return f"the run has no op graph of a step: the structure pass says: {why}"
+
+
+def _requested(run: Run) -> str | None:
+    """The options of ``perfscope run`` that leave the structure pass out, if some did."""
+    options = run.options
+    without = []
+    if options.get("times_only"):
+        return "the run took nothing but the times of steps: record it with perfscope run"
+    if options.get("capture") in TOOLS:
+        without.append(f"--capture {options['capture']}")
+    if options.get("whole"):
+        without.append("--whole")
+    if options.get("level") == "light":
+        without.append("--level light")
+    if not without:
+        return None
+    said = " and ".join(without)
+    return (
+        f"the run was recorded with {said}, which takes no op graph of a step: record it with perfscope run without "
+        f"{'it' if len(without) == 1 else 'them'}" + (f" ({_STEPS})" if options.get("whole") else "")
+    )
+
+
+def _of_jax(process: Process) -> str:
+    programs = next((one for one in process.captures if one.tool == "jax_hlo"), None)
+    if programs is not None and programs.artifact is None and programs.reason:
+        return (
+            f"the run has no compiled XLA program: {programs.reason}. Put the step under jax.jit, and keep "
+            "the function until the program ends"
+        )
+    return (
+        "no compiled XLA program ran in the traced steps of this JAX run: put the step under jax.jit, or record steps "
+        "that call it (--steps A:B)"
+    )
+
+
+NOTED_SLOWDOWN = 1.1
+"""Traced over untraced step time from which a reader must know; launches differ by less without any cause."""
+
+WAITING_SHARE = 0.5
+"""Of the steps that were watched: a program that reads every second step is throttled by it."""
+WATCHED_STEPS = 64
+"""Steps in which reads are watched (`profiler/captures/jax_sync.py`)."""
+
+_TIMED = ("timing", "detail")
+"""Passes whose times may be shown, the least disturbed first."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a directory with a run's manifest."""
+    return path.is_dir() and run_folders.is_run(path)
+
+
+def read(path: Path) -> list[Trace]:
+    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is damaged.
+
+    An artifact that is damaged is left out and said in the source's notes; the others are read.
+    """
+    divided = divide_run(path)
+    traces: list[Trace] = []
+    damaged = []
+    for part in divided.parts:
+        try:
+            traces += read_part(part)
+        except DataError as error:
+            damaged.append(error)
+    if not traces:
+        raise damaged[0] if damaged else DataError(f"{path}: {why_nothing_captured(divided.run)}")
+    return sort_traces(traces)
+
+
+def read_part(part: RunPart) -> list[Trace]:
+    """The traces of the processes of a part, in order; none if they captured nothing.
+
+    ``DataError`` if what they captured is damaged and nothing else is left of them.
+    """
+    path = Path(part.path)
+    recordings = Recordings(path, part.processes)
+    found = [_process(path, part, process, recordings) for process in part.processes]
+    failures, damaged = failed_allocations(path, part)
+    traces = [trace for trace in found if trace is not None] + recordings.further + failures
+    if not traces and damaged is not None:
+        raise damaged
+    if not traces and recordings.problems:
+        raise DataError(next(iter(recordings.problems.values())))
+    return traces
+
+
+def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
+    """What torch.compile compiled within the traced steps."""
+    if log is None:
+        return 0
+    phases = union([one.start_ns for one in log.phases], [one.end_ns for one in log.phases])
+    steps = trace.rows["steps"]
+    starts, ends = steps["start_ns"] - log.clock_offset_ns, steps["end_ns"] - log.clock_offset_ns
+    return intersection_total(phases, union(starts, ends))
+
+
+def _slowdown(trace: Trace, free_ns: float | None, compiling_ns: int) -> list[str]:
+    """What the profiler itself cost a step, where it is enough to matter for the savings that are shown.
+
+    ``free_ns``: a step without it, measured as the traced ones are: on the host, or work included. ``compiling_ns``:
+    of all traced steps, which is no cost of the profiler.
+    """
+    steps = trace.rows["steps"]
+    if not len(steps) or not free_ns:
+        return []
+    late = late_span_ns(trace)
+    traced_ns = float(np.median(steps["end_ns"] - steps["start_ns"])) if late is None else late / len(steps)
+    ratio = traced_ns / free_ns
+    if ratio < NOTED_SLOWDOWN:
+        return []
+    compiling = f", with {format_ns(compiling_ns)} of compiling in them" if compiling_ns else ""
+    return [
+        f"traced steps took {ratio:.2f} times as long as steps without a profiler{compiling}; savings and their shares "
+        "are of traced steps"
+    ]
+
+
+def _free_step_ns(trace: Trace, process: Process, *, waits: bool) -> float | None:
+    """A step without a profiler to hold the traced ones against; ``None`` where none was timed in the same way."""
+    if late_span_ns(trace) is None and waits:
+        return float(np.median(process.untraced_step_ns)) if process.untraced_step_ns else None
+    return process.window_ns / process.window_steps if process.window_ns and process.window_steps > 0 else None
+
+
+def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str]:
+    """What the step times of a JAX program are, where they are not the host's."""
+    notes = []
+    if main is not None and late_span_ns(main) is not None:
+        work = main.fact(steps_work)
+        how = "the time from the end of one step's work to the end of the next step's"
+        if work is None or not work.steps:
+            how = "not told: which work belongs to which step is not recorded"
+        notes.append(f"no step waits for its work: a traced step is {how}")
+    if not waits and process.window_ns is None:
+        notes.append(
+            f"no step time without a profiler: it takes {WINDOW_SIZES[0]} steps in a row behind the traced ones, in which "
+            "nothing is compiled"
+        )
+    if process.window_compilations:
+        notes.append(
+            f"{process.window_compilations} compilations are in the {process.window_steps} steps that were timed "
+            "without a profiler"
+        )
+    return notes
+
+
+def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
+    run = part.run
+    notes = [*run.notes]
+    if run.state != "finished":
+        notes.append(f"the run is {run.state}: what had been captured by then is shown")
+    notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
+    timed: dict[str, Trace] = {}
+    op_graph: OpGraph | None = None
+    programs: Path | None = None
+    held: TensorListings | None = None
+    snapshot: Trace | None = None
+    moments: MemoryMoments | None = None
+    logs: dict[str, Any] = {}
+    for capture in process.captures:
+        if capture.artifact is None:
+            continue
+        try:
+            if capture.tool == "jax_profiler":
+                timed[capture.pass_name] = xspace_reader.read_file(path / capture.artifact)
+            elif capture.tool == NSYS:
+                if capture.artifact in recordings.problems:
+                    notes.append(f"{capture.pass_name} pass is damaged: {recordings.problems[capture.artifact]}")
+                if (recorded_trace := recordings.of(process)) is not None:
+                    timed[capture.pass_name] = recorded_trace
+                    notes += [recordings.notes[process.directory]] if process.directory in recordings.notes else []
+            elif capture.tool == "jax_events":
+                logs["compile_events"] = read_events(path / capture.artifact)
+            elif capture.tool == "jax_sync":
+                logs["host_reads"] = read_syncs(path / capture.artifact)
+            elif capture.tool == "torch_memory":
+                if capture.pass_name == SNAPSHOT_PASS:
+                    snapshot = torch_memory_reader.read(path / capture.artifact)
+            elif capture.tool == "torch_tensors":
+                held = read_tensors(path / capture.artifact)
+            elif capture.tool == "jax_memory":
+                moments = read_moments(path / capture.artifact)
+                notes += moments.notes
+            elif capture.tool == "jax_hlo":
+                programs = path / capture.artifact
+            elif capture.pass_name in _TIMED:
+                timed[capture.pass_name] = _whole_steps(kineto_reader.read(path / capture.artifact), capture.steps)
+            elif capture.tool == "op_graph":
+                op_graph = read_op_graph(path / capture.artifact)
+            elif capture.tool == "torch_compile":  # comes behind the passes whose clock it is put on
+                timing = next((timed[name] for name in _TIMED if name in timed), None)
+                rows = None if timing is None else timing.rows["steps"]
+                logs["compile_log"], said = read_compile(path / capture.artifact, rows)
+                notes += said
+        except DataError as error:
+            notes.append(f"{capture.pass_name} pass is damaged: {error}")
+    for name, trace in timed.items():
+        _device_memory(trace, process)
+        if held is not None:
+            held.attach(trace, name)
+    notes += [] if held is None else held.notes()
+    if snapshot is not None and "detail" in timed:
+        attach_snapshot(timed["detail"], snapshot)
+    if "timing" in timed and "detail" in timed:
+        notes += carry_peers(timed["timing"], timed["detail"])
+    main = next((timed[name] for name in _TIMED if name in timed), None)
+    if main is not None and moments is not None:
+        moments.attach(main)
+    hlo = () if main is None else main.hlo
+    if main is None and programs is not None:
+        hlo, problems = _programs(programs)
+        notes += problems
+    if main is None and op_graph is None and not hlo and "compile_log" not in logs:
+        return None
+    if process.torch_compilations == 0:
+        logs.setdefault("compile_log", CompileLog(path=str(path), rank=process.rank))
+    if main is not None and "timing" not in timed:
+        notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
+    step_times = process.untraced_step_ns
+    waits = True
+    if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
+        waits = _waits_in_steps(logs.get("host_reads", ()), process)
+        notes += _jax_notes(main, process, waits=waits)
+        if not waits:
+            step_times = ()  # what it takes to queue a step
+    if main is not None:
+        compiling_ns = _compiling_ns(main, logs.get("compile_log"))
+        notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
+    rank, world_size = _rank(main, part, process)
+    source = Source(
+        path=str(path),
+        format=FORMAT,
+        rank=rank,
+        events_read=sum(trace.source.events_read for trace in timed.values()),
+        events_unplaced=sum(trace.source.events_unplaced for trace in timed.values()),
+        notes=tuple(notes),
+        world_size=world_size,
+    )
+    if main is not None:
+        source = replace(
+            source,
+            unplaced=main.source.unplaced,
+            repairs=main.source.repairs,
+            notes=(*notes, *main.source.notes),
+            backend=main.source.backend,
+        )
+    detail = timed.get("detail") if "timing" in timed else None
+    recorded = frozenset() if main is None else main.recorded
+    if hlo:
+        recorded |= {"hlo"}
+    recorded |= logs.keys()
+    trace = Trace(
+        source=source,
+        strings=[] if main is None else main.strings,
+        rows={} if main is None else main.rows,
+        recorded=recorded | (frozenset({"op_graph"}) if op_graph is not None else frozenset()),
+        detail=detail,
+        op_graph=op_graph,
+        step_times_ns=step_times,
+        window_ns=process.window_ns if process.window_steps > 0 else None,
+        window_steps=process.window_steps,
+        hlo=hlo,
+        held_before=None if main is None else main.held_before,
+        **logs,
+    )
+    trace.allocator_counters = _counters(process)
+    if op_graph is None and not hlo:
+        trace.why_no_step = why_no_step(run, process)
+    return trace
+
+
+def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, int | None]:
+    """(Rank, world size): the launcher's, else what the recording itself says of a process started without one.
+
+    The number of the only process of a run, which nobody else knows of, is no rank.
+    """
+    if part.several or (process.world_size or 1) > 1:
+        return process.rank, process.world_size
+    told = None if main is None else main.source
+    if told is None or told.rank is None or (told.world_size or 1) < 2:
+        return None, process.world_size
+    return told.rank, told.world_size
+
+
+def _counters(process: Process) -> AllocatorCounters | None:
+    """What the allocator counted before the first pass and behind the last one, and the steps between."""
+    if not process.memory and not process.memory_after:
+        return None
+    passes = [capture.steps for capture in process.captures if capture.steps is not None]
+    steps = max(end for _, end in passes) - min(start for start, _ in passes) if passes else None
+    return AllocatorCounters(before=process.memory, after=process.memory_after, steps=steps)
+
+
+def _device_memory(trace: Trace, process: Process) -> None:
+    """The memory of the device that the process used, where the recording does not say it."""
+    devices = trace.rows["devices"]
+    told = process.devices[0].get("memory_bytes") if len(process.devices) == 1 else None
+    if isinstance(told, int) and len(devices) == 1 and devices["memory_bytes"][0] == MISSING:
+        devices["memory_bytes"][0] = told
+
+
+def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
+    """Whether the program reads results in its steps, so that a step on the host lasts as long as its work."""
+    steps = {read.step for read in reads if read.main_thread and read.step is not None}
+    return len(steps) >= WAITING_SHARE * min(process.steps_seen, WATCHED_STEPS)
+
+
+def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
+    """The compiled programs in a folder, and what is damaged there."""
+    modules: list[HloModule] = []
+    problems = []
+    for file in sorted(folder.glob("*.hlo.pb")):
+        try:
+            modules += proto.read(file).hlo
+        except DataError as error:
+            problems.append(f"a compiled program is damaged: {error}")
+    return tuple(modules), problems
+
+
+def _whole_steps(trace: Trace, steps: tuple[int, int] | None) -> Trace:
+    """The trace without the step that the program's end cut off: its range ends where the recording does."""
+    if steps is None:
+        return trace
+    rows = trace.rows["steps"]
+    trace.rows["steps"] = rows.take((rows["number"] >= steps[0]) & (rows["number"] < steps[1]))
+    return trace

@@ -1,0 +1,221 @@
+"""The history of one device's allocator as rows of ``memory``.
+
+A history is a ring buffer: it ends at the snapshot, and what was before its first entry is gone. What was held then
+follows from what is held at the end, less what was allocated and plus what was freed since: a block that is freed
+without having been allocated, and one that is held at the end and was never heard of, were held before. Totals are
+reckoned the same way, back from the end. Both are only said where the entries and the state agree with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.readers.torch_memory.entries import Entries
+from perfscope.model.errors import DataError
+from perfscope.model.trace.columns import MISSING, Rows
+from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+
+Int64 = npt.NDArray[np.int64]
+
+ACTIONS = {
+    "alloc": MemoryAction.ALLOCATE,
+    "free": MemoryAction.FREE,
+    "free_completed": MemoryAction.FREE,
+    "free_requested": MemoryAction.FREE_REQUESTED,
+    "segment_alloc": MemoryAction.RESERVE,
+    "segment_map": MemoryAction.RESERVE,
+    "segment_free": MemoryAction.RELEASE,
+    "segment_unmap": MemoryAction.RELEASE,
+    "oom": MemoryAction.OUT_OF_MEMORY,
+}
+"""torch's words. Segments that can grow are mapped and unmapped piece by piece."""
+_LESS = (MemoryAction.FREE, MemoryAction.FREE_REQUESTED, MemoryAction.RELEASE)
+LARGEST_BLOCK = 1 << 46
+"""Bytes of one block at most: 64 TiB, so that a forged size does not overflow a total."""
+_LAST_MICROSECOND = 2**63 // 1000 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """Rows of one device, the blocks held before the first entry in front."""
+
+    columns: dict[str, npt.NDArray[Any]]
+    before: int
+    """Rows that are blocks held before."""
+    timed: bool
+    unplaced: dict[str, int]
+    repairs: dict[str, int]
+    notes: list[str]
+
+
+def history_of(entries: Entries, held: Rows, reserved: int | None) -> History:
+    """The rows of ``entries`` of one device.
+
+    ``held``: its blocks at the snapshot; ``reserved``: bytes of its segments then, ``None`` if that says nothing.
+    """
+    found = History(columns={}, before=0, timed=True, unplaced={}, repairs={}, notes=[])
+    columns = _placed(entries, found)
+    times = columns.pop("time_us")
+    columns["time_ns"] = _times(times, found)
+    del times
+    before, agree = _before(columns, held)
+    found.before = len(before["address"])
+    if agree:
+        columns["allocated_bytes"] = _allocated(columns, held)
+    else:
+        found.notes.append(
+            "the history and the blocks held at the end contradict each other: totals of allocated bytes are not known"
+        )
+    at_end = None if reserved is None else _reserved(columns, reserved)
+    if at_end is not None and (not agree or (at_end >= columns["allocated_bytes"]).all()):
+        columns["reserved_bytes"] = at_end
+    elif reserved is not None:
+        found.notes.append("segments are missing in the history: totals of reserved bytes are not known")
+    found.columns = _joined(before, columns)
+    return found
+
+
+def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
+    """Columns of the entries that are allocator events, sizes signed; ``time_us`` among them."""
+    words = entries.words["action"]
+    meaning = np.array([*(int(ACTIONS.get(word, MISSING)) for word in words), MISSING], np.int16)
+    codes = entries.column("action")
+    action = meaning[codes]
+    size = entries.column("size")
+    known, whole = action != MISSING, (size >= 0) & (size < LARGEST_BLOCK)
+    for code, count in zip(*np.unique(codes[~known], return_counts=True), strict=True):
+        word = words[code] if code != MISSING else "none"
+        found.unplaced[f"entries of the action {word[:40]}"] = int(count)
+    if (known & ~whole).any():
+        found.unplaced["entries without a possible size"] = int((known & ~whole).sum())
+    chosen: Any = slice(None) if (known & whole).all() else np.flatnonzero(known & whole)
+    action, size = action[chosen].astype(np.uint8), size[chosen]
+    columns: dict[str, npt.NDArray[Any]] = {
+        "action": action,
+        "bytes": np.where(np.isin(action, _LESS), -size, size),
+        "address": np.maximum(entries.column("addr")[chosen], 0),
+        "stream": entries.column("stream")[chosen],
+        "frame": entries.column("frame")[chosen],
+        "time_us": entries.column("time_us")[chosen],
+    }
+    _failures(columns, entries.column("device_free")[chosen], found)
+    if entries.words["category"]:
+        kinds = [_category(word) for word in entries.words["category"]]
+        columns["category"] = np.array([*kinds, 0], np.uint8)[entries.column("category")[chosen]]
+    if entries.words["pool_id"]:
+        columns["pool"] = entries.column("pool_id")[chosen]
+    return columns
+
+
+def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, found: History) -> None:
+    for row in np.flatnonzero(columns["action"] == MemoryAction.OUT_OF_MEMORY)[:3].tolist():
+        left = f", {int(free[row]):,} bytes were free on the device" if free[row] >= 0 else ""
+        found.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were asked for{left}")
+
+
+def _category(word: str) -> int:
+    return int(MemoryCategory.__members__.get(word.upper(), MemoryCategory.UNKNOWN))
+
+
+def _times(times: Int64, found: History) -> Int64:
+    """In ns, never backwards; numbers of the entries where the source has no times."""
+    if not len(times) or (times < 0).any():
+        found.timed = not len(times)
+        return np.arange(len(times), dtype=np.int64)
+    if int(times.max()) > _LAST_MICROSECOND:
+        raise DataError("times beyond the year 2262: refused")
+    sorted_times = np.maximum.accumulate(times)
+    if back := int((sorted_times != times).sum()):
+        found.repairs["times of the history that run backwards"] = back
+    sorted_times *= 1000
+    return sorted_times
+
+
+def _before(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> tuple[dict[str, npt.NDArray[Any]], bool]:
+    """Blocks held before the first entry, and whether entries and state agree."""
+    chosen = (columns["action"] == MemoryAction.ALLOCATE) | (columns["action"] == MemoryAction.FREE)
+    events = np.flatnonzero(chosen).astype(np.int32)  # of a history of millions, every array counts
+    address = columns["address"][events]
+    order = np.argsort(address, kind="stable").astype(np.int32)
+    events, address = events[order], address[order]
+    del chosen, order
+    frees = columns["action"][events] == MemoryAction.FREE
+    first = np.ones(len(events), bool)
+    first[1:] = address[1:] != address[:-1]
+    last = np.ones(len(events), bool)
+    last[:-1] = first[1:]
+    size = columns["bytes"][events]
+    agree = not (~first[1:] & (frees[1:] == frees[:-1])).any()
+    agree = agree and not (~first[1:] & frees[1:] & (size[1:] != -size[:-1])).any()  # frees are negative
+
+    in_use = np.flatnonzero((held["state"] != HeldState.FREE) & (held["address"] != 0))
+    at_end = held["address"][in_use].astype(np.int64)
+    asked = np.where(held["requested_bytes"] != MISSING, held["requested_bytes"], held["bytes"])[in_use]
+    place = np.searchsorted(address[last], at_end)
+    heard = np.zeros(len(at_end), bool)
+    inside = place < int(last.sum())
+    heard[inside] = address[last][place[inside]] == at_end[inside]
+    still = last & ~frees
+    agree = agree and int(still.sum()) == int(heard.sum()) and len(np.unique(at_end)) == len(at_end)
+    if agree and len(at_end):
+        by_address = np.argsort(at_end[heard], kind="stable")
+        agree = bool(
+            (address[still] == at_end[heard][by_address]).all() and (size[still] == asked[heard][by_address]).all()
+        )
+    early, unheard = events[first & frees], in_use[~heard]
+    freed = -columns["bytes"][early]
+    return {
+        "address": np.concatenate((columns["address"][early], at_end[~heard])),
+        "bytes": np.concatenate((freed, asked[~heard])),
+        "stream": np.concatenate((columns["stream"][early], np.full(len(unheard), MISSING))),
+        "frame": np.concatenate((np.full(len(early), MISSING), held["frame"][unheard])),
+    }, agree
+
+
+def _allocated(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> Int64:
+    """Bytes asked for in blocks that are not free yet, after each entry: (n,)."""
+    in_use = held["state"] != HeldState.FREE
+    asked = np.where(held["requested_bytes"] != MISSING, held["requested_bytes"], held["bytes"])
+    return _back_from(int(asked[in_use].sum()), columns, (MemoryAction.ALLOCATE, MemoryAction.FREE))
+
+
+def _reserved(columns: Mapping[str, npt.NDArray[Any]], at_end: int) -> Int64 | None:
+    """Bytes of all segments after each entry, (n,); ``None`` where the entries cannot be right."""
+    found = _back_from(at_end, columns, (MemoryAction.RESERVE, MemoryAction.RELEASE))
+    return None if len(found) and int(found.min()) < 0 else found
+
+
+def _back_from(at_end: int, columns: Mapping[str, npt.NDArray[Any]], kinds: tuple[MemoryAction, ...]) -> Int64:
+    after = np.where(np.isin(columns["action"], kinds), columns["bytes"], 0)
+    np.cumsum(after, out=after)
+    after += at_end - (int(after[-1]) if len(after) else 0)
+    return after
+
+
+def _joined(before: dict[str, npt.NDArray[Any]], columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Both as one, the blocks held before at the time of the first entry."""
+    size = len(before["address"])
+    if not size:
+        return columns
+    whole = before | {
+        "action": np.full(size, MemoryAction.HELD_BEFORE, np.uint8),
+        "time_ns": np.full(size, columns["time_ns"][0] if len(columns["time_ns"]) else 0, np.int64),
+    }
+    if "allocated_bytes" in columns:
+        whole["allocated_bytes"] = np.cumsum(before["bytes"])
+    if "reserved_bytes" in columns:
+        at_start = columns["reserved_bytes"][:1] - np.where(
+            np.isin(columns["action"][:1], (MemoryAction.RESERVE, MemoryAction.RELEASE)), columns["bytes"][:1], 0
+        )
+        whole["reserved_bytes"] = np.repeat(at_start, size)
+    joined = {}
+    for name in list(columns):
+        values = columns.pop(name)
+        blank = 0 if name == "category" else MISSING
+        joined[name] = np.concatenate((whole.get(name, np.full(size, blank)).astype(values.dtype), values))
+    return joined

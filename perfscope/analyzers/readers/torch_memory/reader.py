@@ -1,0 +1,278 @@
+"""CUDA memory snapshots: what ``torch.cuda.memory._dump_snapshot`` writes, gzip or not, of every schema since 2.0.
+
+```
+{"segments": [{"device": 0, "address": N, "total_size": B, "allocated_size": B, "active_size": B, "stream": N,
+   "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [...],
+   "blocks": [{"address": N, "size": B, "requested_size": B, "state": "active_allocated", "frames": [...]}]}],
+ "device_traces": [[{"action": "alloc", "addr": N, "size": B, "stream": N, "time_us": T, "frames": [
+   {"filename": "model.py", "line": 7, "name": "forward"}]}]],
+ "external_annotations": [{"stage": "START", "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": T}]}
+```
+
+torch 2.0 has blocks with a ``history`` in place of ``frames``, and no times. A snapshot that
+``torch.cuda._memory_viz._profile_to_snapshot`` made of a profile has a ``category`` for each allocation, no times, and
+the host's memory as the device behind the last.
+
+Sizes of the history are as they were asked for: torch does not write there what it handed out. That is what torch's own
+viewer sums, and so are the totals of allocated bytes here; what rounding adds is in ``held`` and ``segments``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.nesting import nesting_order, parents
+from perfscope.analyzers.readers.torch_memory.entries import Entries
+from perfscope.analyzers.readers.torch_memory.history import History, history_of
+from perfscope.analyzers.readers.torch_memory.machine import Machine
+from perfscope.analyzers.readers.torch_memory.stacks import Stacks, Strings
+from perfscope.analyzers.readers.torch_memory.state import pool_of, state_of
+from perfscope.model.errors import DataError
+from perfscope.model.trace import TABLES, Rows, SliceKind, Source, Trace
+from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.trace.tables import MEMORY, MemoryAction
+
+# The annotations that a snapshot carries beside its history: ranges of the program on the same clock.
+
+
+_STEP = re.compile(r"(?:perfscope\.step#|ProfilerStep\s?#)(\d{1,15})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations:
+    """Tables ``threads``, ``slices`` and ``steps`` of them."""
+
+    rows: dict[str, Rows]
+    unplaced: dict[str, int]
+
+    def around(self, times_ns: Array) -> Array | None:
+        """Row of the innermost range around each time, (n,) int32; ``None`` if there are no ranges."""
+        slices = self.rows["slices"]
+        if not len(slices):
+            return None
+        start, end = slices["start_ns"], slices["end_ns"]
+        edges = np.unique(np.concatenate((start, end)))
+        inner = np.full(len(edges), MISSING, np.int32)
+        for row in range(len(slices)):  # callers stand in front of what they call, which then paints over them
+            inner[np.searchsorted(edges, start[row]) : np.searchsorted(edges, end[row])] = row
+        place = np.searchsorted(edges, times_ns, side="right") - 1
+        return np.where(place >= 0, inner[np.maximum(place, 0)], MISSING).astype(np.int32)
+
+
+def annotations_of(found: Any, strings: Strings) -> Annotations:
+    """Ranges of ``external_annotations``: START and END of one name on one device, the last begun ends first."""
+    opened: dict[tuple[int, str], list[int]] = {}
+    ranges: list[tuple[int, int, int, str]] = []
+    lost = 0
+    for one in found if type(found) is list else ():
+        name, stage, time = (one.get(key) for key in ("name", "stage", "time_us")) if type(one) is dict else (None,) * 3
+        if type(name) is not str or type(time) is not int or not 0 <= time < 2**63 // 1000:
+            lost += 1
+            continue
+        device = one.get("device")
+        key = (device if type(device) is int else MISSING, name)
+        if stage == "START":
+            opened.setdefault(key, []).append(time)
+        elif stage == "END" and opened.get(key):
+            start = opened[key].pop()
+            ranges.append((start * 1000, max(start, time) * 1000, key[0], name))
+        else:
+            lost += 1
+    lost += sum(map(len, opened.values()))
+    return Annotations(
+        rows=_rows(ranges, strings), unplaced={"annotations without their other end": lost} if lost else {}
+    )
+
+
+def _rows(ranges: list[tuple[int, int, int, str]], strings: Strings) -> dict[str, Rows]:
+    if not ranges:
+        return {name: Rows(TABLES[name], {}) for name in ("threads", "slices", "steps")}
+    devices = sorted({device for _, _, device, _ in ranges})
+    start, end = (np.array([one[at] for one in ranges], np.int64) for at in (0, 1))
+    thread = np.array([devices.index(device) for _, _, device, _ in ranges], np.int32)
+    name = np.array([strings.code(text) for _, _, _, text in ranges], np.int32)
+    order = nesting_order(thread, start, end)
+    start, end, thread, name = start[order], end[order], thread[order], name[order]
+    steps = [(row, found) for row, code in enumerate(name.tolist()) if (found := _STEP.fullmatch(strings.texts[code]))]
+    places = np.array([row for row, _ in steps], np.int64)
+    return {
+        "threads": Rows(TABLES["threads"], {
+            "process": np.full(len(devices), strings.code("memory snapshot")),
+            "thread": [strings.code(f"annotations of device {device}") for device in devices],
+        }),
+        "slices": Rows(TABLES["slices"], {
+            "start_ns": start, "end_ns": end, "name": name, "thread": thread,
+            "kind": np.full(len(start), SliceKind.ANNOTATION), "parent": parents(thread, start, end),
+        }),
+        "steps": Rows(TABLES["steps"], {
+            "start_ns": start[places], "end_ns": end[places], "name": name[places],
+            "number": np.array([int(found[1]) for _, found in steps], np.int64),
+        }),
+    }  # fmt: skip
+
+
+FORMAT = "torch_memory"
+
+_KEYS = (b"segments", b"device_traces", b"segment_type", b"total_size", b"free_completed")
+_OTHERS = (b"pg_config", b"collective_seq_id")
+"""Keys of the flight recorder."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a pickle that begins with the segments, or the history, of an allocator."""
+    return head[:1] == b"\x80" and any(key in head for key in _KEYS[:2]) and _tells_apart(head)
+
+
+def _tells_apart(head: bytes) -> bool:
+    return not any(key in head for key in _OTHERS) and sum(key in head for key in _KEYS) >= 2
+
+
+def read(path: Path) -> Trace:
+    """The snapshot at ``path``. ``DataError``, one line, if it is damaged, hostile or of another kind.
+
+    Memory: about a third of the file. The file is read once, and nothing in it can be run.
+    """
+    strings = Strings()
+    stacks = Stacks(strings)
+    try:
+        with open_bytes(path) as data:
+            found = Machine(data, stacks).load()
+        del data
+        return _trace(path, found, stacks, strings)
+    except DataError as error:
+        text = str(error)
+        raise DataError(text if text.startswith(f"{path}: ") else f"{path}: not a memory snapshot: {text}") from error
+
+
+def _trace(path: Path, found: Any, stacks: Stacks, strings: Strings) -> Trace:
+    if type(found) is not dict or type(found.get("segments")) is not list:
+        raise DataError("no dictionary with segments")
+    histories = [one for one in found.get("device_traces") or () if type(one) is Entries]
+    read = sum(one.count for one in histories)
+    host = len(histories) - 1 if _of_profile(found["segments"], histories) else None
+    state = state_of(found["segments"], stacks, strings, host=host)
+    annotations = annotations_of(found.get("external_annotations"), strings)
+
+    parts: list[History] = []
+    for ordinal, entries in enumerate(histories):
+        if entries.count:
+            _pools(entries, strings)
+            place = MISSING if ordinal == host else ordinal
+            held = state.held.take(
+                np.flatnonzero((state.held["ordinal"] == place) & (state.held["on_device"] != (ordinal == host)))
+            )
+            part = history_of(entries, held, None if host is not None else state.reserved.get(ordinal, 0))
+            part.columns |= _constant(len(part.columns["action"]), on_device=ordinal != host, ordinal=place)
+            if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
+                part.columns, part.before = {}, 0
+            parts.append(part)
+    timed = all(part.timed for part in parts)
+    memory = _memory([part for part in parts if part.columns], timed=timed)
+    if timed and (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
+        memory["op"] = around
+    unplaced = _summed([state.unplaced, annotations.unplaced, *(part.unplaced for part in parts)])
+    source = Source(
+        path=str(path), format=FORMAT, rank=None, events_read=read, events_unplaced=sum(unplaced.values()),
+        unplaced=unplaced, repairs=_summed(part.repairs for part in parts),
+        notes=tuple(_notes(parts, len(memory.get("action", ())), len(state.segments))),
+        events_only=bool(memory) and not timed,
+    )  # fmt: skip
+    recorded = {"memory_state"} | ({"memory"} if memory else set())
+    if timed and len(annotations.rows["steps"]):
+        recorded.add("steps")
+    rows = {"memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held}
+    if timed:
+        rows |= annotations.rows
+    return Trace(source=source, strings=strings.texts, rows=rows, recorded=frozenset(recorded))
+
+
+def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
+    """It was made of a profile: allocations have categories, or segments nothing that an allocator knows of its own."""
+    if any(entries.words["category"] for entries in histories):
+        return True
+    plain = [type(one) is dict and "allocated_size" not in one and "segment_type" not in one for one in segments]
+    return bool(plain) and all(plain)
+
+
+def _pools(entries: Entries, strings: Strings) -> None:
+    """Give the words for pools as codes of the trace's strings."""
+    words = entries.words["pool_id"]
+    if words:
+        codes = [MISSING if (pool := pool_of(word)) is None else strings.code(pool) for word in words]
+        entries.recode("pool_id", np.array([*codes, MISSING], np.int32))
+
+
+def _constant(size: int, **values: float) -> dict[str, Array]:
+    """Columns of one value each; they take no room."""
+    return {
+        name: np.broadcast_to(np.array(value, MEMORY.column(name).dtype), (size,)) for name, value in values.items()
+    }
+
+
+def _blank(size: int) -> dict[str, Array]:
+    """All columns that may be left out, as they are then; without room for each row."""
+    blank = {
+        column.name: column.default if column.default is not None else np.nan if column.dtype[0] == "f" else MISSING
+        for column in MEMORY.columns
+        if column.nullable or column.default is not None
+    }
+    return _constant(size, **blank)
+
+
+def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
+    """The rows of all devices in the order they happened, blocks held before in front; numbered if there is no time."""
+    if not parts:
+        return {}
+    if len(parts) == 1:
+        columns = parts[0].columns
+    else:
+        names = {name for part in parts for name in part.columns}
+        columns = {
+            name: np.concatenate([
+                part.columns[name] if name in part.columns
+                else np.full(len(part.columns["action"]), MISSING if name != "category" else 0)
+                for part in parts
+            ])
+            for name in names
+        }  # fmt: skip
+        held = columns["action"] != MemoryAction.HELD_BEFORE
+        order = np.lexsort((columns["time_ns"], held)) if timed else np.argsort(held, kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+        if timed:
+            columns["time_ns"] = np.maximum(columns["time_ns"], 0)
+    size, before = len(columns["action"]), sum(part.before for part in parts)
+    if not timed:
+        columns["time_ns"] = np.maximum(np.arange(size, dtype=np.int64) - before, 0)
+    elif before and len(parts) > 1:
+        columns["time_ns"][:before] = columns["time_ns"].min()
+    columns["address"] = (
+        columns["address"].view(np.uint64) if columns["address"].dtype == np.int64 else columns["address"]
+    )
+    moves = (columns["action"] == MemoryAction.RESERVE) | (columns["action"] == MemoryAction.RELEASE)
+    columns["requested_bytes"] = np.where(moves, MISSING, np.abs(columns["bytes"]))
+    return _blank(size) | columns
+
+
+def _notes(parts: list[History], rows: int, segments: int) -> Iterable[str]:
+    yield from (note for part in parts for note in part.notes)
+    if not rows and not segments:
+        yield "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
+    if rows:
+        yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
+    if before := sum(part.before for part in parts):
+        yield f"{before:,} blocks were held before the first entry of the history: reckoned back from the snapshot"
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in counts:
+        for reason, count in one.items():
+            found[reason] = found.get(reason, 0) + count
+    return found

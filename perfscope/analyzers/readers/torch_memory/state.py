@@ -1,0 +1,142 @@
+"""What the allocator held when a snapshot was taken: its segments and their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.readers.torch_memory.stacks import Stack, Stacks, Strings
+from perfscope.model.errors import DataError
+from perfscope.model.trace.columns import MISSING, Rows
+from perfscope.model.trace.tables import HELD, SEGMENTS, HeldState
+
+_STATES = {
+    "active_allocated": HeldState.IN_USE,
+    "active_awaiting_free": HeldState.AWAITING_FREE,
+    "active_pending_free": HeldState.AWAITING_FREE,
+    "inactive": HeldState.FREE,
+}
+"""torch's words; ``active_pending_free`` is what C++'s own snapshots say."""
+
+DEFAULT_POOL = ("(0, 0)", "")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The tables ``segments`` and ``held``, and what could not be placed."""
+
+    segments: Rows
+    held: Rows
+    unplaced: dict[str, int]
+    reserved: dict[int, int]
+    """Bytes of all segments by device."""
+
+
+def state_of(found: list[Any], stacks: Stacks, strings: Strings, *, host: int | None) -> State:
+    """The tables of a snapshot's ``segments``.
+
+    ``host``: number under which the host's memory stands, in a snapshot that was made of a profile. Its segments are
+    address ranges and no memory that anybody reserved: only their blocks are kept.
+    """
+    segments: list[Row] = []
+    held: list[Row] = []
+    unplaced: dict[str, int] = {}
+    reserved: dict[int, int] = {}
+    for one in found:
+        if type(one) is not dict:
+            unplaced["segments that are none"] = unplaced.get("segments that are none", 0) + 1
+            continue
+        ordinal = _number(one.get("device"), 0)
+        place = {"on_device": ordinal != host, "ordinal": ordinal if ordinal != host else MISSING}
+        total = _size(one, "total_size")
+        blocks = list(_blocks(one, stacks, unplaced))
+        if host is None:
+            row = len(segments)
+            segments.append(_segment(one, blocks, place, total, stacks, strings))
+            reserved[ordinal] = reserved.get(ordinal, 0) + total
+        else:
+            row = MISSING
+            whole = sum(block["bytes"] for block in blocks) == total
+            blocks = [block for block in blocks if block["state"] != HeldState.FREE]
+            for block in blocks if not whole else ():
+                block["address"] = 0  # they overlap, so that counting on from the first leads astray
+        held.extend({**block, **place, "segment": row} for block in blocks)
+    return State(segments=_rows(SEGMENTS, segments), held=_rows(HELD, held), unplaced=unplaced, reserved=reserved)
+
+
+def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks, strings: Strings) -> Row:
+    used = [block for block in blocks if block["state"] == HeldState.IN_USE]
+    active = [block for block in blocks if block["state"] != HeldState.FREE]
+    kind, pool = one.get("segment_type"), pool_of(one.get("segment_pool_id"))
+    return {
+        **place,
+        "address": _size(one, "address"),
+        "bytes": total,
+        "allocated_bytes": _number(one.get("allocated_size"), sum(block["bytes"] for block in used)),
+        "active_bytes": _number(one.get("active_size"), sum(block["bytes"] for block in active)),
+        "requested_bytes": _number(one.get("requested_size"), MISSING),
+        "stream": _number(one.get("stream"), MISSING),
+        "pool": MISSING if pool is None else strings.code(pool),
+        "kind": strings.code(kind) if type(kind) is str else MISSING,
+        "expandable": one.get("is_expandable") is True,
+        "frame": _frame(one.get("frames"), stacks),
+    }
+
+
+def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[Row]:
+    """The blocks of a segment. They lie one behind the other, which older schemas leave to the reader."""
+    address = _size(segment, "address")
+    blocks = segment.get("blocks")
+    for block in blocks if type(blocks) is list else ():
+        state = _STATES.get(str(block.get("state"))) if type(block) is dict else None
+        if state is None:
+            unplaced["blocks in a state that is not known"] = unplaced.get("blocks in a state that is not known", 0) + 1
+            continue
+        size, requested, frames = _size(block, "size"), block.get("requested_size"), block.get("frames")
+        history = block.get("history")
+        if type(history) is list and history and type(history[0]) is dict:  # torch 2.0
+            frames = history[0].get("frames")
+            requested = history[0].get("real_size", requested)
+        yield {
+            "address": _number(block.get("address"), address),
+            "bytes": size,
+            "requested_bytes": _number(requested, MISSING) if state != HeldState.FREE else MISSING,
+            "count": 1,
+            "state": int(state),
+            "frame": _frame(frames, stacks) if state != HeldState.FREE else MISSING,
+        }
+        address += size
+
+
+def pool_of(said: object) -> str | None:
+    """The name of a memory pool, ``None`` for the default one: ``(0, 0)``."""
+    text = str(said) if type(said) in (tuple, str) else ""
+    return None if text in DEFAULT_POOL else text
+
+
+def _frame(frames: object, stacks: Stacks) -> int:
+    if type(frames) is Stack:
+        return frames.row
+    return stacks.of(frames).row if type(frames) is list else MISSING
+
+
+def _number(said: object, other: int) -> int:
+    if type(said) is not int:
+        return other
+    if not 0 <= said < 2**60:
+        raise DataError(f"a number of {said:,} in a snapshot: refused")
+    return said
+
+
+def _size(row: Row, name: str) -> int:
+    return _number(row.get(name), 0)
+
+
+def _rows(table: Any, rows: list[Row]) -> Rows:
+    names = [column.name for column in table.columns if rows and column.name in rows[0]]
+    return Rows(table, {name: np.array([row[name] for row in rows]) for name in names})

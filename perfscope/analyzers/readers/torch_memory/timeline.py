@@ -1,0 +1,186 @@
+"""Memory timelines of torch.profiler: what ``profile.export_memory_timeline(path)`` writes, gzip or not.
+
+``.raw.json.gz`` has a row for each change of a tensor's memory, in the order they happened (time in ns, ``-1`` before
+the profile began; action 1 there before, 2 made, 3 written to, 4 let go; bytes; category):
+
+``[[-1, 1, 37888, 0], [1696966047096587016, 2, 8192, 4], [1696966047096589594, 4, -8192, 4], ...]``
+
+A tensor that is written to has two rows, of the old version and of the new one, which may be of another category. Rows
+name no block. Here a row that takes memory away belongs to the oldest block of its size and category, and the two rows
+of a write to the same block; totals do not depend on it, the lifetime of one block among equal ones does.
+
+``.json`` and ``.json.gz`` hold totals by category at each microsecond and no blocks: ``[[times], [[0, totals ...]]]``.
+They become counters. ``.html`` is a picture, of which nothing can be read.
+
+Categories by number: ``torch.profiler._memory_profiler._CATEGORY_TO_INDEX``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.model.errors import DataError
+from perfscope.model.trace import TABLES, Rows, Source, Trace
+from perfscope.model.trace.tables import MEMORY, MemoryAction, MemoryCategory
+
+FORMAT = "torch_memory_timeline"
+
+LARGEST = 8 << 30
+LARGEST_TOTALS = 512 << 20
+"""Bytes of a file of totals, which is decoded as a whole: some million microseconds."""
+_PIECE = 8 << 20
+
+CATEGORIES = (
+    MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.INPUT, MemoryCategory.TEMPORARY,
+    MemoryCategory.ACTIVATION, MemoryCategory.GRADIENT, MemoryCategory.AUTOGRAD_DETAIL, MemoryCategory.UNKNOWN,
+)  # fmt: skip
+"""By torch's number; the last is what torch found no category for."""
+
+_THERE, _MADE, _WRITTEN, _LET_GO = 1, 2, 3, 4
+
+_ROW = rb"\[\s*-?[1-8]?\d{1,18}\s*,\s*[1-4]\s*,\s*-?\d{1,15}\s*,\s*[0-7]\s*\]"
+_ROWS = re.compile(rb"(?:\s*%s\s*,)*+\s*%s\s*" % (_ROW, _ROW))
+_BEGINS_RAW = re.compile(rb"\s*\[\s*%s\s*[,\]]" % _ROW)
+_BEGINS_TOTALS = re.compile(rb"\[\[\d{10,17}(?:, \d{10,17})*+(?:\], \[\[0, \d|, ?\d*$|\]?,?$)")
+_PICTURE = b"<title>GPU Memory Timeline HTML</title>"
+
+_NO_DEVICE = "the file does not say whose memory it is: torch exports one device at a time (cuda:0 unless told)"
+_PAIRED = (
+    "rows name no block: what was let go is taken for the oldest block of its size and category "
+    "(totals do not depend on it, lifetimes do)"
+)
+
+Int64 = npt.NDArray[np.int64]
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for rows, totals or the picture of a memory timeline."""
+    begins = (_BEGINS_RAW, _BEGINS_TOTALS)
+    return any(pattern.match(head) for pattern in begins) or (head[:6] == b"<html>" and _PICTURE in head[:1024])
+
+
+def read(path: Path) -> Trace:
+    """The timeline at ``path``; ``DataError``, one line, if it is a picture, damaged or too large."""
+    with open_bytes(path, LARGEST) as data:
+        if data[:6] == b"<html>":
+            raise DataError(
+                f"{path}: a picture of a memory timeline, which holds no data; "
+                'export_memory_timeline("memory.raw.json.gz") writes what it was drawn from'
+            )
+        if _BEGINS_RAW.match(data):
+            return _of_rows(path, _rows(path, data))
+        if len(data) > LARGEST_TOTALS:
+            raise DataError(f"{path}: {len(data):,} bytes of totals: refused; export memory.raw.json.gz")
+        return _of_totals(path, bytes(data))
+
+
+def _rows(path: Path, data: bytes | mmap.mmap) -> Int64:
+    """All rows, (n, 4)."""
+    at, end = data.find(b"[") + 1, data.rfind(b"]")
+    if data[end + 1 : end + 64].strip():
+        raise DataError(f"{path}: cut off, or damaged, behind byte {end:,}")
+    parts = []
+    while True:
+        cut = data.rfind(b"]", at, min(at + _PIECE, end)) + 1
+        piece = data[at:cut]
+        if not _ROWS.fullmatch(piece):
+            raise DataError(f"{path}: cut off, damaged, or not a memory timeline, behind byte {at:,}")
+        parts.append(np.fromstring(piece.translate(None, b"[] \t\r\n"), np.int64, sep=",").reshape(-1, 4))
+        if not data[cut : min(cut + 64, end)].strip():
+            return np.concatenate(parts)
+        at = data.find(b",", cut, cut + 64) + 1
+        if not at or data[cut : at - 1].strip():
+            raise DataError(f"{path}: damaged behind byte {cut:,}")
+
+
+def _of_rows(path: Path, rows: Int64) -> Trace:
+    time, action, size, number = rows.T
+    block, lost = _blocks(action.tolist(), size.tolist(), number.tolist())
+    known = time[time >= 0]
+    start = int(known.min()) if len(known) else 0
+    order_of_time = np.maximum.accumulate(np.where(time < 0, start, time))
+    back = int((order_of_time != np.where(time < 0, start, time)).sum())
+    meaning = np.where(size < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
+    meaning[action == _THERE] = MemoryAction.HELD_BEFORE
+    memory = {
+        "time_ns": order_of_time,
+        "on_device": np.ones(len(rows), bool),
+        "address": block.astype(np.uint64),
+        "bytes": size,
+        "allocated_bytes": np.cumsum(size),
+        "action": meaning,
+        "category": np.array(CATEGORIES, np.uint8)[number],
+    }
+    source = Source(
+        path=str(path), format=FORMAT, rank=None, events_read=len(rows), events_unplaced=0,
+        repairs={"times that run backwards": back} if back else {}, events_only=not len(known),
+        notes=(
+            _NO_DEVICE, _PAIRED,
+            *((f"{lost:,} rows let go of blocks that no row made: taken as held before",) if lost else ()),
+        ),
+    )  # fmt: skip
+    return Trace(source=source, strings=[], rows={"memory": Rows(MEMORY, memory)}, recorded=frozenset({"memory"}))
+
+
+def _blocks(actions: list[int], sizes: list[int], categories: list[int]) -> tuple[Int64, int]:
+    """A number for the block of each row, (n,), from 1; and how many rows let go of what no row made."""
+    waiting: dict[tuple[int, int], deque[int]] = {}
+    found = np.empty(len(actions), np.int64)
+    made = lost = 0
+    written: deque[int] = deque()
+    for row, (action, size, category) in enumerate(zip(actions, sizes, categories, strict=True)):
+        if size < 0 or (size == 0 and action == _LET_GO):
+            queue = waiting.get((-size, category))
+            if queue:
+                block = queue.popleft()
+            else:
+                made += 1
+                lost += 1
+                block = made
+            if action == _WRITTEN:
+                written.append(block)
+        elif action == _WRITTEN and written:
+            block = written.popleft()
+            waiting.setdefault((size, category), deque()).append(block)
+        else:
+            made += 1
+            block = made
+            waiting.setdefault((size, category), deque()).append(block)
+        found[row] = block
+    return found, lost
+
+
+def _of_totals(path: Path, data: bytes) -> Trace:
+    try:
+        times, totals = msgspec.json.decode(data, type=tuple[list[int], list[list[int]]])
+        values = np.array(totals, np.float64)
+        at = np.array(times, np.int64)
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: damaged, or not a memory timeline: {error}") from error
+    if values.shape != (len(at), len(CATEGORIES) + 1) or len(at) == 0 or int(at.max()) >= 2**63 // 1000:
+        raise DataError(f"{path}: damaged, or not a memory timeline: {len(at):,} times, totals of shape {values.shape}")
+    strings = [f"memory: {category.name.lower().replace('_', ' ')}" for category in CATEGORIES]
+    counters = {
+        "time_ns": np.repeat(at * 1000, len(CATEGORIES)),
+        "name": np.tile(np.arange(len(CATEGORIES)), len(at)),
+        "value": values[:, 1:].reshape(-1),
+    }
+    source = Source(
+        path=str(path), format=FORMAT, rank=None, events_read=len(at), events_unplaced=0,
+        notes=(
+            _NO_DEVICE,
+            "it holds totals by category and no blocks, as counters; "
+            'export_memory_timeline("memory.raw.json.gz") writes who holds what',
+        ),
+    )  # fmt: skip
+    return Trace(
+        source=source, strings=strings, rows={"counters": Rows(TABLES["counters"], counters)}, recorded=frozenset()
+    )

@@ -1,0 +1,163 @@
+"""A variant's run folder to a point: the time of its step, its peak, and whether that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.analyzers.estimate import estimate
+from perfscope.analyzers.estimate.spans import Range
+from perfscope.analyzers.facts.plan_time import plan_works
+from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.readers.load import load_one
+from perfscope.analyzers.sweep.front import VariantPoint, VariantState
+from perfscope.model.documents import compile_manifest
+from perfscope.model.documents.compile_manifest import CompiledProgram
+from perfscope.model.errors import PerfscopeError
+from perfscope.model.torch_plan import fits, memory_as_run
+from perfscope.model.trace import Trace
+
+_OUT_OF_MEMORY = re.compile(r"Ran out of memory (?:in memory space|on) hbm|exceed\w* (?:available )?hbm", re.IGNORECASE)
+"""libtpu 0.0.42.1 says the first. Of other memories (vmem) one kernel has too little, and that is a failure."""
+_USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])", re.I)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    module: HloModule
+    said: CompiledProgram
+    time: Range | None
+    peak: int | None
+    why: str = ""
+
+
+def evaluate_variant(folder: Path, settings: Sequence[tuple[str, str]]) -> VariantPoint:
+    """The point of a variant that was compiled; one that failed, with the reason, where it cannot be judged."""
+    try:
+        manifest = compile_manifest.load(folder)
+        trace = load_one(folder)
+    except PerfscopeError as error:
+        return VariantPoint(settings=tuple(settings), state="failed", reason=str(error).removeprefix(f"{folder}: "))
+    point = evaluate_trace(trace, manifest.programs, settings)
+    left = [one for one in manifest.not_compiled if exceeds_memory(one.reason)]
+    if left:
+        used = required_bytes(left[0].reason) or point.peak_bytes
+        return VariantPoint(
+            settings=tuple(settings), state="does not fit", target=point.target, peak_bytes=used,
+            memory_bytes=point.memory_bytes, reason=f"{left[0].name}: {left[0].reason}"[:300],
+        )  # fmt: skip
+    return point
+
+
+def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequence[tuple[str, str]]) -> VariantPoint:
+    """The point of compiled programs with their target. ``said``: what the manifest says of them."""
+    target = trace.target
+    if target is None:
+        return VariantPoint(
+            settings=tuple(settings), state="failed", reason="the run folder does not say what it is for"
+        )
+    if not trace.hlo:
+        return evaluate_plan(trace, target, settings)
+    programs = []
+    for module, program in zip(trace.hlo, _match_programs(trace.hlo, said), strict=True):
+        try:
+            found = estimate(module, target)
+            programs.append(_Program(module=module, said=program, time=found.step_ns, peak=found.peak_bytes))
+        except PerfscopeError as error:
+            programs.append(_Program(module=module, said=program, time=None, peak=None, why=str(error)))
+    step = programs_of_step(programs)
+    times = [one.time for one in step if one.time is not None]
+    peaks = [one.peak for one in programs if one.peak is not None]
+    time = (
+        Range(low=sum(one.low for one in times), high=sum(one.high for one in times))
+        if len(times) == len(step)
+        else None
+    )
+    peak = max(peaks) if len(peaks) == len(programs) else None
+    whys = [one.why for one in programs if one.why]
+    if not whys and peak is None:
+        whys = ["the peak of its memory is not known: no buffer assignment that can be replayed"]
+    state: VariantState = "compiled"
+    if peak is not None and target.memory_bytes is not None:
+        state = "fits" if peak <= target.memory_bytes else "does not fit"
+    return VariantPoint(
+        settings=tuple(settings), state=state, target=target.shown, step=time, peak_bytes=peak,
+        memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
+        inputs=_input_bytes([one.said for one in step]), programs=tuple(one.module.name for one in step),
+        fingerprints=tuple(one.said.fingerprint for one in step),
+    )  # fmt: skip
+
+
+def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, str]]) -> VariantPoint:
+    """The point of a planned PyTorch program: its step as the program runs it, eagerly where it compiles nothing."""
+    works = trace.fact(plan_works)
+    if len(works) != 1:
+        reason = f"{len(works)} programs and plans are in the run folder, where one is looked for"
+        return VariantPoint(settings=tuple(settings), state="failed", reason=reason)
+    work = works[0]
+    plan, compiled = work.held.plan, work.held.plan.compiled_by == "program"
+    memory, time = memory_as_run(plan), work.compiled if compiled else work.eager
+    if plan.failure is not None:
+        return VariantPoint(
+            settings=tuple(settings), state="failed", target=target.shown, reason=f"the program failed: {plan.failure}"
+        )  # fmt: skip
+    peak = None if memory is None else memory.peak_bytes
+    fit = None if memory is None else fits(memory, target.memory_bytes)
+    state: VariantState = {True: "fits", False: "does not fit", None: "compiled"}[fit]  # type: ignore[assignment]
+    reason = ""
+    if memory is None:
+        reason = "no whole step was seen: the peak of its memory is not known"
+    elif time is None:
+        reason = "the ops of the step were not kept: its time cannot be modelled"
+    return VariantPoint(
+        settings=tuple(settings), state=state, target=target.shown, step=None if time is None else time.step,
+        peak_bytes=peak, memory_bytes=target.memory_bytes, reason=reason,
+        inputs=None if memory is None else (memory.given_bytes, 0),
+        programs=("compiled step" if compiled else "eager step",), fingerprints=(plan.fingerprint,),
+    )  # fmt: skip
+
+
+def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:
+    """The programs that one step runs: the longest, and those that were called as often, if it was called again.
+
+    A step may be two programs, one for gradients and one for the update; what is called once beside a step that
+    is called again makes weights, and what is called more often than the step is no part of it alone.
+    """
+    longest = max(programs, key=lambda one: (one.time is None, 0 if one.time is None else one.time.middle))
+    if longest.said.calls < 2:
+        return [longest]
+    return [one for one in programs if one.said.calls == longest.said.calls]
+
+
+def exceeds_memory(reason: str) -> bool:
+    """Whether a compiler refused a program because it needs more memory than a device has."""
+    return _OUT_OF_MEMORY.search(reason) is not None
+
+
+def required_bytes(reason: str) -> int | None:
+    """Bytes that a refused program would take, where the compiler says so: ``Used 21.30G of 15.75G hbm``."""
+    found = _USED.search(reason)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _match_programs(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> list[CompiledProgram]:
+    """What the manifest says of each module, by its file, else by its name."""
+    found = []
+    for module in modules:
+        source = str(module.source or "")
+        match = next((one for one in said if one.file and source.endswith(one.file)), None)
+        match = match or next((one for one in said if one.name == module.name), None)
+        found.append(match or CompiledProgram(file="", name=module.name))
+    return found
+
+
+def _input_bytes(said: Sequence[CompiledProgram]) -> tuple[int, int] | None:
+    pairs = [(one.argument_bytes, one.output_bytes) for one in said]
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    if len(known) < len(pairs):
+        return None
+    return sum(first for first, _ in known), sum(second for _, second in known)

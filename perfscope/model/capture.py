@@ -1,0 +1,178 @@
+"""What the user asked to capture, and how it travels from ``perfscope run`` into the program's processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Literal, get_args
+
+from perfscope.model.errors import UsageError
+
+Level = Literal["light", "default", "deep"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+Tool = Literal["nsys"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+"""Profilers that wrap the whole program, in place of those that run inside it."""
+
+VARIABLE = "PERFSCOPE_CAPTURE"
+"""The environment variable that carries a ``Message``."""
+
+DEFAULT_WARMUP = 2
+"""Steps left alone: the first fills caches and allocator pools, the second the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What to capture. ``steps``: half-open numbers of the timing pass, counted from 0; ``None``: after the warm-up."""
+
+    level: Level = "default"
+    steps: tuple[int, int] | None = None
+    warmup: int = DEFAULT_WARMUP
+    whole: bool = False
+    step_annotation: str | None = None
+    quiet: bool = False
+    xla_dump: bool = False
+    """Have XLA write what it compiles (jax only)."""
+    capture: Tool | None = None
+    """The profiler around the program; ``None``: the framework's own, inside it."""
+    times_only: bool = False
+    """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What ``perfscope run`` tells the processes it starts."""
+
+    directory: str
+    """The run directory, absolute."""
+    options: CaptureOptions
+    pythonpath: str | None
+    """The program's own ``PYTHONPATH``, which the bootstrap puts back."""
+    follow: bool
+    """Whether processes that this process starts capture too."""
+    recording: str | None = None
+    """Where the export of ``options.capture`` will lie, relative to the run directory."""
+    checkout: str | None = None
+    """Folder that the program must not import from: it runs a copy of what lies there (A/B)."""
+    tree: str | None = None
+    """That copy."""
+
+    def dump(self) -> str:
+        """As JSON text."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def load_message(text: str) -> Message:
+    """The message of our own ``Message.dump``; ``ValueError``, ``KeyError`` or ``TypeError`` if it is not one."""
+    raw = json.loads(text)
+    options = dict(raw["options"])
+    if options["steps"] is not None:
+        first, end = options["steps"]
+        options["steps"] = (int(first), int(end))
+    return Message(
+        directory=raw["directory"],
+        options=CaptureOptions(**options),
+        pythonpath=raw["pythonpath"],
+        follow=raw["follow"],
+        recording=raw.get("recording"),
+        checkout=raw.get("checkout"),
+        tree=raw.get("tree"),
+    )
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """``'20:25'`` -> ``(20, 25)``. The first step cannot be captured: where it began is not known."""
+    first, colon, end = text.partition(":")
+    if not colon or not first.isdecimal() or not end.isdecimal():
+        raise UsageError(f"--steps {text}: give A:B, two step numbers, such as 20:25")
+    steps = (int(first), int(end))
+    if steps[0] < 1:
+        raise UsageError(f"--steps {text}: the first step that can be captured is 1 (nobody sees step 0 begin)")
+    if steps[1] <= steps[0]:
+        raise UsageError(f"--steps {text}: captures no step; B is not included and must be above A")
+    return steps
+
+
+# The true time of a step: some steps without a profiler, with the devices waited for before and behind them all.
+#
+# A framework that dispatches and goes on makes the host's step as short as its dispatch. Two waits give what
+# the steps took, device included, and leave the program's own overlap between them as it is.
+
+
+WINDOW_SIZES = (4, 16, 64)
+"""Steps of the windows, one after the other; the longest that was completed counts. Nobody says which step is a
+program's last, and a wait behind it would count what the program does then: so a short window comes first."""
+
+REPEATED_WINDOW_SIZES = (8,) * 1250
+"""Where nothing but times is taken: equal windows, one after the other. Of 8 steps a wait is a small part, and a
+program of 60 steps still gives several; no more steps than are kept one by one (10,000)."""
+
+MOST_RETRIES = 2
+"""Windows that are given up because a program was compiled in them; one that compiles in each step is measured so."""
+
+
+class TimedWindows:
+    """Measures windows of whole steps. Methods are called at step boundaries, on the thread of the loop."""
+
+    def __init__(
+        self, wait: Callable[[], bool], compiled: Callable[[], int], sizes: tuple[int, ...] = WINDOW_SIZES
+    ) -> None:
+        """Nothing is measured yet; ``sizes``: steps of the windows to come.
+
+        ``wait``: waits for all dispatched work, False if there is no device that works on its own;
+        ``compiled``: how many programs were compiled so far.
+        """
+        self._wait = wait
+        self._compiled = compiled
+        self._sizes = deque(sizes)
+        self._retries = 0
+        self._begin_ns: int | None = None
+        self._compiled_before = 0
+        self._inside = 0
+        self.ns: int | None = None
+        """Of the longest complete window; ``None`` before the first."""
+        self.each_ns: list[int] = []
+        """Of every complete window, in order."""
+        self.steps = 0
+        """In it."""
+        self.compiled = 0
+        """Programs that were compiled in it."""
+
+    @property
+    def next_size(self) -> int:
+        """Steps of the window to come or under way; 0 behind the last."""
+        return self._sizes[0] if self._sizes else 0
+
+    def before_step(self) -> None:
+        """A step begins that no profiler sees: open a window if none is open."""
+        if self._begin_ns is None and self._sizes and self._wait():
+            self._inside = 0
+            self._compiled_before = self._compiled()
+            self._begin_ns = perf_counter_ns()
+
+    def after_step(self) -> None:
+        """It ended: close the window if it is full."""
+        if self._begin_ns is None:
+            return
+        self._inside += 1
+        if self._inside < self._sizes[0]:
+            return
+        waited = self._wait()
+        duration = perf_counter_ns() - self._begin_ns
+        self._begin_ns = None
+        compiled = self._compiled() - self._compiled_before
+        if compiled and self._retries < MOST_RETRIES:
+            self._retries += 1
+        elif waited:
+            self._sizes.popleft()
+            self.each_ns.append(duration)
+            self.ns, self.steps, self.compiled = duration, self._inside, compiled
+
+    def drop(self) -> None:
+        """A profiler starts: what is open does not count."""
+        self._begin_ns = None

@@ -1,0 +1,46 @@
+"""What git knows of commits: who comes before whom, and on which branch we are."""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.model.environment import ask, git_branch
+
+MOST_BACK = 5_000
+"""Commits that are looked at behind one: years of most projects, and git lists them in a moment."""
+
+_HASH = re.compile(r"[0-9a-f]{7,64}")
+
+
+def is_commit_hash(commit: str | None) -> bool:
+    """Whether that is a commit's name and nothing else: manifests may come from strangers."""
+    return commit is not None and _HASH.fullmatch(commit) is not None
+
+
+def ancestry(commit: str | None) -> dict[str, int]:
+    """Commits up to ``commit``, itself first, and how far down git's list each stands. Empty where git cannot tell."""
+    if commit is None or not is_commit_hash(commit):
+        return {}
+    said = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
+    return {} if said is None else {one: place for place, one in enumerate(said.split())}
+
+
+def commits_between(older: str, newer: str) -> int | None:
+    """Commits that ``newer`` has and ``older`` has not; ``None`` where git cannot tell."""
+    if not (is_commit_hash(older) and is_commit_hash(newer)):
+        return None
+    said = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
+    return None if said is None or not said.strip().isdigit() else int(said)
+
+
+def current_commit() -> str | None:
+    """The commit that is checked out."""
+    said = ask("git", "rev-parse", "--verify", "--quiet", "HEAD")
+    return None if said is None else said.strip() or None
+
+
+def branch_of(commit: str | None) -> str | None:
+    """The branch of a commit that is checked out here; ``None`` for any other, as its branch is nowhere written."""
+    if commit is None or commit != current_commit():
+        return None
+    return git_branch()

@@ -1,0 +1,249 @@
+"""What torch.compile said while it compiled: one process's log as a model.
+
+Written by `perfscope run` (capture `torch_compile`) or by ``TORCH_TRACE=DIR`` of any torch since 2.3. Times are
+integer ns since the epoch, as the log has them; ``CompileLog.clock_offset_ns`` moves them onto a trace's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Direction = Literal["forward", "backward", "inference"]
+CacheResult = Literal["hit", "miss", "bypass"]
+KernelBackend = Literal["triton", "cpp", "extern", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine:
+    """A line of Python."""
+
+    file: str
+    line: int
+    function: str | None = None
+    code: str | None = None
+    """The text of the line, where the log holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One timed part of the compiler's work (a chromium event): dynamo, AOT autograd, inductor, code generation."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    compile_id: str | None = None
+    """``'0/1'``: frame and how often it was compiled; backwards compile under the id of their forward."""
+    depth: int = 0
+    """Phases of the same thread around it."""
+    parent: int | None = None
+    """Index in ``CompileLog.phases`` of the innermost one around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """One compilation of one frame: all its attempts (dynamo starts anew after a graph break)."""
+
+    compile_id: str
+    function: str | None
+    """Dynamo's name of the frame; ``torch_dynamo_resume_in_f_at_4`` is what follows a graph break in ``f``."""
+    place: CodeLine | None
+    """First line of the frame (for a resume function the line after the break)."""
+    stack: tuple[CodeLine, ...] = ()
+    """From the program's outermost frame to this one."""
+    attempts: int = 1
+    """1 + restarts."""
+    start_ns: int | None = None
+    duration_ns: int | None = None
+    """The whole of dynamo and its backend for this frame, as the log's metrics say; backward not included."""
+    backward_ns: int | None = None
+    """Compiling the backward graph, often later and in the first backward."""
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    """As the metrics name them: ``backend_compile``, ``inductor_compile``, ``code_gen``, ``triton_compile`` ..."""
+    caches: Mapping[str, CacheResult] = field(default_factory=dict)
+    """By cache: ``fx_graph``, ``fx_graph_backward``, ``aotautograd``."""
+    cache_reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a cache was bypassed, or what differed, in torch's words."""
+    guards: int | None = None
+    graph_ops: int | None = None
+    """Ops of its dynamo graph; 0 where a frame held nothing to compile."""
+    fail_type: str | None = None
+    fail_reason: str | None = None
+    restart_reasons: tuple[str, ...] = ()
+    has_code: bool | None = None
+    """False: the frame runs in eager mode."""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """Dynamic sizes: symbol to where it comes from, ``s27`` to ``L['x'].size()[0]``."""
+    traced_graphs: int = 0
+    """Graphs that dynamo handed to the backend in all attempts: 0 where a frame held nothing to compile."""
+    complete: bool = True
+    """False: the log ends before this compilation did (the process died, or still runs)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreak:
+    """Where dynamo ended a graph, and why."""
+
+    compile_id: str
+    reason: str
+    """One line in torch's words."""
+    explanation: str | None = None
+    hints: tuple[str, ...] = ()
+    doc_id: str | None = None
+    """``gb0059``, torch's stable id of this kind of break."""
+    place: CodeLine | None = None
+    """The user's line."""
+    stack: tuple[CodeLine, ...] = ()
+    skipped_frame: bool = False
+    """The whole frame runs in eager mode, not only this line."""
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompile:
+    """A frame that was compiled before and whose guards failed."""
+
+    compile_id: str
+    """Of the new compilation."""
+    function: str | None
+    place: CodeLine | None
+    reasons: tuple[str, ...]
+    """Guards that failed, with values: ``tensor 'x' size mismatch at index 0. expected 32, actual 33``."""
+    guard_place: CodeLine | None = None
+    """The line that made the first guard necessary, where torch says it. Of the file it may be the end only."""
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphNode:
+    """One op of a graph after inductor's passes on it."""
+
+    name: str
+    op: str
+    """``aten.mm.default``."""
+    inputs: tuple[str, ...] = ()
+    dtype: str | None = None
+    shape: tuple[int | str, ...] = ()
+    """A dynamic size is its symbol."""
+    place: CodeLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A graph that inductor compiled."""
+
+    compile_id: str
+    direction: Direction
+    nodes: tuple[GraphNode, ...]
+    recomputed: tuple[str, ...] = ()
+    """Backward graphs: nodes that the forward computes as well (inductor's partitioner chose not to save them)."""
+    inputs: tuple[GraphNode, ...] = ()
+    """What it takes, op ``placeholder``, with dtype and shape."""
+    outputs: tuple[str, ...] = ()
+    """Names of nodes and inputs it returns; the forward's are the results and what it saves for the backward."""
+    after_passes: bool = True
+    """False: AOT autograd's graph, before inductor's passes; the log has no later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """One kernel or library call of inductor's output code.
+
+    Where inductor numbers its calls (provenance since 2.9) there is one for each call, so a name may come more than
+    once with different nodes; otherwise one for each name.
+    """
+
+    name: str
+    """As it appears in a trace: ``triton_poi_fused_add_relu_0``, ``cpp_fused_mul_relu_0``, ``extern_kernels.mm``."""
+    backend: KernelBackend
+    compile_id: str
+    direction: Direction
+    calls: int = 1
+    """Times the output code calls it."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the graph it computes. Empty where not logged: torch 2.13 does not say it of a backward graph that is
+    compiled on its own, when the first backward runs; ``places`` are there."""
+    ops: tuple[str, ...] = ()
+    """ATen ops of those nodes."""
+    places: tuple[CodeLine, ...] = ()
+    """The user's lines it computes, the innermost of each stack, without repeats."""
+    handle: str | None = None
+    """Inductor's name of the call, ``extern_kernels.mm:4``; unique in its graph."""
+    compile_ns: int | None = None
+    """Triton's time to compile it, where logged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionRefusal:
+    """Two neighbours that inductor's scheduler did not fuse."""
+
+    compile_id: str | None
+    direction: Direction | None
+    first: str
+    """Scheduler name: ``op2`` or ``op2_op3``."""
+    second: str
+    reason: str
+    """In inductor's words."""
+    first_nodes: tuple[str, ...] = ()
+    second_nodes: tuple[str, ...] = ()
+    first_kernel: str | None = None
+    second_kernel: str | None = None
+    shared_bytes: int | None = None
+    """Bytes the second reads of what the first writes; ``None`` where not known."""
+    common_read_bytes: int | None = None
+    """Bytes the second reads of what the first reads as well; ``None`` where not known."""
+    times: int = 1
+    """Rounds of the scheduler that refused it: the same refusal is said once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpan:
+    """From the first to the last record of a step in which something was compiled (`perfscope run`)."""
+
+    step: int | None
+    """Steps of the whole run, counted from 0; what ran before the first step counts to it. ``None``: not known."""
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileLog:
+    """All that one process logged."""
+
+    path: str
+    rank: int | None = None
+    torch_version: str | None = None
+    compiles: tuple[Compile, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    kernels: tuple[CompiledKernel, ...] = ()
+    refusals: tuple[FusionRefusal, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    records: int = 0
+    """Records of the file that were understood."""
+    corrupt: int = 0
+    """Records that were damaged and left out."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Kinds of records this reader does not know, and how many."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """What else is not in the model, and how many: phases without their end, what is beyond a limit."""
+    has_refusals: bool = False
+    """Whether refusals were logged at all: TORCH_TRACE alone does not hold them."""
+    has_provenance: bool = False
+    """Whether inductor logged which nodes each kernel computes."""
+    clock_offset_ns: int = 0
+    """Add it to a time to get the clock of the trace this log belongs to."""
+    steps: tuple[StepSpan, ...] = ()
+    """Steps of the run in which something was compiled, in order of time; none where nobody counted steps."""
+    scheduled_graphs: int | None = None
+    """Graphs whose fusion inductor decided while it was watched; those from its caches were decided before."""
+    settings: tuple[str, ...] = ()
+    """Settings of inductor that perfscope put for the run, all of them part of the keys of its caches: a miss may be
+    a hit without perfscope."""
+
+    def step_at(self, time_ns: int) -> int | None:
+        """The step of the run that a time of this log lies in, or is nearest to; ``None`` where not known."""
+        nearest = min(self.steps, key=lambda span: max(span.start_ns - time_ns, time_ns - span.end_ns, 0), default=None)
+        return None if nearest is None else nearest.step

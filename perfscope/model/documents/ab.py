@@ -1,0 +1,258 @@
+"""Launches of an A/B and their pairs, as plain values: what is kept on disk, and what is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.environment import HIDDEN, redact
+from perfscope.model.errors import DataError, UsageError
+
+Arm = Literal["base", "head"]
+Phase = Literal["warm", "calibrate", "measure", "confirm", "profile"]
+Decision = Literal["go on", "stop", "confirm"]
+
+WORKTREES_PREFIX = "perfscope-ab-"
+"""What the folder begins with that holds the worktrees of a comparison, each named by its arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What one launch gave. ``problem``: why its times are of no use, or ``None``."""
+
+    arm: Arm
+    phase: Phase
+    pair: int
+    """Number of the pair in its phase."""
+    slot: int
+    """0: it ran first in its pair, 1: second."""
+    attempt: int = 0
+    """Of the pair: it runs again where a launch of it failed."""
+    seconds: float
+    """From start to end of the process."""
+    code: int
+    began_unix_s: float = 0.0
+    step_source: str | None = None
+    steps_seen: int = 0
+    step_ns: tuple[int, ...] = ()
+    """Duration of each step after the first two, in order, as the host saw it."""
+    windows_ns: tuple[int, ...] = ()
+    """Where a device works on its own: duration of windows of ``window_steps`` steps, waited for at both ends."""
+    window_steps: int = 0
+    exact: Mapping[str, int] = field(default_factory=dict)
+    """Counters that the program's speed does not change."""
+    strays: tuple[str, ...] = ()
+    """Modules that came from the checkout, not from the arm's folder."""
+    changed_loaded: int | None = None
+    """Of the Python files that differ between the commits, how many it imported; ``None``: nobody looked."""
+    ranks: int = 1
+    """Processes whose steps its times are made of: each step is as long as that of the slowest."""
+    remark: str | None = None
+    """What to know of its times."""
+    run: str | None = None
+    """Of a profiled launch: its run folder, relative to the comparison's."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it ran on and with, by an allow-list."""
+    machine: Mapping[str, float] = field(default_factory=dict)
+    """Counters of the machine before, while and after it ran (`ab_machine`)."""
+    problem: str | None = None
+
+    def times_ns(self) -> tuple[float, ...]:
+        """Times per step, in order: of the windows where there are some, else of the single steps."""
+        if self.windows_ns and self.window_steps > 0:
+            return tuple(window / self.window_steps for window in self.windows_ns)
+        return tuple(map(float, self.step_ns))
+
+
+Pair = tuple[Launch, Launch]
+"""Base and head; of a calibration the one that ran first, and second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """The pairs of each phase, in order; of each pair its last attempt that succeeded."""
+
+    calibration: tuple[Pair, ...]
+    measured: tuple[Pair, ...]
+    confirming: tuple[Pair, ...]
+    profiled: tuple[Pair, ...] = ()
+    lost: tuple[Launch, ...] = ()
+    """Profiled launches that gave nothing; they cost the causes, not the verdict."""
+
+
+def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
+    """The whole pairs of a phase by number: both launches of one attempt, without a problem."""
+    found: dict[int, Pair] = {}
+    for first, second in itertools.pairwise(launches):
+        partners = (first.phase, first.pair, first.attempt) == (second.phase, second.pair, second.attempt)
+        if first.phase != phase or not partners or (first.slot, second.slot) != (0, 1):
+            continue
+        if first.problem is None and second.problem is None:
+            swap = phase != "calibrate" and first.arm == "head"
+            found[first.pair] = (second, first) if swap else (first, second)
+    return tuple(found[pair] for pair in sorted(found))
+
+
+# An A/B on disk: its plan, and a line for each launch as it ends. What was interrupted goes on where it was.
+
+
+AB_SCHEMA = "perfscope.ab/1"
+PLAN_FILE = "ab.json"
+LAUNCHES_FILE = "launches.jsonl"
+LOG_FILE = "launch.log"
+"""Output of the launch that runs, or ran last."""
+PROFILED_FOLDER = "profiled"
+"""Run folders of the launches under capture."""
+MAX_AB_BYTES = 256 << 20
+"""Five hundred launches of ten thousand steps each stay below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbPlan:
+    """What is compared, and how. On disk the values of secret-looking options of the command are replaced."""
+
+    command: tuple[str, ...]
+    kind: str
+    """``script``, ``module`` or ``command``."""
+    base: str
+    """Commit, in full."""
+    head: str
+    base_ref: str
+    """As it was asked for."""
+    head_ref: str
+    pairs: int
+    """At most."""
+    calibration: int
+    """Pairs of the base against itself."""
+    seed: int
+    """Of the order inside the pairs."""
+    least: float
+    """The smallest change that matters, relative."""
+    confirm: bool = True
+    timeout_s: float | None = None
+    links: tuple[str, ...] = ()
+    step_annotation: str | None = None
+    profile: int = 0
+    """Pairs of launches under capture, after the verdict: for its cause."""
+    build: str | None = None
+    """A shell command that is run in each worktree before the first launch."""
+
+
+class AbState:
+    """The folder of one comparison."""
+
+    def __init__(self, directory: Path, plan: AbPlan, launches: Sequence[Launch]) -> None:
+        """Use `begin` or `resume`."""
+        self.directory = directory
+        self.plan = plan
+        self.launches = list(launches)
+
+    @property
+    def log(self) -> Path:
+        """Where the output of a launch goes."""
+        return self.directory / LOG_FILE
+
+    @property
+    def profiled(self) -> Path:
+        """Where the runs of profiled launches lie, each a folder as `perfscope run` makes it."""
+        return self.directory / PROFILED_FOLDER
+
+    def add(self, launch: Launch) -> None:
+        """Keep a launch, on disk first."""
+        line = json.dumps(dataclasses.asdict(launch)).encode() + b"\n"
+        try:
+            with (self.directory / LAUNCHES_FILE).open("ab") as stream:
+                stream.write(line)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise DataError(f"{self.directory}: a launch cannot be kept: {error.strerror or error}") from error
+        self.launches.append(launch)
+
+
+def begin(directory: Path, plan: AbPlan) -> AbState:
+    """A new comparison in ``directory``, which is empty; `DataError` if it cannot be written."""
+    raw = {
+        "schema": AB_SCHEMA,
+        **dataclasses.asdict(plan),
+        "command": redact(plan.command),
+        "build": redacted_build(plan.build),
+    }
+    try:
+        write_atomically(directory / PLAN_FILE, json.dumps(raw, indent=1).encode())
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    return AbState(directory, plan, ())
+
+
+def redacted_build(build: str | None) -> str | None:
+    """The build command as it may be kept: the values of what looks like a secret replaced."""
+    return None if build is None else " ".join(redact(build.split(" ")))
+
+
+def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str | None = None) -> AbState:
+    """The comparison in ``directory`` as far as it came. ``DataError`` if it is missing or corrupt.
+
+    ``command``: of the program, in full, as the disk does not have its secrets; ``AskedWronglyError`` if it is another.
+    ``build`` likewise, needed only where it has some.
+
+    A last line that was not finished is dropped, as is a launch whose partner did not run.
+    """
+    plan = _plan(directory / PLAN_FILE)
+    if (redact(command), kind) != (plan.command, plan.kind):
+        raise UsageError(f"{directory}: began with another program: {shlex.join(plan.command)}")
+    if redacted_build(build) != plan.build and (build is not None or HIDDEN in (plan.build or "")):
+        raise UsageError(f"{directory}: give its --build again: {plan.build}")
+    plan = dataclasses.replace(plan, command=command, build=build or plan.build)
+    path = directory / LAUNCHES_FILE
+    if not path.exists():
+        return AbState(directory, plan, ())
+    content = _bytes(path)
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_atomically(path, whole)
+    launches = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            launches.append(_launch(json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} is no launch ({error})") from error
+    return AbState(directory, plan, launches)
+
+
+def _plan(path: Path) -> AbPlan:
+    import msgspec
+
+    try:
+        raw = json.loads(_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != AB_SCHEMA:
+        raise DataError(f"{path}: not the plan of a comparison that this perfscope reads ({AB_SCHEMA})")
+    try:
+        return msgspec.convert({key: value for key, value in raw.items() if key != "schema"}, AbPlan)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _launch(raw: Any) -> Launch:
+    import msgspec
+
+    return msgspec.convert(raw, Launch)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_AB_BYTES:
+            raise DataError(f"{path}: larger than {MAX_AB_BYTES >> 20} MiB, not one of ours")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error

@@ -1,0 +1,176 @@
+"""What the child process is asked: plain data in a JSON file, so that it needs nothing of the command's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perfscope.model.errors import DataError, UsageError
+
+Framework = Literal["jax", "torch"]
+Part = Literal["", "trial", "pretended"]
+"""Of a child: all of it, or what a child of its own does of ``pretend_device`` (``torch_pretend_run``)."""
+
+
+class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machine to compile for, resolved: nothing here has to be looked up in a table."""
+
+    asked: str
+    """As the user wrote it."""
+    device: str
+    """Name of one device in our tables."""
+    platform: Literal["gpu", "tpu"]
+    vendor: str
+    """``NVIDIA``, ``AMD`` or ``Google``."""
+    count: int
+    topology: str
+    """For XLA: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``)."""
+    memory_bytes: int | None
+    """Of one device, as it was asked for."""
+    description: dict[str, Any]
+    """All numbers that are used, so that a report needs no table."""
+    config: str | None = None
+    """XLA's target config of the GPU as text; TPU compilers bring their own."""
+    generation: str | None = None
+    """What libtpu calls the TPU: ``v5e``."""
+    host_shape: tuple[int, ...] | None = None
+    """TPUs: chips of one host along x, y and z; None for libtpu's own, 2 x 2."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where it ends."""
+
+    seconds: float
+    """For the whole command."""
+    memory_bytes: int
+    """Resident memory of the child and what it started."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to compile or plan, and for what."""
+
+    framework: Framework
+    arguments: tuple[str, ...]
+    """Script or module, and everything behind it."""
+    module: bool
+    target: TargetRequest
+    limits: Limits
+    folder: str = ""
+    """The run folder, absolute; the child writes below ``programs`` and ``plans`` only. Set by `compile_program`."""
+    functions: tuple[str, ...] = ()
+    """Only these: ``step``, ``train.step`` or ``train.py:step``; empty for all that is jitted."""
+    until_exit: bool = False
+    """Let the program run to its end, however often it calls the same."""
+    checkpoint: str | None = None
+    """JAX: the policy that the program's layers get (`checkpoint_asked.py`); None: what the program says."""
+    keep_ptx: bool = False
+    registers: bool = False
+    """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
+    pretend_device: bool = False
+    """PyTorch on NVIDIA: plan over tensors that claim to be on the target, where the installed torch can be made to."""
+    part: Part = ""
+    plugins: tuple[str, ...] = ()
+    """Folders that hold compiler plugins, in order; found by the parent."""
+    skipped: tuple[int, ...] = ()
+    """Programs that a child before this one left behind, compiled or not: numbers in the order they were seen."""
+    exported: str | None = None
+    """A file with a program that was exported beforehand (`compile_for`), instead of a program to run."""
+
+
+def dump(request: Request) -> bytes:
+    """A request as UTF-8 JSON."""
+    return msgspec.json.encode(request)
+
+
+def load(path: Path) -> Request:
+    """The request in a file; ``DataError`` where it is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Request)
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a request to compile ({error})") from error
+
+
+# What ``--checkpoint POLICY[@FILE:LINE]`` asks for: which policy the layers of a program get, and which of them.
+
+
+PolicyName = Literal["none", "full", "dots", "all_dots", "names"]
+POLICIES: dict[PolicyName, str] = {
+    "none": "no checkpoint: everything that the backward needs stays",
+    "full": "jax.checkpoint without a policy: a layer's input stays, the rest is made again",
+    "dots": "dots_with_no_batch_dims_saveable: products of activations with weights stay",
+    "all_dots": "dots_saveable: all products and convolutions stay",
+    "names": "save_only_these_names: what the program names (checkpoint_name) stays; names:a+b for some of them",
+}
+"""Policies as they are written on the command line; `perfscope advise memory` says *selectively* for ``dots``."""
+
+JAX_POLICY_NAMES: dict[str, PolicyName] = {
+    "nothing_saveable": "full",
+    "dots_with_no_batch_dims_saveable": "dots",
+    "checkpoint_dots_with_no_batch_dims": "dots",
+    "dots_saveable": "all_dots",
+    "checkpoint_dots": "all_dots",
+}
+"""Names of ``jax.checkpoint_policies`` that are understood as well."""
+
+MAX_CHECKPOINT_OPTION = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """A line that was named."""
+
+    file: str
+    """End of a path: ``train.py``, ``project/train.py``."""
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def is_at(self, file: str, line: int) -> bool:
+        """Whether a place is this one: the file ends with ours, at a folder's boundary."""
+        return line == self.line and (file == self.file or file.endswith(f"/{self.file}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """One value of the option."""
+
+    word: PolicyName
+    names: tuple[str, ...] = ()
+    """Of ``names:a+b``; empty for all that the program has."""
+    spots: tuple[Spot, ...] = ()
+    """Only what is at these lines; empty for the layers, as they are found."""
+
+    def __str__(self) -> str:
+        named = f":{'+'.join(self.names)}" if self.names else ""
+        return f"{self.word}{named}" + "".join(f"@{spot}" for spot in self.spots)
+
+
+def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRequest:
+    """``full``, ``dots@train.py:35``, ``names:qkv+hidden``; ``AskedWronglyError`` in one line.
+
+    ``option``: as which it was written.
+    """
+    if len(text) > MAX_CHECKPOINT_OPTION or not text.isprintable():
+        raise UsageError(f"{option} {text[:60]!r}: write a policy, e.g. full or dots@train.py:35")
+    head, *places = text.strip().split("@")
+    said, colon, rest = head.partition(":")
+    word = JAX_POLICY_NAMES.get(said, said)
+    if word not in POLICIES:
+        raise UsageError(f"{option} {said[:60]}: no such policy; there are {', '.join(POLICIES)}")
+    names = tuple(rest.split("+")) if colon else ()
+    if colon and (word != "names" or not all(names)):
+        raise UsageError(f"{option} {head[:60]}: names go with the policy names: names:qkv+hidden")
+    spots = []
+    for place in places:
+        found = re.fullmatch(r"(?:\./)?([^:@]{1,200}):(\d{1,7})", place)
+        if found is None:
+            raise UsageError(f"{option} {text[:60]}: {place[:40]!r} is no line; write {said}@train.py:35")
+        spots.append(Spot(file=found[1], line=int(found[2])))
+    return CheckpointRequest(word=word, names=names, spots=tuple(spots))

@@ -1,0 +1,260 @@
+"""A run: the versioned manifest that says what was started, what came of it, and what was captured.
+
+Only the standard library is imported at the top: the same types are written from inside the user's
+process, where nothing of ours but this may be assumed to be installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeVar
+
+from perfscope.model.errors import DataError
+
+RUN_SCHEMA = "perfscope.run/1"
+PROCESS_SCHEMA = "perfscope.process/1"
+
+RUN_FILE = "run.json"
+TASK_FILE = "run-task{:05d}.json"
+"""The manifest of each further ``perfscope run`` that writes into the same run."""
+PROCESS_FILE = "process.json"
+
+MOST_BYTES = 64 << 20
+"""A manifest of 4096 ranks with 10,000 step times each stays below; a larger file is not one of ours."""
+
+RunState = Literal["running", "finished", "interrupted", "killed"]
+"""``killed``: ended by a signal other than SIGINT, or perfscope itself was killed while it ran."""
+
+CaptureState = Literal["recorded", "missing"]
+Manifest = TypeVar("Manifest", "Run", "Process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """One pass of one process: the file a tool wrote, or why there is none."""
+
+    pass_name: str
+    """``timing``, ``detail`` or ``structure``; the JSON key is ``pass``."""
+    tool: str
+    """The capture module (``CAPTURES``) that made it."""
+    state: CaptureState
+    steps: tuple[int, int] | None = None
+    """Complete steps in it, half open; ``None`` if there is none."""
+    reason: str | None = None
+    """Why it is missing, or what is missing in it."""
+    artifact: str | None = None
+    """Path of the file, relative to the run directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process with steps. ``directory`` is relative to the run directory."""
+
+    rank: int
+    directory: str
+    schema: str = PROCESS_SCHEMA
+    world_size: int | None = None
+    step_source: str | None = None
+    """``perfscope.step``, ``torch.profiler``, ``annotation NAME``, ``optimizer.step`` or ``whole program``."""
+    steps_seen: int = 0
+    """Complete steps."""
+    warmup: int = 0
+    untraced_step_ns: tuple[int, ...] = ()
+    """Durations of steps that ran without any profiler, after the warm-up, in order."""
+    window_ns: int | None = None
+    """Duration of ``window_steps`` such steps in a row, the devices waited for before the first and behind the
+    last: what they took at the program's own overlap, everything between them included. ``None``: not measured."""
+    window_steps: int = 0
+    window_compilations: int = 0
+    """Programs that jax compiled, and frames that torch compiled, in the window."""
+    windows_ns: tuple[int, ...] = ()
+    """Where nothing but times was taken: all such windows in order, each of ``window_steps`` steps."""
+    torch_compilations: int | None = None
+    """Frames that torch.compile began to compile in the whole program; ``None``: nobody could look."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
+    memory_after: Mapping[str, int] = field(default_factory=dict)
+    """The allocator counters when the last pass had ended."""
+    devices: tuple[Mapping[str, str | int], ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions as this process saw them."""
+    captures: tuple[Capture, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A recorded file of a run: whose it is, which pass wrote it, and where it lies."""
+
+    rank: int
+    pass_name: str
+    path: Path
+    steps: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The manifest ``run.json``. No host name, user name, environment or absolute path is in it."""
+
+    id: str
+    name: str
+    created_utc: str
+    """ISO 8601."""
+    command: tuple[str, ...]
+    """As started, the values of secret-looking options replaced by ``***``."""
+    state: RunState
+    schema: str = RUN_SCHEMA
+    task: int = 0
+    """Number of the ``perfscope run`` that wrote this, where a job started several of them into one run."""
+    tasks: int | None = None
+    """How many it started; ``None`` for one alone, or where nothing told it."""
+    script: str | None = None
+    """Relative to the folder it was started in, ``None`` for a module or a command."""
+    exit_code: int | None = None
+    git: Mapping[str, str | bool] | None = None
+    python: str = ""
+    platform: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[Mapping[str, str | int], ...] = ()
+    driver: str | None = None
+    clocks: tuple[Mapping[str, str], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What the reader of a report must know, one sentence each."""
+    processes: tuple[Process, ...] = ()
+
+    def artifacts(self, directory: Path) -> tuple[Artifact, ...]:
+        """The recorded files below ``directory``, the run's own, by rank and in the order of the passes."""
+        return tuple(
+            Artifact(
+                rank=process.rank,
+                pass_name=capture.pass_name,
+                path=directory / capture.artifact,
+                steps=capture.steps,
+            )
+            for process in self.processes
+            for capture in process.captures
+            if capture.artifact is not None
+        )
+
+
+def dump(manifest: Run | Process) -> bytes:
+    """A manifest as UTF-8 JSON."""
+    return json.dumps(_to_json(dataclasses.asdict(manifest)), indent=1).encode()
+
+
+def load_run(path: Path) -> Run:
+    """The manifest in the file ``path``; ``DataError`` if it is missing, corrupt or of another schema."""
+    return _load_manifest(path, Run, RUN_SCHEMA)
+
+
+def load_process(path: Path) -> Process:
+    """The process manifest in the file ``path``; ``DataError`` as in ``load_run``."""
+    return _load_manifest(path, Process, PROCESS_SCHEMA)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"pass" if key == "pass_name" else key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    return value
+
+
+def _load_manifest(path: Path, kind: type[Manifest], schema: str) -> Manifest:
+    import msgspec
+
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path}: larger than {MOST_BYTES >> 20} MiB, not a manifest")
+        raw = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{path}: its schema is {found!r}; this perfscope reads {schema!r}")
+    try:
+        manifest: Manifest = msgspec.convert(_from_json(raw), kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: {error}") from error
+    for process in manifest.processes if isinstance(manifest, Run) else (manifest,):
+        _check_contained(path, process)
+    return manifest
+
+
+def _from_json(raw: dict[str, Any]) -> dict[str, Any]:
+    named = dict(raw)
+    captures = named.get("captures")
+    if isinstance(captures, list):
+        named["captures"] = [
+            {"pass_name" if key == "pass" else key: item for key, item in capture.items()}
+            if isinstance(capture, dict)
+            else capture
+            for capture in captures
+        ]
+    processes = named.get("processes")
+    if isinstance(processes, list):
+        named["processes"] = [_from_json(one) if isinstance(one, dict) else one for one in processes]
+    return named
+
+
+def _check_contained(path: Path, process: Process) -> None:
+    """A manifest may come from a stranger: it must not lead out of its run directory."""
+    for name in (process.directory, *(capture.artifact for capture in process.captures)):
+        if name is None:
+            continue
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
+            raise DataError(f"{path}: {name!r} leads out of the run directory")
+
+
+# One run of several tasks: what became of each, and which ranks left nothing. No file is touched here.
+
+
+MOST_NAMED = 8
+"""Tasks or ranks a note names one by one."""
+
+
+def merge_tasks(held: Mapping[int, Run], running: Collection[int], processes: tuple[Process, ...]) -> Run:
+    """The run that tasks wrote together. ``held``: manifest by task, not empty; ``running``: tasks that live."""
+    first = held[min(held)]
+    fates: dict[str, list[int]] = defaultdict(list)
+    for number, task in sorted(held.items()):
+        if number == first.task:
+            continue
+        if task.state == "running":
+            fates["it still runs" if number in running else "its perfscope was killed"].append(number)
+        elif task.exit_code and not task.notes:
+            fates[f"its program ended with {task.exit_code}"].append(number)
+        for note in task.notes:
+            fates[note].append(number)
+    notes = tuple(f"{list_numbers('task', numbers)}: {fate}" for fate, numbers in fates.items())
+    state = first.state
+    if state == "running" and first.task not in running:
+        state = "killed"
+    return replace(first, state=state, notes=(*first.notes, *notes), processes=processes or first.processes)
+
+
+def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:
+    """``'rank 3 of 4 left nothing here'``; ``None`` if all are there or their number is not known."""
+    missing = [rank for rank in range(world_size or 0) if rank not in ranks]
+    return f"{list_numbers('rank', missing)} of {world_size:,} left nothing here" if missing else None
+
+
+def ranks_of(run: Run) -> tuple[set[int], int | None]:
+    """The ranks that recorded something, and how many there were: as they told, else as many as tasks."""
+    ranks = {process.rank for process in run.processes if any(one.artifact for one in process.captures)}
+    worlds = {process.world_size for process in run.processes if process.world_size is not None}
+    return ranks, max(worlds, default=run.tasks)
+
+
+def list_numbers(what: str, numbers: Sequence[int]) -> str:
+    """``'ranks 3, 5'``; beyond ``MOST_NAMED`` only their number."""
+    more = f" and {len(numbers) - MOST_NAMED:,} more" if len(numbers) > MOST_NAMED else ""
+    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MOST_NAMED]))}{more}"

@@ -1,0 +1,367 @@
+"""The folder that keeps runs: make one, write it so that it always opens, find, list and prune."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.model.documents.run import (
+    PROCESS_FILE,
+    RUN_FILE,
+    TASK_FILE,
+    Manifest,
+    Process,
+    Run,
+    dump,
+    load_process,
+    load_run,
+    merge_tasks,
+)
+from perfscope.model.errors import DataError, NotStartedError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.compile_manifest import Compiled
+    from perfscope.model.documents.run import Run
+
+
+RUNS_FOLDER = "perfscope-runs"
+"""Below the folder a program was started in."""
+LATEST = "latest"
+COMPILED_FILE = "compile.json"
+"""The manifest of what `perfscope compile` wrote, beside runs and listed with them."""
+ALIVE_FILE = ".alive"
+"""Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
+
+Each further task of a job has one of its own, with its number behind it.
+"""
+
+STAMP = "%Y%m%d-%H%M%S"
+STAMP_LENGTH = 15
+_STAMPED = re.compile(r"\d{8}-\d")
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+MOST_NAME = 40
+"""Characters of a run's name: the directory stays readable in a listing."""
+MOST_TRIES = 16
+"""Directories tried before giving up; four random hex digits collide once in 65,536 within a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRun:
+    """A directory as a listing shows it: a run, or what was compiled; ``problem``: why its manifest cannot be read."""
+
+    directory: Path
+    run: Run | None
+    problem: str | None = None
+    compiled: Compiled | None = None
+
+
+def create(root: Path, name: str, *, latest: bool = True) -> Path:
+    """A new, empty run directory ``<utc>-<name>-<4 hex>`` below ``root``, which ``latest`` points to if it is a run.
+
+    It is made by an atomic mkdir and never is one that existed. ``NotStartedError`` if it cannot be made.
+    """
+    label = directory_label(name)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for _ in range(MOST_TRIES):
+            stamp = datetime.now(UTC).strftime(STAMP)
+            directory = root / f"{stamp}-{label}-{secrets.token_hex(2)}"
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            if latest:
+                point_latest(root, directory.name)
+            return directory
+    except OSError as error:
+        raise NotStartedError(f"{root}: no run directory can be made: {error.strerror or error}") from error
+    raise NotStartedError(f"{root}: no free run directory after {MOST_TRIES} tries")
+
+
+def directory_label(name: str) -> str:
+    """``name`` as part of a directory's name: never empty, hidden or a path."""
+    return _NAME.sub("-", name).strip("-.")[:MOST_NAME] or "run"
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole.
+
+    ``durable``: wait for the disk. Without, it survives the death of the process, not of the machine.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write(directory: Path, run: Run) -> None:
+    """Write the manifest of ``run``'s task in ``directory``; each has a file of its own."""
+    write_atomically(directory / manifest_name(run.task), dump(run))
+
+
+def manifest_name(task: int) -> str:
+    """The file of a task's manifest; that of the first is the run's."""
+    return TASK_FILE.format(task) if task else RUN_FILE
+
+
+def alive_name(task: int) -> str:
+    """The file that a task holds locked while it lives."""
+    return f"{ALIVE_FILE}-{task:05d}" if task else ALIVE_FILE
+
+
+@contextlib.contextmanager
+def alive(directory: Path, task: int = 0) -> Iterator[None]:
+    """While this is held, a reader sees ``task`` of the run in ``directory`` as running."""
+    with (directory / alive_name(task)).open("w") as stream:
+        # Some network file systems have no locks; then a running run reads as killed until it ends.
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def is_alive(directory: Path, task: int = 0) -> bool:
+    """Whether a ``perfscope run`` still holds the run in ``directory``."""
+    return liveness(directory, task) is True
+
+
+def liveness(directory: Path, task: int = 0) -> bool | None:
+    """As `is_alive`; ``None`` where the file system has no locks to tell by."""
+    try:
+        with (directory / alive_name(task)).open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return False
+
+
+def manifests(directory: Path) -> list[Path]:
+    """The manifests of the tasks that write into ``directory``, by number."""
+    first = directory / RUN_FILE
+    return [*([first] if first.is_file() else []), *sorted(directory.glob(TASK_FILE.replace("{:05d}", "[0-9]*")))]
+
+
+def task_of_file(manifest: Path) -> int:
+    """The number of the task whose manifest that is."""
+    digits = re.sub(r"\D", "", manifest.name)
+    return int(digits) if digits else 0
+
+
+def is_run(directory: Path) -> bool:
+    """Whether ``directory`` looks like a run: it holds a manifest, be it of a task that is not the first."""
+    return bool(manifests(directory))
+
+
+def read(directory: Path) -> Run:
+    """The run in ``directory`` with what its processes and tasks wrote last; ``DataError`` if its manifest is corrupt.
+
+    A run that says it is running though nobody runs it any more reads as killed. What became of tasks other
+    than the first, and what one of them or a process left damaged, is in its notes.
+    """
+    files = manifests(directory) or [directory / RUN_FILE]
+    first = load_run(files[0])
+    tasks, damaged = _readable(files[1:], load_run)
+    held = {task.task: task for task in (first, *tasks)}
+    running = {number for number, task in held.items() if task.state == "running" and is_alive(directory, number)}
+    processes, lost = read_processes(directory)
+    run = merge_tasks(held, running, processes)
+    return replace(run, notes=(*run.notes, *(note for note in (*damaged, *lost) if note not in run.notes)))
+
+
+def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...]]:
+    """What the processes of a run wrote of themselves, by rank, and a note for each whose manifest is damaged."""
+    processes, damaged = _readable(sorted(directory.glob(f"rank*/{PROCESS_FILE}")), load_process)
+    return tuple(sorted(processes, key=lambda one: (one.rank, one.directory))), damaged
+
+
+def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[list[Manifest], tuple[str, ...]]:
+    """The manifests that can be read: a machine that went down must not take the other ranks' along."""
+    held: list[Manifest] = []
+    damaged = []
+    for file in files:
+        try:
+            held.append(load(file))
+        except DataError as error:
+            name = f"{file.parent.name}/{file.name}" if file.name == PROCESS_FILE else file.name
+            damaged.append(f"{name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
+    return held, tuple(damaged)
+
+
+def is_compiled(directory: Path) -> bool:
+    """Whether `perfscope compile` wrote ``directory``: programs, and no run of any."""
+    return (directory / COMPILED_FILE).is_file()
+
+
+def directories(root: Path) -> list[Path]:
+    """Run directories below ``root``, the newest first."""
+    return [path for path in kept_directories(root) if is_run(path)]
+
+
+def kept_directories(root: Path) -> list[Path]:
+    """Directories below ``root`` that hold a run or what was compiled, the newest first."""
+    if not root.is_dir():
+        return []
+    found = [
+        path
+        for path in root.iterdir()
+        if not path.is_symlink() and path.is_dir() and (is_run(path) or is_compiled(path))
+    ]
+    return sorted(found, key=_age, reverse=True)
+
+
+def _age(directory: Path) -> tuple[str, str]:
+    """The time that a name begins with; one that does not (a job's) is as old as its manifest."""
+    if _STAMPED.match(directory.name):
+        return directory.name[:STAMP_LENGTH], directory.name
+    written = (manifests(directory) or [directory / COMPILED_FILE])[0].stat().st_mtime
+    return datetime.fromtimestamp(written, UTC).strftime(STAMP), directory.name
+
+
+def list_runs(root: Path) -> list[ListedRun]:
+    """All that is kept below ``root``, the newest first; corrupt ones are listed with their problem."""
+    return [listed(directory) for directory in kept_directories(root)]
+
+
+def listed(directory: Path) -> ListedRun:
+    """A directory of ``kept`` as a listing shows it."""
+    try:
+        if is_compiled(directory) and not is_run(directory):
+            from perfscope.model.documents import compile_manifest
+
+            return ListedRun(directory=directory, run=None, compiled=compile_manifest.load(directory))
+        return ListedRun(directory=directory, run=read(directory))
+    except DataError as error:
+        return ListedRun(directory=directory, run=None, problem=str(error))
+
+
+def find(which: str, root: Path | None = None) -> Path:
+    """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one.
+
+    ``DataError`` if there is none, ``AskedWronglyError`` if several begin so.
+    """
+    folder = Path(RUNS_FOLDER) if root is None else root
+    direct = Path(which)
+    if is_run(direct) or is_compiled(direct):
+        return direct
+    if which == LATEST:
+        if is_run(folder / LATEST) or is_compiled(folder / LATEST):
+            return (folder / LATEST).resolve()
+        raise DataError(f"{folder / LATEST}: no run was captured here yet; `perfscope run` makes one")
+    held = [path for path in kept_directories(folder) if which and path.name.startswith(which)]
+    if len(held) == 1:
+        return held[0]
+    if held:
+        raise UsageError(f"{which}: {len(held)} runs begin so ({held[0].name}, {held[1].name} ...)")
+    raise DataError(f"{which}: no such run in {folder}")
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove all but the ``keep`` newest runs below ``root``; runs that are running stay. What was removed."""
+    if keep < 0:
+        raise UsageError(f"--prune {keep}: the number of runs to keep cannot be negative")
+    removed = []
+    for directory in kept_directories(root)[keep:]:
+        held = manifests(directory) or [directory / COMPILED_FILE]
+        if any(is_alive(directory, task_of_file(file)) for file in held):
+            continue
+        try:
+            # The manifests go first: what a broken-off removal leaves no longer looks like a run.
+            for file in held:
+                file.unlink()
+            shutil.rmtree(directory)
+        except OSError as error:
+            raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
+        removed.append(directory)
+    link = root / LATEST
+    if removed and link.is_symlink() and not link.exists():
+        link.unlink()
+        if remaining := kept_directories(root):
+            point_latest(root, remaining[0].name)
+    return removed
+
+
+def point_latest(root: Path, name: str) -> None:
+    """Move the link in one step; a file or folder of that name that is not ours is left alone."""
+    link = root / LATEST
+    if link.exists() and not link.is_symlink():
+        return
+    draft = root / f".{LATEST}.{os.getpid()}.{secrets.token_hex(2)}"
+    try:
+        draft.symlink_to(name)
+        draft.replace(link)
+    except OSError:  # a file system without links: the listing still finds the newest run
+        draft.unlink(missing_ok=True)
+
+
+# What a list of runs says of each: its manifest in a few words, and nothing of its environment.
+
+
+def row_of(listed: ListedRun) -> dict[str, Any]:
+    """What a list says of one run, as JSON; of one that cannot be read its ``problem``. Times in ns."""
+    if listed.compiled is not None:
+        return _compiled_row(listed.directory.name, listed.compiled)
+    if listed.run is None:
+        return {"id": listed.directory.name, "state": "unreadable", "problem": listed.problem}
+    run = listed.run
+    return {
+        "id": listed.directory.name,
+        "name": run.name,
+        "created_utc": run.created_utc,
+        "state": run.state,
+        "exit_code": run.exit_code,
+        "ranks": len(run.processes),
+        "steps": max((process.steps_seen for process in run.processes), default=0),
+        "step_ns": step_ns_of(run),
+        "captures": sorted(
+            {capture.pass_name for process in run.processes for capture in process.captures if capture.artifact}
+        ),
+        "command": list(run.command),
+        "notes": list(run.notes),
+    }
+
+
+def _compiled_row(name: str, compiled: Compiled) -> dict[str, Any]:
+    """What was compiled, in the words of runs: nothing ran, so that there are neither ranks nor steps."""
+    return {
+        "id": name,
+        "name": compiled.name,
+        "created_utc": compiled.created_utc,
+        "state": "compiled" if compiled.framework == "jax" else "planned",
+        "complete": compiled.complete,
+        "target": compiled.target.asked,
+        "programs": [program.name for program in compiled.programs],
+        "command": list(compiled.command),
+        "notes": list(compiled.notes),
+    }
+
+
+def step_ns_of(run: Run) -> int | None:
+    """Of the first rank, without a profiler, in ns: the mean with the devices waited for, else the host's median.
+
+    ``None`` where no step was timed.
+    """
+    for process in run.processes:
+        if process.window_ns is not None and process.window_steps > 0:
+            return round(process.window_ns / process.window_steps)
+        if process.untraced_step_ns:
+            return round(statistics.median(process.untraced_step_ns))
+    return None

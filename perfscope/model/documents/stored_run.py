@@ -1,0 +1,159 @@
+"""What a store keeps of one run, whichever store: a record that is JSON in the store and in an export.
+
+No host name, user name, environment or absolute path is in it. Keys are only added within a schema version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfscope.model.errors import DataError
+
+RECORD_SCHEMA = "perfscope.stored-run/1"
+
+MOST_BYTES = 8 << 20
+"""Of one record: a job of a thousand ranks with every finding stays below a tenth of it."""
+
+MOST_VALUE = 1e30
+"""Of a metric: beyond any FLOPs, bytes or ns, and quotients of two of them are numbers still."""
+
+KEY_LENGTH = 16
+"""Hexadecimal digits of a machine's key: there are a few machines, and it is read by people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMetric:
+    """One number under the name and unit that ``compare`` gives it."""
+
+    name: str
+    unit: str
+    """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
+    known: str
+    """``exact``, or ``single captures`` for times."""
+    value: float | None = None
+    text: str | None = None
+    """Of a fingerprint, in place of the value."""
+    neutral: bool = False
+    """More of it is neither better nor worse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSteps:
+    """The steps of one rank that ran without a profiler, in ns. All of one launch: they share its luck."""
+
+    rank: int
+    count: int
+    mean_ns: float | None = None
+    p10_ns: float | None = None
+    median_ns: float | None = None
+    p90_ns: float | None = None
+    window_ns: float | None = None
+    """A step of a window that waits for the devices at both ends; ``None``: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFinding:
+    """A finding by rule, subject and place, with what it costs."""
+
+    rule: str
+    subject: str
+    severity: str
+    basis: str
+    title: str
+    cost_ns: int | None = None
+    cost_ns_per_step: int | None = None
+    cost_bytes: int | None = None
+    op: str | None = None
+    kernel: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotMeasured:
+    """A metric that was not recorded, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """All that is kept of a run besides its files."""
+
+    uid: str
+    """Of its content: the same run is the same wherever it is stored, another of the same id is another."""
+    id: str
+    """Name of its folder or file."""
+    name: str
+    kind: str
+    """What was recorded, as ``compare`` says it; ``no recording`` where nothing was."""
+    created_utc: str
+    """ISO 8601."""
+    schema: str = RECORD_SCHEMA
+    branch: str | None = None
+    commit: str | None = None
+    dirty: bool = False
+    """The checkout had changes that were not committed."""
+    command: tuple[str, ...] = ()
+    state: str = "finished"
+    exit_code: int | None = None
+    ranks: int = 1
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    """``gpu``, ``cpu``, ``arch``: what times cannot be compared across."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions of Python, the frameworks and the driver."""
+    perfscope: str = ""
+    """Version that counted the metrics."""
+    metrics: tuple[StoredMetric, ...] = ()
+    steps: tuple[StoredSteps, ...] = ()
+    findings: tuple[StoredFinding, ...] = ()
+    not_looked: tuple[NotMeasured, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """A key of the hardware: runs of other keys are other series."""
+        text = json.dumps(sorted(self.hardware.items())).encode()
+        return hashlib.sha256(text).hexdigest()[:KEY_LENGTH]
+
+    @property
+    def finished(self) -> bool:
+        """Whether its program ended by itself and well: only such runs are points of a history."""
+        return self.state == "finished" and self.exit_code in (None, 0)
+
+
+def encode(record: StoredRun) -> str:
+    """The record as JSON on one line; the same record gives the same text."""
+    return json.dumps(dataclasses.asdict(record), separators=(",", ":"), allow_nan=False)
+
+
+def decode(text: str | bytes, origin: str) -> StoredRun:
+    """The record in ``text``; ``DataError``, with ``origin`` first, if it is none of ours or too large."""
+    import msgspec
+
+    if len(text) > MOST_BYTES:
+        raise DataError(f"{origin}: a record larger than {MOST_BYTES >> 20} MiB, not one of ours")
+    try:
+        raw: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise DataError(f"{origin}: not valid JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != RECORD_SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{origin}: its schema is {found!r}; this perfscope reads {RECORD_SCHEMA!r}")
+    try:
+        record = msgspec.convert(raw, StoredRun)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise DataError(f"{origin}: {error}") from error
+    names = [one.name for one in record.metrics]
+    if len(set(names)) < len(names):
+        raise DataError(f"{origin}: a metric is in it twice")
+    if any(one.value and not 1 / MOST_VALUE < abs(one.value) < MOST_VALUE for one in record.metrics):
+        raise DataError(f"{origin}: a metric is no number that can be measured")
+    return record

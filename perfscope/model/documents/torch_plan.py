@@ -1,0 +1,452 @@
+"""The file of a plan: what torch.compile would make of a PyTorch program, planned and never run.
+
+Written by the child that plans (``torch_plan_child``), read by ``analyzers/readers/torch_plan.py``. No torch here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from perfscope.model.errors import DataError
+
+# What a planned step holds in device memory at its peak, as it lies in the file of a plan. No torch here.
+#
+# Bytes are what the caching allocator of a device would hand out (multiples of ``allocator.ROUNDED_TO``), not what it
+# reserves.
+
+
+MAX_HOLDERS = 200
+"""Rows of a step, the largest."""
+
+MemoryOwner = Literal["parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown"]
+"""The words of ``MemoryCategory``."""
+StepPhase = Literal["forward", "backward", "optimizer", "other"]
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryHolder:
+    """Blocks of one category that one line made and that lie in memory at the peak."""
+
+    category: MemoryOwner
+    bytes: _Bytes
+    blocks: _Count
+    file: _Text | None = None
+    line: _Count | None = None
+    function: _Text | None = None
+    op: _Text | None = None
+    """ATen op or planned kernel that made the largest of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """The memory of one step at the moment when most was handed out. Planned: counted over tensors without data."""
+
+    peak_bytes: _Bytes
+    requested_bytes: _Bytes
+    """The most that was asked for at once, before rounding: what an allocator that does not round hands out."""
+    start_bytes: _Bytes
+    """Held when the step begins."""
+    given_bytes: _Bytes = 0
+    """Parameters, and what is there before the forward begins and the step looks at: steps of the same work have equal
+    ones. Before rounding."""
+    phase: StepPhase
+    """Of the peak."""
+    op: _Text | None = None
+    """Op or planned kernel that asks for the block that makes the peak."""
+    file: _Text | None = None
+    line: _Count | None = None
+    graph: _Text | None = None
+    """``0/0 backward``: the planned graph in which it is; ``None``: outside of any."""
+    holders: Annotated[tuple[MemoryHolder, ...], msgspec.Meta(max_length=MAX_HOLDERS)] = ()
+    """Largest first; with what is left they sum to the peak."""
+    left_bytes: _Bytes = 0
+    left_blocks: _Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMemory:
+    """Peaks of a program's step. ``None``: such a step was not seen whole."""
+
+    eager: StepMemory | None = None
+    """Without torch.compile."""
+    planned: StepMemory | None = None
+    """With the planned graphs: their buffers as inductor's wrapper allocates, reuses and frees them."""
+    uncounted: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=1_000)] = ()
+    """What of this program is not in these numbers, a sentence each."""
+
+
+# What one of several planned processes says to the others, as it lies in the file of a plan. No torch here.
+#
+# A plan is of rank 0 of ``world_size`` processes, each with a device of the target. Bytes are exact; no time is in it.
+
+
+MAX_COLLECTIVES = 100_000
+"""Of one step."""
+MAX_GROUPS = 10_000
+MAX_RANKS = 1 << 20
+MAX_NOTES = 1_000
+
+CollectiveKind = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "gather", "scatter", "send",
+    "recv", "barrier",
+]  # fmt: skip
+CollectiveOrigin = Literal[
+    "the program", "DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "DTensor"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPosition:
+    """Between two things that a step does: after so many of its ops and so many runs of planned graphs."""
+
+    ops: _Count
+    """Ops of the op graph that lies beside the plan."""
+    runs: _Count = 0
+    """Runs of planned graphs, ``PlannedProcesses.runs``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRun:
+    """A run of a planned graph among the ops of the planned step."""
+
+    graph: _Count
+    """Index in ``TorchPlan.graphs``."""
+    ops: _Count
+    """Ops outside of graphs that were before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCollective:
+    """One exchange of rank 0 with others."""
+
+    kind: CollectiveKind
+    op: _Text
+    """Torch's own: ``c10d.allreduce_``."""
+    bytes: _Bytes
+    """Of the whole array: the result of an all-gather and a gather, the operand of everything else. Of ``send`` and
+    ``recv`` what is sent."""
+    dtype: _Text | None
+    group: _Count
+    """Index in ``PlannedProcesses.groups``."""
+    by: CollectiveOrigin
+    phase: StepPhase
+    file: _Text | None = None
+    line: _Count | None = None
+    """The user's; in a backward that of the forward, where autograd knows it."""
+    function: _Text | None = None
+    at: StepPosition
+    """When the host asks for it; inside of a graph: after so many of its kernels."""
+    after: StepPosition
+    """It begins when what the program's own stream was given until then is done."""
+    until: StepPosition | None = None
+    """From then on the program's own stream waits for it; ``None``: it does not in this step."""
+    behind: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
+    """Others of the same step (by index) that must be done before it begins."""
+    pairs: tuple[_Count, _Count] | None = None
+    """Of ``send`` and ``recv``: the two ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCollectives:
+    """Those inside of a planned graph, in the order of its kernels; moments count kernels."""
+
+    graph: _Count
+    collectives: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that DistributedDataParallel sums up together, by its documented rule and not by torch's reducer."""
+
+    bytes: _Bytes
+    parameters: _Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProcesses:
+    """A job of several processes, planned as its first."""
+
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    backend: _Text | None
+    """As the program asked for: ``nccl``."""
+    groups: Annotated[tuple[tuple[_Count, ...], ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    """Ranks of each group that is used."""
+    eager: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] | None = None
+    """Of the eager step, in the order in which they are asked for; ``None``: such a step was not seen whole."""
+    outside: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] | None = None
+    """Of the planned step, outside of its graphs."""
+    inside: Annotated[tuple[GraphCollectives, ...], msgspec.Meta(max_length=2_000)] = ()
+    runs: Annotated[tuple[GraphRun, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
+    """Of the planned step, in order."""
+    buckets: Annotated[tuple[Bucket, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
+    """Of DistributedDataParallel, in the order in which they are reduced."""
+    left: _Count = 0
+    """Collectives beyond the limit, which are not in the lists."""
+    notes: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
+    """What was assumed, a sentence each."""
+
+
+SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
+
+MAX_BYTES = 256 << 20
+"""Of a file; a plan of a model with a thousand kernels a step has 1 MB."""
+MAX_GRAPHS = 2_000
+MAX_KERNELS = 100_000
+"""Of one graph."""
+MAX_REFUSALS = 1_000
+"""Written of one graph, those with the most shared bytes first."""
+MAX_ROWS = 1_000
+"""Breaks, recompilations, made-up values, notes."""
+MAX_TEXT = 20_000
+"""Characters of torch's text of a break."""
+
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+ALL_STEPS = "after four steps: one as it is, one eagerly, one planned, one more"
+"""``TorchPlan.stopped`` of a program that ran as far as it had to."""
+
+KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "collective", "extern"]
+"""``product``: a matrix product, which a library computes; ``collective``: an exchange with other processes;
+``extern``: any other op that inductor calls as it is."""
+Direction = Literal["forward", "backward", "inference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLine:
+    """A line of the user's, the file as seen from the folder the program was started in."""
+
+    file: Text
+    line: Count
+    function: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registers:
+    """What ptxas says of a planned Triton kernel, for block sizes of our own: autotuning may choose others."""
+
+    capability: Text
+    """``sm_90``."""
+    blocks: Text
+    """``XBLOCK=1024, num_warps=4``."""
+    registers: Count | None = None
+    """A thread's; ``None``: it could not be compiled, see ``failure``."""
+    spilled_bytes: Count | None = None
+    """A thread's, stores and loads together."""
+    shared_bytes: Count | None = None
+    """A block's shared memory."""
+    failure: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedKernel:
+    """One launch of a planned graph: a fused Triton kernel, or a library call. In the order of the graph."""
+
+    name: Text
+    """Inductor's: ``triton_poi_fused_gelu_0``, ``extern_kernels.mm``. Not unique in a graph."""
+    kind: KernelKind
+    members: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_KERNELS)]
+    """Scheduler nodes in it, ``op3``: more than one where inductor fused."""
+    ops: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_KERNELS)]
+    """ATen ops it computes, ``aten.gelu``, sorted, without repeats; inductor decomposes some further."""
+    places: Annotated[tuple[PlanLine, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    """The user's lines it computes, without repeats; of a backward kernel those of its forward."""
+    read_bytes: Bytes
+    """Each buffer once, of a part that is read only that part."""
+    written_bytes: Bytes
+    reread_bytes: Bytes = 0
+    """What a reduction would read again on top where its row does not fit on chip: an upper bound."""
+    flops: Count | None = None
+    """Of a product or attention (a multiply-add is two); ``None`` where there is no formula."""
+    dtype: Text | None = None
+    """Of the operands of a product or attention; of what is written otherwise."""
+    shape: Text | None = None
+    """Of a product: ``8192x2048x6144`` (rows, inner, columns; a batch stands before)."""
+    not_covered: Text | None = None
+    """Why the target may run something else here."""
+    registers: Registers | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written, each buffer once."""
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRefusal:
+    """Two kernels of a graph that inductor's scheduler did not fuse, said once."""
+
+    first: Count
+    """Index in ``PlannedGraph.kernels``."""
+    second: Count
+    reason: Text
+    """In inductor's words, which name its own nodes and ranges."""
+    times: Count = 1
+    """Rounds of the scheduler that said so."""
+    shared_bytes: Bytes | None = None
+    """What the second reads of what the first writes."""
+    common_read_bytes: Bytes | None = None
+    """What the second reads of what the first reads as well."""
+    needed_elsewhere: bool = True
+    """Whether something besides the second needs what it reads of the first: then only the read would go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGraph:
+    """One graph as inductor would run it."""
+
+    compile_id: Text
+    """``0/0``: frame, and how often it was compiled; a backward has that of its forward."""
+    direction: Direction
+    function: Text | None
+    """Whose frame it is: ``Block.forward``."""
+    place: PlanLine | None
+    nodes: Count
+    """Scheduler nodes, before fusion."""
+    kernels: Annotated[tuple[PlannedKernel, ...], msgspec.Meta(max_length=MAX_KERNELS)]
+    refusals: Annotated[tuple[PlannedRefusal, ...], msgspec.Meta(max_length=MAX_REFUSALS)] = ()
+    refusals_left: Count = 0
+    """Beyond ``MAX_REFUSALS``."""
+    calls: Count = 1
+    """How often the planned step runs it."""
+    dynamic: bool = False
+    """It has sizes that are symbols; bytes are for the sizes of the call that compiled it."""
+    saved_bytes: Bytes = 0
+    """Of a forward: what it keeps for its backward, its inputs not counted. A view counts as what it views."""
+    output_bytes: Bytes = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBreak:
+    """A graph break in torch's words (``compile_log.GraphBreak`` is read from it)."""
+
+    compile_id: Text
+    function: Text | None
+    place: PlanLine | None
+    """First line of the frame."""
+    text: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecompile:
+    """A frame that was compiled again because a guard failed."""
+
+    compile_id: Text
+    function: Text | None
+    place: PlanLine | None
+    reasons: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderValue:
+    """A value that the program read and that no data was there for, or a size that depends on one."""
+
+    what: Text
+    """``item``, ``nonzero`` ..."""
+    place: PlanLine | None
+    answer: Text
+    times: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchPlan:
+    """What torch.compile would make of one program, on a device that is not there."""
+
+    schema: Literal["perfscope.torch_plan/1"]
+    name: Text
+    """Of the program: ``perfscope.workloads.attention``."""
+    compiled_by: Literal["program", "perfscope"]
+    """``perfscope``: the program runs eagerly, and is planned as if its outermost modules were compiled."""
+    way: Literal["cpu-triton", "pretended-device"]
+    """``cpu-triton``: inductor's Triton backend over CPU tensors. Grouping in backward graphs may differ a little."""
+    target: Text
+    """As asked: ``h100``."""
+    versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=20)]
+    graphs: Annotated[tuple[PlannedGraph, ...], msgspec.Meta(max_length=MAX_GRAPHS)]
+    breaks: Annotated[tuple[PlanBreak, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    recompiles: Annotated[tuple[PlanRecompile, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    made_up: Annotated[tuple[PlaceholderValue, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    not_covered: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    """What of the program is not in the plan, one sentence each."""
+    notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    stopped: Text = ""
+    """Where the program was stopped, in words."""
+    float32_products: Literal["float32", "tf32"] = "float32"
+    """What products of float32 operands are computed in, as the program sets it."""
+    optimizers: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    """Classes of the optimizers that stepped: ``AdamW``."""
+    steps_from: Text | None = None
+    """What said where a step begins: ``optimizer.step``."""
+    complete: bool = True
+    """False: the program raised before a whole step was seen."""
+    failure: Text | None = None
+    eager_file: Text | None = None
+    """Beside this file: the ops of one whole step as they run eagerly (``perfscope.op_graph/1``)."""
+    outside_file: Text | None = None
+    """Beside this file: the ops of the planned step outside of its graphs (loss, optimizer ...)."""
+    memory: PlanMemory | None = None
+    """The most that a step holds at once; ``None``: a plan of an earlier perfscope."""
+    processes: PlannedProcesses | None = None
+    """What it exchanges with the other processes of its job; ``None``: it has none."""
+    fingerprint: Text = ""
+    """Of graphs, breaks and recompilations: equal for equal plans. Versions and the target's name are not in it."""
+
+
+def fingerprint_of(plan: TorchPlan) -> str:
+    """Sha-256 (hex, 16 digits) of what was planned: two builds of the same source have the same."""
+    parts: tuple[object, ...] = (plan.graphs, plan.breaks, plan.recompiles)
+    if plan.processes is not None:
+        parts += (plan.processes,)
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
+
+
+def write_plan(path: Path, plan: TorchPlan) -> TorchPlan:
+    """Writes the plan with its fingerprint, in one go, and gives it back."""
+    stamped = replace(plan, fingerprint=fingerprint_of(plan))
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(msgspec.json.encode(stamped, order="deterministic") + b"\n")
+    partial.replace(path)
+    return stamped
+
+
+def read_plan(path: Path) -> TorchPlan:
+    """The plan in a file, also gzip; ``DataError`` (one line) if it is missing, cut, too large or not a plan."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            content = gzip.GzipFile(fileobj=raw).read(MAX_BYTES + 1) if packed else raw.read(MAX_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: the plan is cut or damaged inside its gzip stream") from error
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a plan of perfscope")
+    try:
+        plan = msgspec.json.decode(content, type=TorchPlan)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a plan of perfscope ({SCHEMA}): {error}") from error
+    for number, graph in enumerate(plan.graphs):
+        _check_indices(path, number, graph.kernels, graph.refusals)
+    return plan
+
+
+def _check_indices(
+    path: Path, number: int, kernels: Sequence[PlannedKernel], refusals: Sequence[PlannedRefusal]
+) -> None:
+    worst = max((max(one.first, one.second) for one in refusals), default=-1)
+    if worst >= len(kernels):
+        raise DataError(f"{path}: graph {number} has {len(kernels)} kernels, and a refusal names kernel {worst}")

@@ -1,0 +1,130 @@
+"""What a rule says: findings with a cost, and an outcome that is flagged, clean or abstained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from perfscope.model.trace import Trace
+
+MOST_SPANS = 20
+"""Of a finding and a trace, the costliest."""
+
+Basis = Literal["measured", "modelled", "structural"]
+"""How a cost is known. Structural: it follows from the program alone and carries no time."""
+
+Severity = Literal["low", "medium", "high"]
+Status = Literal["flagged", "clean", "abstained"]
+Cell = str | int | float | None
+
+SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
+
+HIGH_SHARE = 0.05
+"""Of the step: worth stopping for. Half of the 10% at which teams usually schedule a tuning task."""
+MEDIUM_SHARE = 0.01
+"""Of the step: below it a saving drowns in the usual 1% spread between launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where a finding is. ``file`` and ``line`` are the user's, never the framework's."""
+
+    op: str | None = None
+    kernel: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    def label(self) -> str:
+        """The most useful short form: ``train.py:88``, else module, op, kernel or ``'-'``."""
+        if self.file is not None:
+            return f"{self.file}:{self.line}" if self.line is not None else self.file
+        return self.module or self.op or self.kernel or "-"
+
+
+NOWHERE = Where()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A piece of time in which a finding shows, half open: ns on the clock of its trace, as in the trace's tables."""
+
+    start_ns: int
+    end_ns: int
+    rank: int | None = None
+    """Whose clock that is, where a rule compares the ranks of a job."""
+    source: int = 0
+    """The trace: its place in ``Analysis.sources`` (filled by the engine)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
+
+    ``cost_ns`` is over the whole trace, ``cost_ns_per_step`` per step (``None``: no step known or
+    no time known). Both are after overlap: time the device was busy anyway is not in them. Of compiled
+    programs without a recording ``cost_ns`` is that of one run, modelled.
+    """
+
+    subject: str
+    """What is found, short and without numbers: with the rule and ``where`` it is the stable key."""
+    title: str
+    severity: Severity
+    basis: Basis
+    advice: str
+    cost_ns: int | None = None
+    cost_ns_per_step: int | None = None
+    cost_bytes: int | None = None
+    where: Where = NOWHERE
+    evidence: tuple[Mapping[str, Cell], ...] = ()
+    """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the
+    clock of the trace, as in its tables; every other time is a duration."""
+    spans: tuple[Span, ...] = ()
+    """Where it shows in time, the costliest first and not all of them; empty where that is not known."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that show it (filled by the engine)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A check. ``needs`` are keys of ``Trace.recorded``; absent ones make the rule abstain."""
+
+    id: str
+    doc: str
+    needs: tuple[str, ...]
+    check: Callable[[Trace], Iterable[Finding]]
+    compare: Callable[[Sequence[Trace]], Iterable[Finding]] | None = None
+    """What shows only where several programs or runs lie side by side; it is asked once, with all traces."""
+    plan: Callable[[Trace], Iterable[Finding]] | None = None
+    """What it says of a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it needs nothing else."""
+    replaces: bool = False
+    """What ``compare`` finds of a subject takes the place of what single traces say of it: it says the same better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one rule said of the sources: findings worst first, or why it could not look."""
+
+    rule: str
+    status: Status
+    reason: str | None = None
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+
+
+class AbstainError(Exception):
+    """Raised by a rule that cannot look; the text says why and what to capture to be able to."""
+
+
+def severity_of(cost_ns: int | float, whole_ns: int | float) -> Severity:
+    """Severity from the share of the step (or of the span) that fixing it would save at most."""
+    share = cost_ns / whole_ns if whole_ns else 0.0
+    if share >= HIGH_SHARE:
+        return "high"
+    return "medium" if share >= MEDIUM_SHARE else "low"
+
+
+def source_label(rank: int | None, index: int) -> str:
+    """What evidence calls one of several sources; ``index``: its place among them."""
+    return f"source {index}" if rank is None else f"rank {rank}"

@@ -1,0 +1,67 @@
+"""What `perfscope run` logs of a JAX program beside its trace: compilations, and reads of arrays by the host.
+
+Written by ``perfscope.profiler.jax.events`` and ``jax_sync``; the files are in docs/capture-jax.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CompileKind = Literal[
+    "trace", "lower", "compile", "cache_hit", "cache_miss", "cache_read", "cache_saved", "first_trace", "retrace",
+    "donation_unusable",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileEvent:
+    """A part of a compilation that ended, or a word on one.
+
+    The words: a function is traced (``first_trace``, ``retrace``); donated buffers of a program could not be used
+    (``donation_unusable``).
+    """
+
+    kind: CompileKind
+    end_ns: int
+    """Nanoseconds since 1970."""
+    duration_ns: int | None = None
+    """Of a ``trace`` it holds what is traced inside."""
+    step: int | None = None
+    """The step that ran; ``None`` before steps were found, and between them."""
+    function: str | None = None
+    file: str | None = None
+    """Of the user's line that called it."""
+    line: int | None = None
+    defined_file: str | None = None
+    defined_line: int | None = None
+    reason: str | None = None
+    """Why it is traced again, in jax's words."""
+    module: str | None = None
+    """Name of the program whose donated buffers could not be used."""
+    shapes: tuple[str, ...] = ()
+    """Of these buffers, such as ``float32[8,128]``; at most 64 of ``count``."""
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRead:
+    """The host read an array, or waited for it."""
+
+    call: str
+    """``float``, ``item``, ``block_until_ready`` ..."""
+    begin_ns: int
+    """Nanoseconds since 1970."""
+    duration_ns: int
+    traced: bool
+    """Whether the timing pass ran."""
+    main_thread: bool
+    ready: bool | None = None
+    """Whether the array was there already; ``None`` if nobody could say."""
+    disturbed: bool = False
+    """Whether perfscope had waited for the devices as the step began: then ``ready`` says nothing."""
+    bytes: int | None = None
+    step: int | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None

@@ -1,0 +1,174 @@
+"""The op graph of one step: what ran below autograd, on which storages, from which line.
+
+Written by the structure pass of ``perfscope run`` (``profiler/captures/op_graph.py``) as
+``structure.opgraph.json`` and read by ``readers/op_graph.py``. It carries no times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTensor:
+    """A tensor as an op saw it. ``storage`` is unique in the graph: ids of freed storages are not reused."""
+
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    bytes: int
+    """Bytes that reading all its elements once moves (elements times item size, expanded dimensions once)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOp:
+    """One dispatched op. Indices point into ``OpGraph.tensors``."""
+
+    index: int
+    name: str
+    """Overload name, such as ``aten.add.Tensor``."""
+    phase: Phase
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    mutated: tuple[int, ...]
+    """Inputs whose storage the op writes (in place, out=, foreach)."""
+    pointwise: bool
+    reduction: bool
+    view: bool
+    """True if it moves no bytes: a view, a metadata read or an allocation."""
+    flops: int | None
+    """None: no formula for this op. Zero is a statement, not a default."""
+    module: str
+    """Qualified name of the innermost ``nn.Module`` (backward: of the forward op), or ``''``."""
+    file: str | None
+    line: int | None
+    """The user's line: innermost frame outside torch and perfscope (backward: of the forward op)."""
+    function: str | None
+    sequence: int | None
+    """Autograd sequence number that joins a forward op with its backward ops."""
+    host_read: str | None = None
+    """Why an accelerator would stall the host here: ``item``, ``nonzero``, ``bool``, ``to_host`` ..., else None."""
+    recompute: bool = False
+    """True for a forward op that activation checkpointing runs again (phase ``backward``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStorage:
+    """The memory behind tensors. It is held for ops ``born`` to ``died``, half open."""
+
+    bytes: int
+    """As the program asked for it, before an allocator rounds; where it is resized, the largest that was seen."""
+    born: int | None
+    """Index of the op that made it. None: it was there before the step, or came to be out of sight of the ops
+    (``torch.from_numpy``)."""
+    died: int | None
+    """Index of the op before which it was freed (the number of ops: after the last one). None: it outlives the
+    step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    """Ops in execution order, the tensors they touch, and what outlives the step."""
+
+    step: int
+    device: str
+    """Where the program's tensors live: ``cpu``, ``cuda`` ..."""
+    ops: tuple[GraphOp, ...]
+    tensors: tuple[GraphTensor, ...]
+    live_out: frozenset[int]
+    """Storages that are still alive at the end of the step (parameters, optimizer state, outputs)."""
+    parameters: frozenset[int]
+    """Storages of parameters and buffers, where known."""
+    storages: tuple[GraphStorage, ...] | None = None
+    """By id. None: the recording is older and does not say."""
+    truncated: bool = False
+    """True if the op limit was reached and the step's tail is missing."""
+
+
+# Memory of one step from its op graph alone: what is alive at each op, and what the forward keeps for the backward.
+#
+# No times and no addresses: bytes as the program asked for them, by index of op. The op graph sees what ops return,
+# not
+# what they allocate inside and free again, nor what is made without an op (a copy of the random generator's state): a
+# peak from it is a lower bound by that.
+
+
+Int64 = npt.NDArray[np.int64]
+
+
+def live_bytes(graph: OpGraph, device: str | None = None, *, made_in_step: bool = True) -> Int64 | None:
+    """Bytes held while each op runs, shape (ops,), on ``device`` (default: the program's); None if not recorded.
+
+    An op's inputs and results are alive together. ``made_in_step``: only what ops of this step made, as allocator
+    events of the step see it; otherwise with what was there before and was touched.
+    """
+    if graph.storages is None:
+        return None
+    wanted, place, late = device or graph.device, storage_devices(graph), taken_over(graph, graph.storages)
+    change = np.zeros(len(graph.ops) + 1, np.int64)
+    for index, storage in enumerate(graph.storages):
+        if place.get(index) != wanted or (made_in_step and storage.born is None):
+            continue
+        change[(storage.born or 0) + (index in late)] += storage.bytes
+        if storage.died is not None:
+            change[storage.died] -= storage.bytes
+    return np.cumsum(change)[:-1]
+
+
+def saved_for_backward(graph: OpGraph) -> frozenset[int] | None:
+    """Storages that a forward op made and that are alive when the backward of that forward begins.
+
+    Whoever holds them: autograd, a checkpoint, or the program. None if not recorded.
+    """
+    if graph.storages is None:
+        return None
+    # Of each op: the first op of the next stretch of backward.
+    begins = [len(graph.ops)] * (len(graph.ops) + 1)
+    before = {after.index for op, after in pairwise(graph.ops) if op.phase != "backward" and after.phase == "backward"}
+    for index in reversed(range(len(graph.ops))):
+        begins[index] = index if index in before else begins[index + 1]
+    return frozenset(
+        index
+        for index, storage in enumerate(graph.storages)
+        if storage.born is not None
+        and graph.ops[storage.born].phase == "forward"
+        and begins[storage.born] < len(graph.ops)
+        and (storage.died is None or storage.died > begins[storage.born])
+    )
+
+
+def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:
+    """Storages that would not be there but for the recording: they lie where the op's first input lies.
+
+    The autograd engine adds up the gradients of a value that was used twice. It does so in place where it alone holds
+    the first one (``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp), but never under a dispatch
+    mode, which is what recorded the graph. Such an addition is told from those of a backward formula by its first
+    input, which waited there since another node made it and is gone with the addition.
+    """
+    found = set()
+    for op in graph.ops:
+        if op.name != "aten.add.Tensor" or op.phase != "backward" or op.recompute or not op.outputs:
+            continue
+        first, out = graph.tensors[op.inputs[0]].storage, graph.tensors[op.outputs[0]].storage
+        held = storages[first]
+        if held.born is None or held.died != op.index + 1 or held.bytes != storages[out].bytes or first == out:
+            continue
+        maker = graph.ops[held.born]
+        if maker.phase == "backward" and not maker.recompute and maker.sequence != op.sequence:
+            found.add(out)
+    return found
+
+
+def storage_devices(graph: OpGraph) -> dict[int, str]:
+    """Type of the device of each storage that a tensor was seen of."""
+    return {tensor.storage: tensor.device for tensor in graph.tensors}

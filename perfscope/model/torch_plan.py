@@ -1,0 +1,198 @@
+"""What torch.compile would make of a PyTorch program on a device that is not there: the model of a plan.
+
+The parts are those of the file (``profiler/aot/torch_plan_file.py``); here stands what follows from them. Bytes and
+FLOPs are exact properties of the plan, nothing here is measured, and no time is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perfscope.model.compile_log import GraphBreak
+from perfscope.model.documents.torch_plan import (
+    MemoryHolder,
+    MemoryOwner,
+    PlaceholderValue,
+    PlanBreak,
+    PlanLine,
+    PlanMemory,
+    PlannedGraph,
+    PlannedKernel,
+    PlannedRefusal,
+    PlanRecompile,
+    Registers,
+    StepMemory,
+    TorchPlan,
+)
+from perfscope.model.op_graph import OpGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTotals:
+    """Counts of one step of a plan, each graph as often as the step runs it. Exact, so two plans can be compared."""
+
+    graphs: int
+    kernels: int
+    """Launches: Triton kernels and library calls."""
+    triton_kernels: int
+    extern_kernels: int
+    products: int
+    attentions: int
+    nodes: int
+    """Scheduler nodes before fusion."""
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    """Of products and attention."""
+    saved_bytes: int
+    """What forwards keep for their backwards."""
+    refusals: int
+    breaks: int
+    recompiles: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPlan:
+    """A plan as it was read, with the ops that lay beside it. ``None``: not kept, or damaged (the source says)."""
+
+    plan: TorchPlan
+    breaks: tuple[tuple[str | None, GraphBreak], ...] = ()
+    """``plan.breaks`` with torch's text taken apart, each with the function of its frame."""
+    eager: OpGraph | None = None
+    """All ops of one step without torch.compile."""
+    outside: OpGraph | None = None
+    """The ops of the planned step that no planned graph holds."""
+
+
+def kernels_of(plan: TorchPlan) -> Iterator[tuple[PlannedGraph, PlannedKernel]]:
+    """Every kernel of every graph, in the order of graphs; a graph's kernels once, however often it runs."""
+    for graph in plan.graphs:
+        for kernel in graph.kernels:
+            yield graph, kernel
+
+
+def planning_mode_text(way: str) -> str:
+    """How a plan was made: ``over CPU tensors``."""
+    return "over CPU tensors" if way == "cpu-triton" else "over a pretended cuda:0"
+
+
+def totals(plan: TorchPlan) -> PlanTotals:
+    """Sums over a step."""
+    rows = [(graph.calls, kernel) for graph, kernel in kernels_of(plan)]
+    triton = sum(calls for calls, kernel in rows if kernel.name.startswith("triton_"))
+    every = sum(calls for calls, _ in rows)
+    return PlanTotals(
+        graphs=len(plan.graphs),
+        kernels=every,
+        triton_kernels=triton,
+        extern_kernels=every - triton,
+        products=sum(calls for calls, kernel in rows if kernel.kind == "product"),
+        attentions=sum(calls for calls, kernel in rows if kernel.kind == "attention"),
+        nodes=sum(graph.calls * graph.nodes for graph in plan.graphs),
+        read_bytes=sum(calls * kernel.read_bytes for calls, kernel in rows),
+        written_bytes=sum(calls * kernel.written_bytes for calls, kernel in rows),
+        flops=sum(calls * (kernel.flops or 0) for calls, kernel in rows),
+        saved_bytes=sum(graph.calls * graph.saved_bytes for graph in plan.graphs),
+        refusals=sum(len(graph.refusals) + graph.refusals_left for graph in plan.graphs),
+        breaks=len(plan.breaks),
+        recompiles=len(plan.recompiles),
+    )
+
+
+def refusals_by_line(plan: TorchPlan) -> dict[tuple[str, int], tuple[tuple[PlannedGraph, PlannedRefusal], ...]]:
+    """Refusals by the user's line of their second kernel (of the first where that has none); ``('', 0)``: no line."""
+    found: dict[tuple[str, int], list[tuple[PlannedGraph, PlannedRefusal]]] = {}
+    for graph in plan.graphs:
+        for refusal in graph.refusals:
+            places = graph.kernels[refusal.second].places or graph.kernels[refusal.first].places
+            key = (places[0].file, places[0].line) if places else ("", 0)
+            found.setdefault(key, []).append((graph, refusal))
+    return {key: tuple(rows) for key, rows in sorted(found.items())}
+
+
+# The peak of a planned PyTorch step: which step is judged, what holds it by category, and whether it fits a device.
+
+
+EXCLUDED_FROM_PEAK = (
+    "the peak is what an allocator of device memory hands out, in blocks of 512 B; not in it: what it reserves beyond "
+    "that, fragmentation, the CUDA context, workspaces of cuBLAS and cuDNN, buffers of NCCL, and what an op "
+    "allocates inside and frees again"
+)
+"""Of every planned peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryRow:
+    """What one category holds at the peak."""
+
+    category: MemoryOwner
+    bytes: int
+    blocks: int
+    most: MemoryHolder
+    """The line that holds most of it."""
+
+
+def memory_as_run(plan: TorchPlan) -> StepMemory | None:
+    """The memory of the step as the program runs it: eagerly where it compiles nothing. ``None``: not known."""
+    if plan.memory is None:
+        return None
+    return plan.memory.planned if plan.compiled_by == "program" else plan.memory.eager
+
+
+def by_category(step: StepMemory) -> tuple[CategoryRow, ...]:
+    """Categories, the largest first. With ``left_bytes`` they sum to the peak."""
+    found: dict[MemoryOwner, list[MemoryHolder]] = {}
+    for holder in step.holders:
+        found.setdefault(holder.category, []).append(holder)
+    rows = (
+        CategoryRow(
+            category=category, bytes=sum(one.bytes for one in held), blocks=sum(one.blocks for one in held),
+            most=held[0],
+        )
+        for category, held in found.items()
+    )  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def category_label(category: MemoryOwner) -> str:
+    """As reports call it."""
+    return "not known" if category == "unknown" else category.replace("_", " ")
+
+
+def fits(step: StepMemory, memory_bytes: int | None) -> bool | None:
+    """Whether the peak is no more than the memory of a device; ``None``: its size is not known."""
+    return None if memory_bytes is None else step.peak_bytes <= memory_bytes
+
+
+__all__ = [
+    "CategoryRow",
+    "LoadedPlan",
+    "MemoryHolder",
+    "MemoryOwner",
+    "PlaceholderValue",
+    "PlanBreak",
+    "PlanLine",
+    "PlanMemory",
+    "PlanRecompile",
+    "PlanTotals",
+    "PlannedGraph",
+    "PlannedKernel",
+    "PlannedRefusal",
+    "Registers",
+    "StepMemory",
+    "TorchPlan",
+    "by_category",
+    "category_label",
+    "fits",
+    "kernels_of",
+    "memory_as_run",
+    "planning_mode_text",
+    "refusals_by_line",
+    "totals",
+]

@@ -1,0 +1,33 @@
+"""The model: declared tables, and a trace that is held to them."""
+
+from perfscope.model.trace.columns import MISSING, Column, Rows, Table
+from perfscope.model.trace.tables import (
+    TABLES,
+    CallKind,
+    CopyKind,
+    HeldState,
+    HostMemory,
+    MemoryAction,
+    MemoryCategory,
+    SliceKind,
+)
+from perfscope.model.trace.trace import MEMORY_TABLES, RECORDED, Source, Trace
+
+__all__ = [
+    "MEMORY_TABLES",
+    "MISSING",
+    "RECORDED",
+    "TABLES",
+    "CallKind",
+    "Column",
+    "CopyKind",
+    "HeldState",
+    "HostMemory",
+    "MemoryAction",
+    "MemoryCategory",
+    "Rows",
+    "SliceKind",
+    "Source",
+    "Table",
+    "Trace",
+]

@@ -1,0 +1,324 @@
+"""One rank's recording as declared tables on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from perfscope.model.trace.columns import MISSING, Rows
+from perfscope.model.trace.tables import TABLES, CallKind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfscope.analyzers.hardware.target import Target
+    from perfscope.analyzers.hardware.topology import Topology
+    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.model.compile_log import CompileLog
+    from perfscope.model.flight_recorder import FlightRecord
+    from perfscope.model.jax_log import CompileEvent, HostRead
+    from perfscope.model.memory import AllocatorCounters
+    from perfscope.model.op_graph import OpGraph
+    from perfscope.model.torch_plan import LoadedPlan
+
+RECORDED: dict[str, str] = {
+    "device_work": "kernels and copies of an accelerator",
+    "host_ops": "framework ops on the host",
+    "launch_links": "which call launched which kernel (correlation ids)",
+    "op_links": "which host op launched which device work",
+    "runtime_calls": "runtime and driver calls of the accelerator",
+    "waiting_calls": "runtime and driver calls that wait for the accelerator (some profilers record launches only)",
+    "python_stack": "Python functions",
+    "shapes": "input shapes of ops",
+    "autograd": "autograd sequence numbers",
+    "memory": "allocator events",
+    "memory_state": "what the allocator held at one moment (a memory snapshot)",
+    "tensors": "parameters, gradients and optimizer state at the start of the recording (`perfscope run`)",
+    "collectives": "collectives with their sizes",
+    "sync_records": "synchronisations as the driver saw them",
+    "steps": "step boundaries",
+    "hlo": "the compiled XLA programs",
+    "compile_events": "compilations and retraces of jax (`perfscope run`)",
+    "host_reads": "reads of jax arrays by the host (`perfscope run`)",
+    "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
+    "flight_record": "the NCCL flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
+    "torch_plan": "what torch.compile would make of the program (`perfscope compile` of a PyTorch program)",
+    "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
+}
+"""What a source may have recorded. A rule that needs a key which is absent abstains."""
+
+MEMORY_TABLES = ("frames", "held", "memory", "segments", "tensors")
+"""Tables of memory. They point at each other and share addresses and a clock, so all five are of one pass."""
+
+FactT = TypeVar("FactT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a trace came from and what was read of it. Counts are events of the file."""
+
+    path: str
+    format: str
+    rank: int | None
+    events_read: int
+    events_unplaced: int
+    unplaced: Mapping[str, int] = field(default_factory=dict)
+    """Unplaced events by reason."""
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """What was mended while reading, by kind (unescaped quotes ...)."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the report must know, one sentence each."""
+    world_size: int | None = None
+    backend: str | None = None
+    events_only: bool = False
+    """The source has an order of events and no times: ``time_ns`` of its tables counts events."""
+    programs: int | None = None
+    """Compiled programs, where the source is nothing else; several of them were handed in together."""
+
+
+class Trace:
+    """One rank's recording: declared tables, the string pool, and what was recorded at all.
+
+    ``trace.kernels`` and its sisters are pandas frames (columns: ``docs/model.md``);
+    ``trace.rows["kernels"]`` holds the same as numpy arrays. The frames of the memory tables are those of
+    ``trace.memory_pass``; all others are the trace's own, whose times are those of the lightest pass.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        strings: list[str],
+        rows: Mapping[str, Rows],
+        recorded: frozenset[str],
+        detail: Trace | None = None,
+        op_graph: OpGraph | None = None,
+        step_times_ns: tuple[int, ...] = (),
+        window_ns: int | None = None,
+        window_steps: int = 0,
+        hlo: tuple[HloModule, ...] = (),
+        compile_events: tuple[CompileEvent, ...] = (),
+        host_reads: tuple[HostRead, ...] = (),
+        compile_log: CompileLog | None = None,
+        flight_record: FlightRecord | None = None,
+        held_before: Trace | None = None,
+    ) -> None:
+        """Hold the parts. Tables left out are empty.
+
+        ``detail``: a second recording of the same program with shapes and Python stacks, used for
+        call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``window_ns``: what
+        ``window_steps`` steps took without one, the devices waited for before and behind them. ``hlo``: the
+        XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
+        of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
+        ``flight_record``: what NCCL's flight recorder held when it was dumped. ``held_before``: a trace with
+        nothing but ``held`` and ``frames``, taken when the recording began; the trace's own are of its end.
+        """
+        unknown = recorded - set(RECORDED)
+        if unknown:
+            raise ValueError(f"undeclared recorded keys {sorted(unknown)}")
+        self.source = source
+        self.strings = strings
+        self.rows: dict[str, Rows] = {
+            name: rows[name] if name in rows else Rows(table, {}) for name, table in TABLES.items()
+        }
+        self.recorded = recorded
+        self.detail = detail
+        self.op_graph = op_graph
+        self.step_times_ns = step_times_ns
+        self.window_ns = window_ns
+        self.window_steps = window_steps
+        self.hlo = hlo
+        self.compile_events = compile_events
+        self.host_reads = host_reads
+        self.compile_log = compile_log
+        self.flight_record = flight_record
+        self.held_before = held_before
+        self.allocator_counters: AllocatorCounters | None = None
+        """What a run of ours read of the process' allocator before and behind its passes."""
+        self.why_no_step: str | None = None
+        """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
+        self.judged_device: str | None = None
+        """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
+        self.torch_plans: tuple[LoadedPlan, ...] = ()
+        """Plans of a PyTorch program for a device that is not there. Set by the reader."""
+        self.topology: Topology | None = None
+        """What the user said of the machines' links; only comparing ranks asks for it."""
+        self.target: Target | None = None
+        """What its programs were compiled for, where they were compiled for machines that are not there."""
+        self.checkpoint: str | None = None
+        """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
+        self._facts: dict[Any, Any] = {}
+
+    def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
+        """``derive(self)``, computed once and kept. Facts are pure functions of a trace."""
+        if derive not in self._facts:
+            self._facts[derive] = derive(self)
+        found: FactT = self._facts[derive]
+        return found
+
+    def seed(self, derive: Callable[[Trace], FactT], value: FactT) -> None:
+        """Hold ``value`` for ``derive(self)``: the rows it is derived from are not all here."""
+        self._facts[derive] = value
+
+    def forget(self) -> None:
+        """Let go of all facts; each is derived again when it is asked for."""
+        self._facts.clear()
+
+    def text(self, code: int) -> str:
+        """The string of a text column's code; ``''`` for ``MISSING``."""
+        return "" if code == MISSING else self.strings[code]
+
+    def span_ns(self) -> tuple[int, int]:
+        """First start and last end of everything in the trace; ``(0, 0)`` if there is nothing."""
+        return self.fact(span)
+
+    @property
+    def memory_pass(self) -> Trace:
+        """The recording that the memory tables are of: this one, or ``detail`` where this one has no memory.
+
+        A run of ours records memory in its detail pass. Their times and the rows in ``slices`` and ``threads`` they
+        name are that recording's: ``trace.memory_pass.slices``.
+        """
+        recorded_here = any(len(self.rows[table]) for table in ("memory", "held", "segments"))
+        return self if recorded_here or self.detail is None else self.detail
+
+    def frame(self, table: str) -> pd.DataFrame:
+        """A table as pandas, with the rank as first column where it is known; of memory, that of ``memory_pass``."""
+        recording = self.memory_pass if table in MEMORY_TABLES else self
+        shown = recording.rows[table].frame(recording.strings)
+        if self.source.rank is not None:
+            shown.insert(0, "rank", self.source.rank)
+        return shown
+
+    @property
+    def slices(self) -> pd.DataFrame:
+        """Host spans: ops, annotations, Python functions."""
+        return self.frame("slices")
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """Kernels."""
+        return self.frame("kernels")
+
+    @property
+    def copies(self) -> pd.DataFrame:
+        """Copies and memsets."""
+        return self.frame("copies")
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """Collectives."""
+        return self.frame("collectives")
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Allocator events, of ``memory_pass``."""
+        return self.frame("memory")
+
+    @property
+    def held(self) -> pd.DataFrame:
+        """What the allocator held at one moment, of ``memory_pass``."""
+        return self.frame("held")
+
+    @property
+    def segments(self) -> pd.DataFrame:
+        """The segments it held it in, of ``memory_pass``."""
+        return self.frame("segments")
+
+    @property
+    def tensors(self) -> pd.DataFrame:
+        """Parameters, gradients and optimizer state when the recording began, of ``memory_pass``."""
+        return self.frame("tensors")
+
+    @property
+    def frames(self) -> pd.DataFrame:
+        """Frames of the Python stacks of the memory tables, of ``memory_pass``."""
+        return self.frame("frames")
+
+    @property
+    def hlo_ops(self) -> pd.DataFrame:
+        """Instructions of compiled XLA programs, a row each time one ran."""
+        return self.frame("hlo_ops")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Steps."""
+        return self.frame("steps")
+
+    @property
+    def counters(self) -> pd.DataFrame:
+        """Counter samples."""
+        return self.frame("counters")
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """All runtime and driver calls."""
+        return self.frame("calls")
+
+    @property
+    def launches(self) -> pd.DataFrame:
+        """The calls that put work on a device; the index is the row in ``calls``."""
+        kinds = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+        return self._calls_of(*kinds)
+
+    @property
+    def syncs(self) -> pd.DataFrame:
+        """The calls that wait for a device; the index is the row in ``calls``."""
+        return self._calls_of(CallKind.SYNC)
+
+    def _calls_of(self, *kinds: CallKind) -> pd.DataFrame:
+        calls = self.frame("calls")
+        return calls[np.isin(calls["kind"].to_numpy(), [int(kind) for kind in kinds])]
+
+    def sizes(self) -> dict[str, int]:
+        """Rows of each frame that has any, by name of its table."""
+        of = {name: self.memory_pass if name in MEMORY_TABLES else self for name in self.rows}
+        return {name: len(one.rows[name]) for name, one in of.items() if len(one.rows[name])}
+
+    def check(self) -> None:
+        """Hold the trace to its declaration; ``ValueError`` names the first thing that is wrong.
+
+        Intervals do not end before they start, codes and row references point at something, and
+        the parts of every device's time sum to its span.
+        """
+        from perfscope.analyzers.facts.device_time import device_times
+
+        for name, rows in self.rows.items():
+            if "start_ns" in rows and (rows["end_ns"] < rows["start_ns"]).any():
+                raise ValueError(f"{name}: a row ends before it starts")
+            for column in rows.table.columns:
+                limit = None
+                if column.text:
+                    limit = len(self.strings)
+                elif column.refers is not None:
+                    limit = len(self.rows[column.refers])
+                if limit is None or not len(rows):
+                    continue
+                low, high = int(rows[column.name].min()), int(rows[column.name].max())
+                if high >= limit or low < (MISSING if column.nullable else 0):
+                    raise ValueError(f"{name}.{column.name}: points outside its target ({low}..{high} of {limit})")
+        for device in self.fact(device_times):
+            device.check()
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{size:,} {name}" for name, size in self.sizes().items())
+        return f"<perfscope.Trace {self.source.path}: {counts or 'empty'}>"
+
+    def _repr_html_(self) -> str:
+        from perfscope.dashboards.report.notebook import trace_html
+
+        return trace_html(self)
+
+
+def span(trace: Trace) -> tuple[int, int]:
+    """``Trace.span_ns`` as a fact."""
+    filled = [rows for rows in trace.rows.values() if "start_ns" in rows and len(rows)]
+    if not filled:
+        return (0, 0)
+    return (
+        int(min(rows["start_ns"].min() for rows in filled)),
+        int(max(rows["end_ns"].max() for rows in filled)),
+    )

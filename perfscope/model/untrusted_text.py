@@ -1,0 +1,136 @@
+"""Text of strangers made fit to be shown: no control characters, no secrets, no endless names.
+
+Kernel names, paths and annotations come from a trace, and a trace comes from anyone. Every face
+passes them through here before it escapes them for its own format.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+NAME_LIMIT = 160
+"""Characters of a name in a table: a mangled CUTLASS name stays recognisable, a screen stays one."""
+
+TEXT_LIMIT = 4_000
+"""Characters of any other text: advice with code fits, a megabyte pasted into a name does not."""
+
+MASK = "[hidden]"
+
+_MAX_INPUT = 20_000
+"""Characters that are looked at before shortening, so that a huge name costs nothing."""
+
+_ANSI = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[ -/]*[0-~]"
+)
+
+_HOMES = re.compile(
+    r"(?:(?<![\w.-])(?:/home/|/Users/)|\b[A-Za-z]:\\Users\\)(?!Shared\b)[^/\\\s\"':]+(?=[/\\\s\"':]|$)"
+    r"|(?<![\w/.-])/root(?=/|$)"
+)
+_MOUNTED_HOMES = re.compile(r"(?<=[\w.-])(/(?:home|users)/)[^/\s\"':]+(?=/)", re.IGNORECASE)
+"""``/mnt/home/alice/``: the mount is told, the user is not."""
+
+_TOKENS = re.compile(
+    r"\bgh[pousr]_[A-Za-z0-9]{20,}"
+    r"|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{16,}"
+    r"|\bhf_[A-Za-z0-9]{20,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bsk-[A-Za-z0-9_-]{20,}"
+    r"|\bxox[abeprs]-[\w-]{10,}"
+    r"|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+)
+"""Tokens that their own prefix gives away: GitHub, GitLab, Hugging Face, AWS, OpenAI, Slack, Google, JWT."""
+
+_WORD = r"(?:[\w-]*(?:passw(?:or)?d|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|authorization))"
+_NAMED = re.compile(
+    rf"(?i)(?<![\w-])(-{{0,2}}{_WORD}[\"']?\s*[=:]\s*[\"']?(?>(?:bearer\s+|basic\s+)?))(?!\[hidden\])([^\s\"'&,;)\]}}]{{6,}})"
+)
+"""``API_KEY=...``, ``"password": "..."``, ``Authorization: Bearer ...``: the value of a telling name."""
+_OPTION = re.compile(rf"(?i)(?<![\w-])(--{_WORD}\s+)([^\s-]\S*)")
+"""``--hf-token VALUE`` of a command line."""
+_LONG_VALUE = re.compile(r"(\b\w*key\w*[\"']?\s*[=:]\s*[\"']?)([A-Za-z0-9+/_=-]{32,})", re.IGNORECASE)
+"""A long hexadecimal or base64 value of anything called a key."""
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@", re.IGNORECASE)
+"""User and password in a URL."""
+
+
+def sanitize(text: str, limit: int = NAME_LIMIT) -> str:
+    """``text`` on one line, without control characters and secrets, cut in the middle to ``limit``."""
+    return shorten(" ".join(clean(text).split()), limit)
+
+
+def clean(text: str) -> str:
+    """``text`` without terminal sequences, control and direction characters and secrets; lines are kept."""
+    if len(text) > _MAX_INPUT:
+        text = f"{text[: _MAX_INPUT - 2_000]} … {text[-2_000:]}"
+    text = _ANSI.sub("", text)
+    if not text.isascii() or not text.isprintable():
+        text = "".join(map(_harmless, text))
+    return scrub(text)
+
+
+def _harmless(character: str) -> str:
+    if character in "\n\t":
+        return character
+    category = unicodedata.category(character)
+    if category in ("Zl", "Zp"):  # a name of theirs must not begin a line of ours
+        return " "
+    if category in ("Cc", "Cf"):
+        return ""
+    return "\N{REPLACEMENT CHARACTER}" if category in ("Cs", "Co", "Cn") else character
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most ``limit`` characters: the middle gives way to an ellipsis, so both ends stay readable."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
+
+
+def scrub(text: str) -> str:
+    """``text`` with home directories as ``~`` and what looks like a secret masked."""
+    return _scrubbed(text, os.environ.get("HOME", ""))
+
+
+@lru_cache(maxsize=4096)
+def _scrubbed(text: str, home: str) -> str:
+    """Kept, because a report shows the same keys and names thousands of times."""
+    if len(home) > 1 and home in text:
+        text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
+    text = _MOUNTED_HOMES.sub(r"\1…", _HOMES.sub("~", text))
+    text = _LOGIN.sub(rf"\1{MASK}@", text)
+    text = _TOKENS.sub(MASK, text)
+    for pattern in (_NAMED, _OPTION, _LONG_VALUE):
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
+
+
+def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
+    """A JSON-like value with every text in it cleaned and shortened; tuples become lists."""
+    if isinstance(value, str):
+        return shorten(clean(value), limit)
+    if isinstance(value, Mapping):
+        return {
+            shorten(clean(str(key)), limit): _sanitize_under_key(str(key), held, limit) for key, held in value.items()
+        }
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [sanitize_value(held, limit) for held in value]
+    return value
+
+
+_TELLING = re.compile(rf"(?i)^{_WORD}$")
+
+
+def _sanitize_under_key(key: str, value: Any, limit: int) -> Any:
+    """The value under a key: masked whole where the key itself says that it is a secret."""
+    if isinstance(value, str) and value and _TELLING.match(key):
+        return MASK
+    return sanitize_value(value, limit)

@@ -1,0 +1,327 @@
+"""One process launch of an A/B: start the program in an arm's folder, take the times of its steps, end it.
+
+No profiler runs in it. The session inside (`session.py`, ``times_only``) finds the steps as `perfscope run` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfscope.model.capture import VARIABLE, CaptureOptions, Message
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import Arm, Launch, Phase
+from perfscope.model.documents.run import Process
+from perfscope.model.errors import DataError, NotStartedError
+from perfscope.profiler import bootstrap
+from perfscope.profiler.launch.program import Target, end_with_us
+from perfscope.profiler.session import process_state
+
+# The times of a launch of several ranks: a step lasts as long as that of the slowest.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Step times of a launch (`Process`), made of ``ranks`` processes. ``remark``: how, where it is not plain."""
+
+    step_ns: tuple[int, ...] = ()
+    windows_ns: tuple[int, ...] = ()
+    window_steps: int = 0
+    ranks: int = 1
+    remark: str | None = None
+
+
+def merge_ranks(processes: Sequence[Process]) -> RankTimes:
+    """The times of the processes that had steps, as those of one program.
+
+    Ranks of a job wait for each other in every step, so that the n-th step (or window) takes what it takes the slowest.
+    Where they did not take the same steps the rank with the slowest typical step stands for all, and that is said.
+    Of processes that are no ranks of one job (one started behind the other) the first counts.
+    """
+    stepped = [process for process in processes if process.steps_seen]
+    found = [process for process in stepped if (process.world_size or 1) > 1]
+    if not stepped:
+        return RankTimes()
+    if len(found) < 2:
+        said = f"{len(stepped)} processes had steps: the times are of the first" if len(stepped) > 1 else None
+        first = (found or stepped)[0]
+        return RankTimes(
+            step_ns=first.untraced_step_ns,
+            windows_ns=first.windows_ns,
+            window_steps=first.window_steps,
+            remark=said,
+        )
+    counts = {(len(one.untraced_step_ns), len(one.windows_ns), one.window_steps, one.steps_seen) for one in found}
+    if len(counts) > 1:
+        slowest = max(found, key=_typical)
+        taken = sorted({one.steps_seen for one in found})
+        return RankTimes(
+            step_ns=slowest.untraced_step_ns,
+            windows_ns=slowest.windows_ns,
+            window_steps=slowest.window_steps,
+            ranks=len(found),
+            remark=f"its {len(found)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
+            f"{slowest.rank}, the slowest, stands for all",
+        )
+    return RankTimes(
+        step_ns=tuple(map(max, zip(*(one.untraced_step_ns for one in found), strict=True))),
+        windows_ns=tuple(map(max, zip(*(one.windows_ns for one in found), strict=True))),
+        window_steps=found[0].window_steps,
+        ranks=len(found),
+    )
+
+
+def _typical(process: Process) -> float:
+    if process.windows_ns and process.window_steps:
+        return statistics.median(process.windows_ns) / process.window_steps
+    return statistics.median(process.untraced_step_ns) if process.untraced_step_ns else 0.0
+
+
+TIMED_OUT = 124
+"""As `timeout` of coreutils ends."""
+GRACE_S = 5.0
+"""Between the polite signal and the other one, for a launch that is ended before its time."""
+LOG_LINES = 3
+"""Of the program's output, quoted where it failed."""
+MOST_LOG_BYTES = 64 << 10
+
+COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
+"""Counters of the allocators that do not depend on how fast the program was."""
+
+FRAMEWORKS = ("torch", "jax", "jaxlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFolder:
+    """Where an arm runs. ``folder``: current directory of the program; ``root``: the top of its worktree."""
+
+    root: Path
+    folder: Path
+
+
+def launch_once(
+    target: Target,
+    place: ArmFolder,
+    *,
+    arm: Arm,
+    phase: Phase,
+    pair: int,
+    slot: int,
+    log: Path,
+    timeout_s: float | None = None,
+    checkout: Path | None = None,
+    step_annotation: str | None = None,
+    changed: frozenset[str] | None = None,
+) -> Launch:
+    """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
+
+    Whatever becomes of the program is told in ``Launch.problem``; ``NotStartedError`` only if it cannot be started.
+    Its process group is ended with it, also where we are interrupted. ``changed``: files that differ between the arms,
+    relative to the top.
+    """
+    run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
+    try:
+        options = CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation)
+        path = python_path(place, checkout)
+        message = Message(
+            directory=str(run),
+            options=options,
+            pythonpath=path,
+            follow=target.command,
+            checkout=None if checkout is None else str(checkout),
+            tree=None if changed is None else str(place.root),
+        )
+        began, clock = time.time(), time.monotonic()
+        here = str(Path(bootstrap.__file__).parent.resolve())
+        ours = {"PYTHONPATH": os.pathsep.join(filter(None, (here, path))), VARIABLE: message.dump()}
+        code = run_and_wait(_line(target), place, ours, log, timeout_s)
+        seconds = time.monotonic() - clock
+        processes, damaged = run_folders.read_processes(run)
+        found = [process for process in processes if process.steps_seen]
+        process = found[0] if found else Process(rank=0, directory="")
+        times = merge_ranks(processes)
+        launch = Launch(
+            arm=arm,
+            phase=phase,
+            pair=pair,
+            slot=slot,
+            began_unix_s=round(began, 3),
+            seconds=round(seconds, 3),
+            code=code,
+            step_source=process.step_source,
+            steps_seen=process.steps_seen,
+            step_ns=times.step_ns,
+            windows_ns=times.windows_ns,
+            window_steps=times.window_steps,
+            ranks=times.ranks,
+            remark=times.remark,
+            exact=_exact(found),
+            environment=_environment(process),
+            strays=process_state.read_strays(run),
+            changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
+        )
+        problem = _problem(launch, damaged, log, timeout_s)
+        return launch if problem is None else replace(launch, problem=problem)
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _line(target: Target) -> list[str]:
+    """As `Target.command_line`, but the script is looked for by the program's own current directory."""
+    if target.module:
+        return [sys.executable, "-m", *target.arguments]
+    if target.command:
+        found = shutil.which(target.arguments[0])
+        if found is None:
+            raise NotStartedError(f"{target.arguments[0]}: no such command")
+        return [found, *target.arguments[1:]]
+    return [sys.executable, *target.arguments]
+
+
+def python_path(place: ArmFolder, checkout: Path | None) -> str:
+    """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
+    entries = [str(place.root), *([str(place.root / "src")] if (place.root / "src").is_dir() else [])]
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        path = Path(entry).resolve()
+        if checkout is not None and path.is_relative_to(checkout):
+            entries.append(str(place.root / path.relative_to(checkout)))
+        else:
+            entries.append(str(path))
+    return os.pathsep.join(dict.fromkeys(entries))
+
+
+def run_and_wait(line: list[str], place: ArmFolder, ours: Mapping[str, str], log: Path, timeout_s: float | None) -> int:
+    """Run a command line in ``place`` and give its exit code as a shell would; what it leaves running is ended.
+
+    ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` behind ``timeout_s``;
+    ``NotStartedError`` if it cannot be started.
+    """
+    with log.open("wb") as out:
+        try:
+            child = subprocess.Popen(
+                line,
+                cwd=place.folder,
+                env={**os.environ, **ours},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=end_with_us(),
+            )
+        except OSError as error:
+            raise NotStartedError(f"{line[0]}: cannot be started: {error.strerror or error}") from error
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = TIMED_OUT
+        finally:
+            _end(child)
+    return 128 - code if code < 0 else code
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the group: children of a launch that outlive it would be noise in the next."""
+    _signal(child, signal.SIGTERM)
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        _signal(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except (ProcessLookupError, PermissionError):  # nobody is left in it (macOS says it the second way)
+        return
+
+
+def _exact(processes: Sequence[Process]) -> dict[str, int]:
+    """Counters of the process that has most of each: of several ranks the one that runs out of memory first."""
+    counters: dict[str, int] = {}
+    for process in processes:
+        held = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
+        held["steps"] = process.steps_seen
+        if process.torch_compilations is not None:
+            held["torch_compilations"] = process.torch_compilations
+        counters = {name: max(counters.get(name, 0), held.get(name, 0)) for name in {**counters, **held}}
+    return counters
+
+
+def _environment(process: Process) -> dict[str, str]:
+    """What the program itself saw: the versions of its frameworks, and its device."""
+    held = {name: process.packages[name] for name in FRAMEWORKS if name in process.packages}
+    for device in process.devices[:1]:
+        held |= {
+            key: str(device[name]) for name, key in (("name", "device"), ("platform", "platform")) if name in device
+        }
+    return held
+
+
+def ended_badly(launch: Launch, log: Path, timeout_s: float | None) -> str | None:
+    """How a launch ended that did not end well, with its last words; ``None`` for one that did."""
+    if launch.code == TIMED_OUT and timeout_s is not None and launch.seconds >= timeout_s:
+        return f"it ran past {timeout_s:.0f} s and was ended (--timeout)"
+    if launch.code == 0:
+        return None
+    how = f"exit code {launch.code}"
+    if launch.code > 128:
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"killed by {names.get(launch.code - 128, f'signal {launch.code - 128}')}"
+    return f"{how}: {log_tail(log)}"
+
+
+def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
+    ended = ended_badly(launch, log, timeout_s)
+    if ended is not None:
+        return ended
+    if damaged:
+        return damaged[0]
+    if not launch.times_ns():
+        if launch.steps_seen:
+            return f"only {launch.steps_seen} steps: the first two are warm-up, and none is left to be timed"
+        return (
+            "no steps were found in it: call perfscope.step() at the end of the loop's body, "
+            "or name its annotation with --step-annotation"
+        )
+    return None
+
+
+def log_tail(log: Path) -> str:
+    """The last words of a program, on one line."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - MOST_LOG_BYTES))
+        lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-LOG_LINES:]) or "it printed nothing"
+
+
+# ``--build``: a command of the user's, run once in each worktree before anything is launched there.
+
+
+SHELL = "/bin/sh"
+
+
+def run_build(
+    command: str, places: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, tell: Callable[[str], None]
+) -> None:
+    """Run ``command`` in a shell in the folder of each arm, as it would be typed in the checkout.
+
+    Its output is kept in ``logs``. ``DataError`` if it fails: an arm that is half built must not be measured.
+    """
+    for arm, place in places.items():
+        tell(f"building {arm}")
+        log = logs / f"build-{arm}.log"
+        code = run_and_wait([SHELL, "-c", command], place, {"PYTHONPATH": python_path(place, checkout)}, log, None)
+        if code:
+            raise DataError(f"{log}: --build failed in {arm} with exit code {code}: {log_tail(log)}")

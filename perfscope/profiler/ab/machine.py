@@ -1,0 +1,407 @@
+"""What the machine did while a launch ran: counters that tell a slower program from a slower machine.
+
+They are read from files of the kernel and from the driver before, behind and (once a second) while a launch runs, from
+outside of it, and only those named here. Whatever cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import resource
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+from perfscope.model import environment
+from perfscope.model.environment import ask
+
+# Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use: from NVML, else from nvidia-smi.
+#
+# NVML (the package nvidia-ml-py) answers in microseconds and is asked while a launch runs. nvidia-smi is a process,
+# so it
+# is asked before and behind it only; its clocks are those of a device whose program has just ended.
+
+
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+CAPPED = 0x4
+"""The power limit lowers the clocks: what the program asks for costs more than the device may take."""
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, too hot (by software, by hardware), and the power brake of the machine."""
+
+_FIELDS = ("index", "uuid", "name", "driver_version", "clocks.sm", "temperature.gpu", "power.draw")
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The same under the name that drivers from 535 on know it by, and before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One device at one moment; ``None``: it does not say."""
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    sm_mhz: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    reasons: int | None = None
+    """Why its clocks are not higher: NVML's bits."""
+
+
+class Gpus:
+    """Asks the driver, by the cheapest way that answers. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
+
+    def __init__(self, visible: str | None = None) -> None:
+        """Find out who answers; without a device nobody is asked again."""
+        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+        self._nvml = _nvml()
+        self._reasons = ""
+        self._present = True
+        self._present = bool(self.look())
+
+    @property
+    def cheap(self) -> bool:
+        """Whether it may be asked while a launch runs."""
+        return self._present and self._nvml is not None
+
+    @property
+    def source(self) -> str | None:
+        """Who answers; ``None`` without a device."""
+        if not self._present:
+            return None
+        return "NVML, each second" if self.cheap else "nvidia-smi, before and behind each launch"
+
+    def look(self) -> tuple[GpuState, ...]:
+        """The devices that programs see here, now."""
+        if not self._present:
+            return ()
+        found = _by_nvml(self._nvml) if self._nvml is not None else self._by_smi()
+        return visible_gpus(found, self._visible)
+
+    def counters(self, ends: Sequence[Sequence[GpuState]], looks: Sequence[Sequence[GpuState]]) -> dict[str, float]:
+        """Of a launch: mean over its devices and looks; ``ends``: before it and behind it."""
+        if not ends or not any(ends):
+            return {}
+        seen = [one for look in (looks or ends[-1:]) for one in look]
+        found: dict[str, float] = {}
+        for name, values in (
+            ("gpu_mhz", [one.sm_mhz for one in seen]),
+            ("gpu_celsius", [one.celsius for one in seen]),
+            ("gpu_watts", [one.watts for one in seen]),
+            ("gpu_celsius_before", [one.celsius for one in ends[0]]),
+        ):
+            known = [value for value in values if value is not None]
+            if known:
+                found[name] = fmean(known)
+        reasons = [one.reasons for look in (looks or ends) for one in look if one.reasons is not None]
+        if reasons:
+            found["gpu_slowed_share"] = fmean(bool(bits & SLOWED) for bits in reasons)
+            found["gpu_capped_share"] = fmean(bool(bits & CAPPED) for bits in reasons)
+        return found
+
+    def _by_smi(self) -> tuple[GpuState, ...]:
+        for reasons in (self._reasons,) if self._reasons else _REASONS:
+            text = ask("nvidia-smi", f"--query-gpu={','.join((*_FIELDS, reasons))}", "--format=csv,noheader,nounits")
+            if text is not None:
+                self._reasons = reasons
+                return parse_nvidia_smi(text)
+        return ()
+
+
+def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
+    """What ``nvidia-smi --format=csv,noheader,nounits`` printed; lines of another shape are left out."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(_FIELDS) + 1 or not cells[0].isdigit():
+            continue
+        try:
+            reasons = int(cells[7], 16)
+        except ValueError:
+            reasons = None
+        found.append(
+            GpuState(
+                index=int(cells[0]),
+                uuid=cells[1],
+                name=cells[2],
+                driver=cells[3],
+                sm_mhz=_number(cells[4]),
+                celsius=_number(cells[5]),
+                watts=_number(cells[6]),
+                reasons=reasons,
+            )
+        )
+    return tuple(found)
+
+
+def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuState, ...]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` names, by number or the beginning of their id; all where it is not set.
+
+    It ends at the first entry that names none, as CUDA reads it. Parts of a device (MIG) are not told apart: all are.
+    """
+    if visible is None or "MIG" in visible:
+        return tuple(gpus)
+    found: list[GpuState] = []
+    for word in (word.strip() for word in visible.split(",")):
+        mine = [
+            one for one in gpus if word == str(one.index) or (word.startswith("GPU-") and one.uuid.startswith(word))
+        ]
+        if len(mine) != 1:
+            break
+        found += mine
+    return tuple(found)
+
+
+def _number(text: str) -> float | None:
+    """Of ``[N/A]`` and ``[Not Supported]`` none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _nvml() -> Any:
+    """The module, when there is one and a driver answers it; else ``None``."""
+    try:
+        module = importlib.import_module("pynvml")
+        module.nvmlInit()
+    except Exception:  # not installed, no driver, another version of it: each raises its own, and nvidia-smi is left
+        return None
+    return module
+
+
+def _by_nvml(module: Any) -> tuple[GpuState, ...]:
+    try:
+        driver = _decoded(module.nvmlSystemGetDriverVersion())
+        handles = [module.nvmlDeviceGetHandleByIndex(index) for index in range(module.nvmlDeviceGetCount())]
+    except module.NVMLError:
+        return ()
+    return tuple(_device(module, index, handle, driver) for index, handle in enumerate(handles))
+
+
+def _device(module: Any, index: int, handle: Any, driver: str) -> GpuState:
+    def told(name: str, *arguments: Any) -> Any:
+        """What a function of NVML answers; ``None`` where this device or version does not."""
+        function = getattr(module, name, None)
+        try:
+            return None if function is None else function(handle, *arguments)
+        except module.NVMLError:
+            return None
+
+    watts = told("nvmlDeviceGetPowerUsage")
+    reasons = told("nvmlDeviceGetCurrentClocksEventReasons")
+    return GpuState(
+        index=index,
+        uuid=_decoded(told("nvmlDeviceGetUUID") or ""),
+        name=_decoded(told("nvmlDeviceGetName") or ""),
+        driver=driver,
+        sm_mhz=told("nvmlDeviceGetClockInfo", module.NVML_CLOCK_SM),
+        celsius=told("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
+        watts=None if watts is None else watts / 1000,
+        reasons=told("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons,
+    )
+
+
+def _decoded(held: Any) -> str:
+    """Older versions of the package give bytes."""
+    return held.decode(errors="replace") if isinstance(held, bytes) else str(held)
+
+
+PERIOD_S = 1.0
+"""Between two looks while a launch runs: each takes a fraction of a millisecond."""
+MOST_CPU_LINES = 4096
+"""Of /proc/cpuinfo: enough for hundreds of processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where the kernel's files are."""
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCounters:
+    """Counters that only grow, at one moment."""
+
+    clock_s: float
+    ticks: Mapping[str, int] = field(default_factory=dict)
+    """Of all processors: ``busy``, ``steal``, ``all``, in the kernel's ticks."""
+    pressure_us: Mapping[str, int] = field(default_factory=dict)
+    """Time in which some task waited for ``cpu``, ``memory``, ``io``."""
+    periods: int | None = None
+    throttled: int | None = None
+    """Periods of the control group's quota, and those in which it was used up."""
+    own_s: float = 0.0
+    """Processor time of launches that have ended."""
+
+
+class MachineWatch:
+    """Watches the machine while its block runs; ``counters`` then says what happened."""
+
+    def __init__(self, gpus: Gpus, sources: Sources | None = None) -> None:
+        """Nothing is read yet."""
+        self._gpus = gpus
+        self._sources = Sources() if sources is None else sources
+        self._over = threading.Event()
+        self._mhz: list[float] = []
+        self._looks: list[Sequence[GpuState]] = []
+        self._load = 0.0
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Read what only grows, and begin to look at what does not."""
+        self._load = os.getloadavg()[0]
+        self._ends = [self._gpus.look()]
+        self._before = read_counters(self._sources)
+        self._thread = threading.Thread(target=self._look_on, name="perfscope-watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Read again."""
+        assert self._thread is not None
+        self._over.set()
+        self._thread.join()
+        self._after = read_counters(self._sources)
+        self._ends.append(self._gpus.look())
+
+    def _look_on(self) -> None:
+        while not self._over.wait(PERIOD_S / 2 if not self._mhz else PERIOD_S):
+            clock = cpu_mhz(self._sources)
+            self._mhz.append(0.0 if clock is None else clock)
+            if self._gpus.cheap:
+                self._looks.append(self._gpus.look())
+
+    def counters(self) -> dict[str, float]:
+        """By name (`perfscope.analyzers.compare.ab_environment` has their meaning); what is not known is not there."""
+        found = counter_rates(self._before, self._after)
+        found["load_before"] = self._load
+        clocks = [clock for clock in self._mhz if clock]
+        if clocks:
+            found["cpu_mhz"] = sum(clocks) / len(clocks)
+        found |= self._gpus.counters(self._ends, self._looks)
+        return {name: round(value, 4) for name, value in found.items()}
+
+
+def read_counters(sources: Sources) -> MachineCounters:
+    """The counters that only grow, now."""
+    periods, throttled = _quota(sources)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return MachineCounters(
+        clock_s=time.monotonic(),
+        ticks=_ticks(sources),
+        pressure_us=_pressure(sources),
+        periods=periods,
+        throttled=throttled,
+        own_s=used.ru_utime + used.ru_stime,
+    )
+
+
+def counter_rates(before: MachineCounters, after: MachineCounters) -> dict[str, float]:
+    """What happened between two readings, per second or as a share.
+
+    ``others_share``: of all processors' time, what programs other than the launch used; in a container whose kernel
+    shows the whole machine, everybody's.
+    """
+    seconds = max(after.clock_s - before.clock_s, 1e-9)
+    found = {"own_cpus": (after.own_s - before.own_s) / seconds}
+    if before.ticks and after.ticks:
+        grown = {name: after.ticks[name] - before.ticks[name] for name in after.ticks}
+        if grown["all"] > 0:
+            own = (after.own_s - before.own_s) * os.sysconf("SC_CLK_TCK")
+            found["others_share"] = max(0.0, grown["busy"] - own) / grown["all"]
+            found["steal_share"] = grown["steal"] / grown["all"]
+    for name, total in after.pressure_us.items():
+        if name in before.pressure_us:
+            found[f"{name}_pressure"] = (total - before.pressure_us[name]) / 1e6 / seconds
+    if None not in (before.periods, before.throttled, after.periods, after.throttled):
+        periods = (after.periods or 0) - (before.periods or 0)
+        # Without a quota there are no periods, and nothing is held back.
+        found["throttled_share"] = ((after.throttled or 0) - (before.throttled or 0)) / periods if periods > 0 else 0.0
+    return found
+
+
+def machine_facts(gpus: Gpus) -> dict[str, str]:
+    """What launches run on here, for a report: models and versions, no names of machines."""
+    devices = gpus.look()
+    held = {
+        "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(one.name for one in devices).items()),
+        "driver": devices[0].driver if devices else "",
+        "gpu counters": gpus.source or "",
+        "cpu": environment.cpu_model() or "",
+        "cpus": str(os.cpu_count() or ""),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    return {name: value for name, value in held.items() if value}
+
+
+def cpu_mhz(sources: Sources) -> float | None:
+    """Mean clock of the processors, as the kernel tells it now; ``None`` where it does not."""
+    try:
+        with (sources.proc / "cpuinfo").open(encoding="utf-8", errors="replace") as stream:
+            lines = [line for line, _ in zip(stream, range(MOST_CPU_LINES), strict=False) if line.startswith("cpu MHz")]
+        clocks = [float(line.partition(":")[2]) for line in lines]
+    except (OSError, ValueError):
+        return None
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def _ticks(sources: Sources) -> dict[str, int]:
+    words = _text(sources.proc / "stat").partition("\n")[0].split()
+    if len(words) < 9 or words[0] != "cpu" or not all(word.isdigit() for word in words[1:]):
+        return {}
+    user, nice, system, idle, waiting, hard, soft, steal = map(int, words[1:9])
+    busy = user + nice + system + hard + soft  # guests are in user and nice (proc_stat(5))
+    return {"busy": busy, "steal": steal, "all": busy + idle + waiting + steal}
+
+
+def _pressure(sources: Sources) -> dict[str, int]:
+    found = {}
+    for name in ("cpu", "memory", "io"):
+        total = _text(sources.proc / "pressure" / name).partition("\n")[0].rpartition("total=")[2]
+        if total.isdigit():
+            found[name] = int(total)
+    return found
+
+
+def _quota(sources: Sources) -> tuple[int | None, int | None]:
+    """(periods, throttled) of our control group; of the first version of groups where there is no second."""
+    folder = ""
+    old = ""
+    for line in _text(sources.proc / "self" / "cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            folder = path
+        if "cpu" in controllers.split(","):
+            old = path
+    for file in (
+        sources.cgroup / folder.lstrip("/") / "cpu.stat",
+        sources.cgroup / "cpu.stat",
+        sources.cgroup / "cpu" / old.lstrip("/") / "cpu.stat",
+    ):
+        held = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
+        if held.get("nr_periods", "").isdigit() and held.get("nr_throttled", "").isdigit():
+            return int(held["nr_periods"]), int(held["nr_throttled"])
+    return None, None
+
+
+def _text(path: Path) -> str:
+    """The beginning of a small file of the kernel; ``''`` where there is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 16)
+    except OSError:
+        return ""

@@ -1,0 +1,91 @@
+"""Two commits, each compiled in a worktree of its own for a machine that is not there: `perfscope compile` at both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import Arm
+from perfscope.model.errors import USAGE_ERROR, DataError, UsageError
+from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, log_tail, python_path, run_and_wait
+from perfscope.profiler.ab.launch import run_build as build_in
+from perfscope.profiler.ab.worktrees import Checkout, remove_left, terminated_by_signals, worktrees
+
+ARMS: tuple[Arm, ...] = ("base", "head")
+SPARE_S = 120.0
+"""Beyond the limit that `perfscope compile` keeps itself: to start, to judge, to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What is compiled at both commits. ``options``: of `perfscope compile`, before the program."""
+
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+    """``train.py --lr 3e-4`` or ``-m train``."""
+    limit_s: float
+    links: tuple[str, ...] = ()
+    build: str | None = None
+
+
+def compile_both(
+    wanted: Compilation,
+    repository: Checkout,
+    commits: Mapping[Arm, str],
+    directory: Path,
+    *,
+    tell: Callable[[str], None],
+) -> dict[Arm, Path]:
+    """The run folder of each commit, below ``directory``. The checkout is not touched, the worktrees go again.
+
+    ``AskedWronglyError`` or ``DataError``, one line with the last words of the log, where a commit is not compiled.
+    """
+    with terminated_by_signals():
+        remove_left(repository)
+        with worktrees(repository, dict(commits), links=wanted.links) as places:
+            if wanted.build is not None:
+                build_in(wanted.build, places, logs=directory, checkout=repository.top, tell=tell)
+            return {arm: _compiled(wanted, arm, places[arm], repository, directory, tell) for arm in ARMS}
+
+
+def _compiled(
+    wanted: Compilation, arm: Arm, place: ArmFolder, repository: Checkout, directory: Path, tell: Callable[[str], None]
+) -> Path:
+    tell(f"compiling {arm}")
+    root, log = directory / arm, directory / f"compile-{arm}.log"
+    line = [
+        sys.executable, "-P", "-m", "perfscope", "compile", "--quiet", "--output", str(root.resolve()), *wanted.options,
+        *wanted.program,
+    ]  # fmt: skip
+    variables = {"PYTHONPATH": python_path(place, repository.top)}
+    code = run_and_wait(line, place, variables, log, wanted.limit_s + SPARE_S)
+    if code == USAGE_ERROR:
+        raise UsageError(f"{arm}: {_last(log)}")
+    if code == TIMED_OUT:
+        raise DataError(f"{log}: {arm} was not compiled within {wanted.limit_s + SPARE_S:.0f} s (--limit)")
+    if code:
+        raise DataError(f"{log}: {arm} was not compiled, exit code {code}: {log_tail(log)}")
+    return _folder(root, arm)
+
+
+def _folder(root: Path, arm: Arm) -> Path:
+    found = sorted(path for path in root.iterdir() if not path.is_symlink() and run_folders.is_compiled(path))
+    if len(found) > 1:
+        raise UsageError(f"{arm}: it uses jax and torch: say which with --framework")
+    if not found:
+        raise DataError(f"{root}: {arm} was compiled, and nothing of it was kept")
+    return found[0]
+
+
+def _last(log: Path) -> str:
+    """The last line of the log without what a command says of itself."""
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("perfscope: ") if lines else "it did not say why"
+
+
+def refused(commits: Mapping[Arm, str]) -> Sequence[str]:
+    """What is worth a word before anything is compiled."""
+    return ("base and head are one commit",) if len(set(commits.values())) == 1 else ()

@@ -1,0 +1,282 @@
+"""Runs an A/B: pairs of process launches of two commits, interleaved in random order, until the answer is settled.
+
+1. Each arm once, for its caches: compilation, autotuning, bytecode, the disk. Not counted.
+2. The base against itself: from these pairs the judge chooses what stands for a launch.
+3. Pairs. After some of them the judge looks, and may have seen enough.
+4. A change is confirmed by as many pairs again.
+5. Pairs under capture, for the cause. Their times judge nothing, and one that fails costs the cause alone.
+
+The judge is another room's (`perfscope.analyzers.compare`); here nothing is judged.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from perfscope.model.documents.ab import AbPlan, AbState, Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
+from perfscope.model.errors import DataError
+from perfscope.profiler.ab.launch import ArmFolder, launch_once, run_build
+from perfscope.profiler.ab.machine import Gpus, MachineWatch, machine_facts
+from perfscope.profiler.ab.profiled_launch import profile_once
+from perfscope.profiler.ab.worktrees import Checkout, remove_left, terminated_by_signals, worktrees
+from perfscope.profiler.launch.program import Target
+
+# Where an A/B stands, and how long it takes from here at most: everything that may still come is counted.
+
+
+LEAST_CONFIRMING = 6
+"""Pairs of the second batch: fewer cannot reach the level with a usual spread."""
+UNSEEN_PROFILE = 2.0
+"""A launch under capture takes about this many times another, until one was seen: profilers load and write files."""
+
+
+def progress(state: AbState, phase: Phase, pair: int) -> str:
+    """The line before pair ``pair`` of a phase: its number, the time left, and what of it only a change asks for."""
+    measured = len(pairs_of(state.launches, "measure"))
+    of = {"calibrate": state.plan.calibration, "measure": state.plan.pairs, "profile": state.plan.profile}
+    of["confirm"] = max(measured, LEAST_CONFIRMING)
+    names = {"calibrate": "base against itself: pair", "confirm": "confirming: pair", "profile": "profiling: pair"}
+    sure, maybe = seconds_left(state, phase, pair)
+    line = f"{names.get(phase, 'pair')} {pair + 1} of {of[phase]}, {duration(sure)} left at most"
+    return f"{line}, and {duration(maybe)} to confirm a change" if maybe else line
+
+
+def seconds_left(state: AbState, phase: Phase, pair: int) -> tuple[float, float]:
+    """Seconds from before this pair to the end: without a confirmation, and what one would take besides.
+
+    By the median launch so far. A confirmation takes as many pairs as were measured, which may be all.
+    """
+    plan = state.plan
+    plain = _median([one.seconds for one in state.launches if one.problem is None and one.phase != "profile"])
+    seen = [one.seconds for one in state.launches if one.problem is None and one.phase == "profile"]
+    profiled = _median(seen) if seen else UNSEEN_PROFILE * plain
+    profiling = plan.profile - (pair if phase == "profile" else 0)
+    left = 0
+    maybe = 0
+    if phase == "calibrate":
+        left = plan.calibration - pair + plan.pairs
+    elif phase == "measure":
+        left = plan.pairs - pair
+    elif phase == "confirm":
+        left = max(len(pairs_of(state.launches, "measure")), LEAST_CONFIRMING) - pair
+    if phase in ("calibrate", "measure") and plan.confirm:
+        maybe = max(plan.pairs, LEAST_CONFIRMING)
+    return 2 * left * plain + 2 * profiling * profiled, 2 * maybe * plain
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``1.6 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+MOST_FAILURES = 3
+"""Launches of one arm that may fail before the comparison is given up: one may be bad luck, three are the program."""
+ARMS: tuple[Arm, Arm] = ("base", "head")
+
+Run = Callable[[Arm, Phase, int, int], Launch]
+"""Runs one launch: arm, phase, pair, slot."""
+
+
+class Judge(Protocol):
+    """Who looks at the pairs (``perfscope.analyzers.compare.ab_judge``)."""
+
+    def calibrated(self, pairs: Sequence[Pair]) -> str:
+        """What the calibration chose, for a person."""
+
+    def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
+        """What to do after these pairs."""
+
+
+def compare(
+    state: AbState, repository: Checkout, judge: Judge, *, tell: Callable[[str], None] = lambda line: None
+) -> Pairs:
+    """Run what is left of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``tell``.
+
+    ``DataError`` if an arm fails again and again, or imports from the checkout; ``KeyboardInterrupt`` if we are told
+    to end, and then everything up to the last whole launch is kept and the worktrees are gone.
+    """
+    plan = state.plan
+    target = Target(arguments=plan.command, module=plan.kind == "module", command=plan.kind == "command")
+    with terminated_by_signals():
+        remove_left(repository)
+        tell(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
+        with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as places:
+            run = _runner(state, target, places, repository, tell)
+            return run_pairs(state, run, judge, tell=tell)
+
+
+def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> Pairs:
+    """The order of the launches. ``run`` starts one; each that ends is kept in ``state``."""
+    plan = state.plan
+    for arm in ARMS:
+        _warm(state, run, arm, tell)
+    for pair in range(plan.calibration):
+        _pair(state, run, "calibrate", pair, tell)
+    calibration = pairs_of(state.launches, "calibrate")
+    if plan.calibration:
+        tell(judge.calibrated(calibration))
+    decision: Decision = "go on"
+    done = 0
+    while done < plan.pairs and decision == "go on":
+        _pair(state, run, "measure", done, tell)
+        done += 1
+        decision = judge.look(calibration, pairs_of(state.launches, "measure")[:done])
+    if decision == "confirm" and plan.confirm:
+        tell(f"a change was found in {done} pairs; {max(done, LEAST_CONFIRMING)} more are to confirm it")
+        for pair in range(max(done, LEAST_CONFIRMING)):
+            _pair(state, run, "confirm", pair, tell)
+    for pair in range(plan.profile):
+        _profile(state, run, pair, tell)
+    return pairs_by_phase(state)
+
+
+def pairs_by_phase(state: AbState) -> Pairs:
+    """The pairs that were run, by phase."""
+    profiled = pairs_of(state.launches, "profile")
+    whole = {one.pair for one, _ in profiled}
+    lost = [one for one in state.launches if one.phase == "profile" and one.problem is not None]
+    return Pairs(
+        calibration=pairs_of(state.launches, "calibrate"),
+        measured=pairs_of(state.launches, "measure"),
+        confirming=pairs_of(state.launches, "confirm"),
+        profiled=profiled,
+        lost=tuple(one for one in lost if one.pair not in whole),
+    )
+
+
+def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
+    """The order inside a pair: by seed and number alone, so that it is the same after an interruption."""
+    return random.Random(f"{seed}/{phase}/{pair}/{attempt}").random() < 0.5  # noqa: S311 (an order, no secret)
+
+
+def _runner(
+    state: AbState, target: Target, places: Mapping[Arm, ArmFolder], repository: Checkout, tell: Callable[[str], None]
+) -> Run:
+    plan = state.plan
+    changed = repository.changed(plan.base, plan.head)
+    to_build = plan.build
+    gpus = Gpus()
+    here = machine_facts(gpus)
+
+    def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
+        nonlocal to_build
+        if to_build is not None:  # not for a comparison that is complete
+            run_build(to_build, places, logs=state.directory, checkout=repository.top, tell=tell)
+            to_build = None
+        if phase == "profile":
+            return profile_once(
+                target,
+                places[arm],
+                arm=arm,
+                pair=pair,
+                slot=slot,
+                root=state.profiled,
+                log=state.log,
+                timeout_s=plan.timeout_s,
+                checkout=repository.top,
+                step_annotation=plan.step_annotation,
+            )
+        with MachineWatch(gpus) as watch:
+            launch = launch_once(
+                target,
+                places[arm],
+                arm=arm,
+                phase=phase,
+                pair=pair,
+                slot=slot,
+                log=state.log,
+                timeout_s=plan.timeout_s,
+                checkout=repository.top,
+                step_annotation=plan.step_annotation,
+                changed=changed or None,
+            )
+        launch = replace(launch, machine=watch.counters(), environment={**here, **launch.environment})
+        if launch.strays:
+            named = ", ".join(launch.strays[:MOST_FAILURES])
+            raise DataError(
+                f"{repository.top}: {named} came from the checkout, not from the commit of {arm}: is it installed in "
+                "editable mode, or on a path that the program sets itself? Both arms would run the same code"
+            )
+        return launch
+
+    return run
+
+
+def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
+    """One launch of an arm for its caches; a program that cannot run is told before an hour of launches."""
+    slot = 0 if arm == "base" else 1
+    held = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
+    if held:
+        return
+    tell(f"warming up {arm}")
+    launch = run(arm, "warm", 0, slot)
+    if launch.problem is not None:
+        raise DataError(f"{_named(state.plan, arm)}: {launch.problem} (its output: {state.log})")
+    state.add(launch)
+
+
+def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str], None]) -> None:
+    """Both launches of a pair, again if one fails."""
+    if any(one.pair == pair for one, _ in pairs_of(state.launches, phase)):
+        return
+    while True:
+        attempt = _attempt(state, phase, pair)
+        tell(progress(state, phase, pair))
+        for slot, arm in enumerate(_order(state, phase, pair, attempt)):
+            launch = replace(run(arm, phase, pair, slot), attempt=attempt)
+            state.add(launch)
+            if launch.problem is not None:
+                failed = [one for one in state.launches if one.arm == arm and _counts(one)]
+                if len(failed) >= MOST_FAILURES:
+                    raise DataError(
+                        f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
+                        f"(its output: {state.log})"
+                    )
+                tell(f"{arm} failed, and its pair is run again: {launch.problem}")
+                break
+        else:
+            return
+
+
+def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -> None:
+    """Both launches of a pair under capture; where one fails there is no second try before the next resumption."""
+    if any(one.pair == pair for one, _ in pairs_of(state.launches, "profile")):
+        return
+    attempt = _attempt(state, "profile", pair)
+    tell(progress(state, "profile", pair))
+    for slot, arm in enumerate(_order(state, "profile", pair, attempt)):
+        launch = replace(run(arm, "profile", pair, slot), attempt=attempt)
+        state.add(launch)
+        if launch.problem is not None:
+            tell(f"{arm} gave no profile, so its cause is not known from this pair: {launch.problem}")
+            return
+
+
+def _counts(launch: Launch) -> bool:
+    """Whether a launch is one of those failures that end the comparison: a profile that fails is none."""
+    return launch.problem is not None and launch.phase != "profile"
+
+
+def _attempt(state: AbState, phase: Phase, pair: int) -> int:
+    held = [one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)]
+    return 1 + max(held, default=-1)
+
+
+def _order(state: AbState, phase: Phase, pair: int, attempt: int) -> tuple[Arm, Arm]:
+    if phase == "calibrate":
+        return ("base", "base")
+    return ("head", "base") if first_is_head(state.plan.seed, phase, pair, attempt) else ("base", "head")
+
+
+def _named(plan: AbPlan, arm: Arm) -> str:
+    return f"{arm} ({plan.base_ref if arm == 'base' else plan.head_ref})"

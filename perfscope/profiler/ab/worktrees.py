@@ -1,0 +1,237 @@
+"""Two commits side by side: git worktrees outside the checkout, which is not touched, gone on every way out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import WORKTREES_PREFIX, Arm
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError, UsageError
+from perfscope.profiler.ab.launch import ArmFolder
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end us as Ctrl-C does, so that what was made is taken away."""
+MOST_NAMED = 5
+
+
+class TerminatedError(KeyboardInterrupt):
+    """A signal asked us to end. ``number``: which."""
+
+    def __init__(self, number: int) -> None:
+        """Remember the signal."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    """The repository we are in. ``below``: our folder, relative to its top."""
+
+    top: Path
+    below: Path
+
+    def commit(self, ref: str) -> str:
+        """The full name of the commit that ``ref`` names; ``AskedWronglyError`` if it names none."""
+        found = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+        if found.returncode != 0:
+            raise UsageError(f"{ref}: no commit of this repository; a shallow clone lacks all but the newest")
+        return found.stdout.strip()
+
+    def changed(self, base: str, head: str) -> frozenset[str]:
+        """Python files that differ between two commits, relative to the top; those that one of them lacks too."""
+        listed = _git(self.top, "diff", "--name-only", "--no-renames", "-z", base, head, "--", "*.py").stdout
+        return frozenset(filter(None, listed.split("\0")))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What of the folder the worktrees will not have."""
+        listed = _git(self.top, "status", "--porcelain", "-z", "--untracked-files=normal").stdout.split("\0")
+        changed = [line[3:] for line in listed if line and not line.startswith("??")]
+        untracked = [line[3:] for line in listed if line.startswith("??") and RUNS_FOLDER not in Path(line[3:]).parts]
+        said = []
+        if changed:
+            said.append(f"changes that are not committed are in neither arm: {_some(changed)}")
+        if untracked:
+            said.append(
+                f"files that git does not track are in neither arm (--link PATH puts them there): {_some(untracked)}"
+            )
+        return tuple(said)
+
+
+def checkout() -> Checkout:
+    """The repository that the current folder is in; ``AskedWronglyError`` outside of one."""
+    here = Path.cwd().resolve()
+    found = _git(here, "rev-parse", "--show-toplevel")
+    if found.returncode != 0:
+        raise UsageError(f"{here.name}: not in a git checkout, and --ab compares two commits of one")
+    top = Path(found.stdout.strip()).resolve()
+    return Checkout(top=top, below=here.relative_to(top))
+
+
+@contextlib.contextmanager
+def terminated_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `EndedError` here, so that every ``finally`` runs. For the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TerminatedError(number)
+
+    before = {number: signal.signal(number, end) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def worktrees(
+    repository: Checkout, commits: dict[Arm, str], *, links: Sequence[str] = ()
+) -> Iterator[dict[Arm, ArmFolder]]:
+    """A worktree of each commit, with its submodules, and ``links`` of the checkout (relative to its top) linked in.
+
+    ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
+    """
+    root = Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX)).resolve()
+    held = contextlib.ExitStack()
+    try:
+        held.enter_context(run_folders.alive(root))
+        places: dict[Arm, ArmFolder] = {}
+        for arm, commit in commits.items():
+            path = root / arm
+            done = _git(
+                repository.top, "-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--detach", str(path), commit
+            )
+            if done.returncode != 0:
+                raise DataError(f"{repository.top}: git made no worktree of {commit[:12]}: {_last(done.stderr)}")
+            _submodules(repository, path)
+            for link in links:
+                _link(repository, path, link)
+            folder = path / repository.below
+            if not folder.is_dir():
+                raise UsageError(f"{repository.below}: no such folder in {commit[:12]}; start from one in both")
+            places[arm] = ArmFolder(root=path, folder=folder)
+        yield places
+    finally:
+        with _undisturbed():
+            held.close()
+            remove(repository, root)
+
+
+def remove(repository: Checkout, root: Path) -> None:
+    """Take the worktrees below ``root`` away, and nothing else of the repository's."""
+    for path in [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []:
+        _git(repository.top, "worktree", "remove", "--force", "--force", str(path))
+    shutil.rmtree(root, ignore_errors=True)
+    # Those that rmtree took from git are registered still.
+    for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
+        path = Path(line.removeprefix("worktree "))
+        if line.startswith("worktree ") and path.is_relative_to(root):
+            _git(repository.top, "worktree", "remove", "--force", "--force", str(path))
+
+
+def remove_left(repository: Checkout) -> None:
+    """Take away worktrees of ours whose process was killed: registered with git, and not used by anybody alive."""
+    for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
+        path = Path(line.removeprefix("worktree "))
+        root = path.parent
+        if (
+            line.startswith("worktree ")
+            and root.name.startswith(WORKTREES_PREFIX)
+            and run_folders.liveness(root) is False
+        ):
+            remove(repository, root)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of it behind."""
+    held = (signal.SIGINT, *ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _submodules(repository: Checkout, path: Path) -> None:
+    """Submodules that the checkout has, from its own copies: without the network, and without asking for a password."""
+    if not (path / ".gitmodules").is_file():
+        return
+    listed = _git(path, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$").stdout
+    for line in listed.splitlines():
+        key, _, folder = line.partition(" ")
+        name = key.removeprefix("submodule.").removesuffix(".path")
+        held = repository.top / folder
+        if not (held / ".git").exists():
+            continue  # the checkout does without it, so can the arm
+        done = _git(
+            path,
+            "-c",
+            "protocol.file.allow=always",
+            "-c",
+            f"submodule.{name}.url={held}",
+            "submodule",
+            "update",
+            "--init",
+            "--",
+            folder,
+        )
+        if done.returncode != 0:
+            raise DataError(
+                f"{folder}: this submodule cannot be had at the commit that the arm needs ({_last(done.stderr)}); "
+                f"`git -C {folder} fetch` brings it"
+            )
+
+
+def _link(repository: Checkout, path: Path, link: str) -> None:
+    source = (repository.top / link).resolve()
+    if Path(link).is_absolute() or ".." in Path(link).parts or not (repository.top / link).exists():
+        raise UsageError(f"--link {link}: no such file or folder in the checkout (relative to its top)")
+    target = path / link
+    if target.is_symlink() or target.exists():
+        raise UsageError(f"--link {link}: the commit has a file of that name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.symlink_to(source)
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Git in ``folder``. It runs in a group of its own: a Ctrl-C must not break off a removal."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # set in hooks; they would speak of another folder
+        environment.pop(name, None)
+    try:
+        return subprocess.run(
+            ("git", *arguments),
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+    except FileNotFoundError as error:
+        raise UsageError("git: no such command, and --ab compares two commits") from error
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it did not say why"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

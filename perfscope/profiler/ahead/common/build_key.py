@@ -1,0 +1,104 @@
+"""What a variant of a sweep is told by: two with the same key compile to the same, so one of them is enough."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from perfscope.model.documents.compile_request import Request
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.profiler.ahead.targets import plugins
+
+SUFFIXES = (".py", ".toml", ".yaml", ".yml", ".ini", ".cfg")
+"""Files that programs are made of; of others only those that the arguments name."""
+MOST_FILES = 20_000
+MOST_BYTES = 256 << 20
+PACKAGES = ("jax", "jaxlib", "numpy", "torch", "triton", "flax", "equinox", "optax", "perfscope")
+VARIABLES = ("JAX_", "LIBTPU_", "PYTHONPATH", "TORCH", "TRITON_", "XLA_")
+"""Beginnings of variables that decide what is compiled. Only a digest of them is kept."""
+
+
+def sources_digest(arguments: Sequence[str], *, module: bool) -> str | None:
+    """SHA-256 over the program's sources: its folder or package, the working folder, files named in its arguments.
+
+    None where that is too much to read, or cannot be: then nothing is reused.
+    """
+    digest = hashlib.sha256()
+    count = size = 0
+    try:
+        for path in sorted(set(_files(arguments, module=module))):
+            count, size = count + 1, size + path.stat().st_size
+            if count > MOST_FILES or size > MOST_BYTES:
+                return None
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path}\0{content}\n".encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return digest.hexdigest() if count else None
+
+
+def variant_key(request: Request, sources: str) -> str:
+    """SHA-256 over all that decides what a variant compiles to: request, sources, versions, variables."""
+    asked = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
+    told = msgspec.to_builtins(asked)
+    del told["limits"]
+    found = plugins.find(compiler_kind(request))
+    compiler = found.versions if isinstance(found, plugins.Plugin) else {}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    parts = (told, sources, compiler, {name: _version(name) for name in PACKAGES}, variables)
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+def compiler_kind(request: Request) -> plugins.Kind:
+    """The compiler that a request needs."""
+    if request.framework == "torch":
+        return "torch"
+    if request.target.platform == "tpu":
+        return "tpu"
+    return "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
+
+
+def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:
+    here = Path.cwd()
+    folders = [here]
+    if module:
+        spec = importlib.util.find_spec(arguments[0].partition(".")[0])
+        folders += [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
+    else:
+        folders.append(Path(arguments[0]).resolve().parent)
+    for word in arguments[0 if not module else 1 :]:
+        for part in (word, word.partition("=")[2]):
+            if part and len(part) < 4096 and "\0" not in part and Path(part).is_file():
+                yield Path(part).resolve()
+    seen: set[Path] = set()
+    for folder in folders:
+        for top, below, names in os.walk(folder):
+            place = Path(top).resolve()
+            if place in seen:
+                below.clear()
+                continue
+            seen.add(place)
+            below[:] = [name for name in below if not _is_excluded(place / name)]
+            yield from (place / name for name in names if name.endswith(SUFFIXES) and (place / name).is_file())
+
+
+def _is_excluded(folder: Path) -> bool:
+    """Folders that hold no sources of the program: hidden, caches, environments, our own runs."""
+    return (
+        folder.name.startswith(".")
+        or folder.name in ("__pycache__", "node_modules", "site-packages", RUNS_FOLDER)
+        or (folder / "pyvenv.cfg").exists()
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

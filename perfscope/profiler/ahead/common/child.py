@@ -1,0 +1,101 @@
+"""The child process: runs the user's program for a machine that is not there, and compiles or plans what it sees.
+
+``python -m perfscope.profiler.ahead.common.child REQUEST.json [FD]``. What becomes of it is said line by line, as JSON, on the
+file descriptor ``FD`` (standard output without one): see `Said`. Only this process gets plugins on its path, and it may
+end in any way (XLA aborts on what it does not know); what it finished is on disk by then.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+FAILED = 3
+"""Exit code where a line of the kind ``failed`` says why."""
+PR_SET_PDEATHSIG = 1
+MAX_TRACEBACK_LINES = 8
+"""Of a traceback that is not ours."""
+
+
+class EventWriter:
+    """Lines to the parent: ``{"event": ..., ...}``.
+
+    ``loaded`` (versions), ``checkpoint`` (what became of the layers, notes), ``seen`` (programs, notes, why it
+    stopped), ``compiling``, ``compiled``, ``refused``,
+    ``unwanted`` (number of the program), ``planned``, ``not_planned``, ``stopped``, ``failure``, ``note``,
+    ``progress``, ``failed`` (reason), ``done``.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._stream = os.fdopen(1 if descriptor is None else descriptor, "w", buffering=1, closefd=False)
+
+    def __call__(self, event: str, **what: Any) -> None:
+        """Say one thing at once."""
+        self._stream.write(json.dumps({"event": event, **what}) + "\n")
+        self._stream.flush()
+
+
+def main() -> None:
+    """Do what the request asks; never returns a traceback of ours for what a person can act on."""
+    _make_perfscope_importable()
+    _die_with_parent()
+    from perfscope.model.documents import compile_request as requests
+    from perfscope.model.errors import PerfscopeError
+
+    said = EventWriter(int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    asked = requests.load(Path(sys.argv[1]))
+    try:
+        if asked.framework == "torch":
+            from perfscope.profiler.ahead.torch.child import plan_all
+
+            plan_all(asked, said)
+        else:
+            from perfscope.profiler.ahead.jax.child import compile_all
+
+            compile_all(asked, said)
+    except PerfscopeError as error:
+        said("failed", reason=str(error))
+        sys.stdout.flush()
+        os._exit(FAILED)
+    except BaseException as error:
+        lines = traceback.format_exc().strip().splitlines()
+        said(
+            "failed",
+            reason=f"perfscope's own fault: {type(error).__name__}: {error}",
+            lines=lines[-MAX_TRACEBACK_LINES:],
+        )
+        os._exit(FAILED)
+    said("done")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit
+
+
+def _die_with_parent() -> None:
+    """Be killed when the parent dies. Asked for here: the parent may have threads, nothing may run behind its fork."""
+    import ctypes
+    import signal
+
+    parent = os.getppid()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(FAILED)
+
+
+def _make_perfscope_importable() -> None:
+    """Without the folder python puts first on the path for this file, and with perfscope wherever it is run from."""
+    if sys.path and not sys.flags.safe_path and sys.path[0] in (str(Path(__file__).parent), str(Path.cwd()), ""):
+        del sys.path[0]
+    if importlib.util.find_spec("perfscope") is None:
+        sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Compiles or plans a program into a run folder: starts the children, and writes the manifest as they report."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfscope.model.documents import compile_manifest, run_folders
+from perfscope.model.documents import compile_request as requests
+from perfscope.model.documents.compile_manifest import (
+    Checkpointed,
+    Compiled,
+    CompiledLine,
+    CompiledProgram,
+    CompiledTarget,
+    NotCompiled,
+)
+from perfscope.model.documents.compile_request import Request
+from perfscope.model.environment import git_facts, redact
+from perfscope.model.errors import DATA_UNREADABLE, PerfscopeError
+from perfscope.profiler.ahead.common.build_key import sources_digest
+from perfscope.profiler.ahead.common.child_process import ChildExit, run_child
+
+MAX_CRASHES = 3
+"""Programs that may take the compiler down before the rest is left alone: each costs another run of the program."""
+
+MAX_OUTPUT_LINES = 12
+"""Of what a child that died printed last."""
+
+Progress = Callable[[str], None]
+
+
+class NothingCompiledError(PerfscopeError):
+    """Not one program was compiled or planned. ``lines``: the last that the program or the compiler printed."""
+
+    exit_code = DATA_UNREADABLE
+
+    def __init__(self, line: str, lines: tuple[str, ...], folder: Path) -> None:
+        super().__init__(line)
+        self.lines, self.folder = lines, folder
+
+
+@dataclass(slots=True, kw_only=True)
+class _EventLog:
+    """What the children said so far."""
+
+    progress: Progress
+    versions: dict[str, str] = field(default_factory=dict)
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    compiled: dict[int, CompiledProgram] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    unwanted: set[int] = field(default_factory=set)
+    planned: list[CompiledProgram] = field(default_factory=list)
+    left: list[NotCompiled] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checkpoint: Checkpointed | None = None
+    stopped: str | None = None
+    failure: dict[str, Any] | None = None
+    failed: str | None = None
+    failed_lines: tuple[str, ...] = ()
+    at: int | None = None
+    """The program that is being compiled."""
+    done: bool = False
+
+    def hear(self, said: dict[str, Any]) -> None:
+        """Take one line of a child down."""
+        event, number = said["event"], said.get("number")
+        if event == "loaded":
+            self.versions |= said.get("versions", {})
+            self.note(said.get("notes", ()))
+            self.progress("running the program")
+        elif event == "checkpoint":
+            self.checkpoint = msgspec.convert(said["checkpoint"], Checkpointed)
+            self.note(said.get("notes", ()))
+        elif event == "seen":
+            self.seen = list(said.get("programs", ()))
+            self.stopped, self.failure = said.get("stopped"), said.get("failure")
+            self.note(said.get("notes", ()))
+        elif event == "compiling" and isinstance(number, int):
+            self.at = number
+            self.progress(f"compiling {said.get('name', '')} ({number + 1} of {len(self.seen)})")
+        elif event == "compiled" and isinstance(number, int):
+            self.at = None
+            place = msgspec.convert(self._seen(number).get("place"), CompiledLine | None)
+            self.note(said.get("notes", ()))
+            what = {name: value for name, value in said.items() if name not in ("event", "number", "notes")}
+            calls = self._seen(number).get("calls", 1)
+            self.compiled[number] = msgspec.convert({**what, "place": place, "calls": calls}, CompiledProgram)
+        elif event == "refused" and isinstance(number, int):
+            self.at = None
+            self.refused[number] = str(said.get("reason"))
+        elif event == "unwanted" and isinstance(number, int):
+            self.unwanted.add(number)
+        elif event == "planned":
+            self.planned.append(msgspec.convert(said["program"], CompiledProgram))
+        elif event == "not_planned":
+            self.left.append(msgspec.convert(said["what"], NotCompiled))
+        elif event == "stopped":
+            self.stopped = str(said.get("reason"))
+        elif event == "failure":
+            self.failure = said.get("failure")
+        elif event == "note":
+            self.note([said.get("text", "")])
+        elif event == "progress":
+            self.progress(str(said.get("text", "")))
+        elif event == "failed":
+            self.failed, self.failed_lines = str(said.get("reason")), tuple(said.get("lines", ()))
+        elif event == "done":
+            self.done = True
+
+    def note(self, notes: Any) -> None:
+        """Keep notes, each once."""
+        self.notes += [str(note) for note in notes if note and note not in self.notes]
+
+    def crashed(self, ended: ChildExit) -> bool:
+        """Take down that the child died; whether it was while it compiled one program of several."""
+        what = f"ended by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"ended with code {ended.code}"
+        said = _fatal_line(ended.tail)
+        reason = f"the compiler {what}{f': {said}' if said else ''}"
+        if self.at is None:
+            self.failed = f"it could not be followed: the process {what}{f': {said}' if said else ''}"
+            self.failed_lines = ended.tail[-MAX_OUTPUT_LINES:]
+            return False
+        self.refused[self.at] = reason
+        self.at = None
+        return True
+
+    def programs(self) -> tuple[CompiledProgram, ...]:
+        """What is there, in the order it was seen."""
+        return (*(self.compiled[number] for number in sorted(self.compiled)), *self.planned)
+
+    def not_compiled(self, why_rest: str | None) -> tuple[NotCompiled, ...]:
+        """What is not there, and why; ``why_rest``: of those that were never begun."""
+        found = []
+        for number, one in enumerate(self.seen):
+            reason = self.refused.get(number)
+            if reason is None and number not in self.compiled and number not in self.unwanted:
+                reason = why_rest
+            if reason is not None:
+                place = msgspec.convert(one.get("place"), CompiledLine | None)
+                found.append(NotCompiled(name=str(one.get("name")), place=place, reason=reason))
+        return (*found, *self.left)
+
+    def _seen(self, number: int) -> dict[str, Any]:
+        return self.seen[number] if number < len(self.seen) else {}
+
+
+def compile_program(
+    request: Request,
+    *,
+    root: Path | None = None,
+    name: str | None = None,
+    command: tuple[str, ...] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Compile or plan what a request asks for; the run folder, below ``root``, with its ``compile.json``.
+
+    Safe to call from several threads or processes at once. ``command``: what the manifest says was started.
+    ``NothingCompiledError`` where not one program came of it (the folder is there all the same, and says why);
+    ``NotStartedError`` where there is no such program. What was compiled when time or memory ran out is kept.
+    """
+    began = time.monotonic()
+    label = name or _program_name(request)
+    directory = run_folders.create(Path(run_folders.RUNS_FOLDER) if root is None else root, label)
+    request = msgspec.structs.replace(request, folder=str(directory.resolve()))
+    book = _EventLog(progress=progress or (lambda _: None))
+    words = command or (("-m", *request.arguments) if request.module else request.arguments)
+    first = Compiled(
+        framework=request.framework,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=label,
+        command=_relative_paths(redact(words)),
+        target=_compiled_target(request),
+        git=git_facts(),
+        sources=None if request.exported is not None else sources_digest(request.arguments, module=request.module),
+        functions=request.functions,
+        until_exit=request.until_exit,
+    )
+    _write(directory, first)
+    stopped: str | None = "interrupted"
+    try:
+        stopped = _run_children(request, directory, book, until=began + request.limits.seconds)
+    finally:
+        manifest = msgspec.structs.replace(
+            first,
+            versions=book.versions,
+            programs=book.programs(),
+            not_compiled=book.not_compiled(stopped or book.failed),
+            notes=tuple(_notes(book, stopped)),
+            checkpoint=book.checkpoint,
+            stopped=book.stopped,
+            complete=stopped is None and book.failed is None and book.failure is None,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        _write(directory, manifest)
+    if not manifest.programs:
+        raise _nothing_compiled_error(book, manifest, stopped, directory)
+    return directory
+
+
+def _run_children(request: Request, directory: Path, book: _EventLog, *, until: float) -> str | None:
+    """One child after another until one gets through; why we stopped it, if we did."""
+    with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
+        scratch = Path(folder)
+        for _ in range(MAX_CRASHES + 1):
+            behind = (*book.compiled, *book.refused, *book.unwanted)
+            asked = scratch / "request.json"
+            asked.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(behind)))))
+
+            def hear(said: dict[str, Any]) -> None:
+                book.hear(said)
+                if said["event"] in ("compiled", "planned"):
+                    _update_manifest(directory, book)
+
+            ended = run_child(asked, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes)
+            if ended.stopped is not None:
+                if book.at is not None:
+                    book.refused[book.at] = ended.stopped
+                return ended.stopped
+            if book.done or book.failed is not None or not book.crashed(ended):
+                return None
+        return f"{MAX_CRASHES + 1} programs took the compiler down; the rest is left alone"
+
+
+def _update_manifest(directory: Path, book: _EventLog) -> None:
+    """The manifest as far as it is known: a run that is killed from outside opens."""
+    with contextlib.suppress(PerfscopeError):
+        held = compile_manifest.load(directory)
+        _write(directory, msgspec.structs.replace(held, programs=book.programs(), versions=book.versions))
+
+
+def _write(directory: Path, manifest: Compiled) -> None:
+    run_folders.write_atomically(directory / compile_manifest.FILE, compile_manifest.dump(manifest), durable=False)
+
+
+def _notes(book: _EventLog, stopped: str | None) -> list[str]:
+    notes = list(book.notes)
+    if book.failure is not None:
+        notes.append(f"the program failed after what is compiled here was seen: {book.failure.get('text')}")
+    if stopped is not None:
+        notes.append(f"not complete: {stopped}")
+    if book.failed is not None:
+        notes.append(f"not complete: {book.failed}")
+    return notes
+
+
+def _nothing_compiled_error(
+    book: _EventLog, manifest: Compiled, stopped: str | None, directory: Path
+) -> NothingCompiledError:
+    first = manifest.command[1] if manifest.command[:1] == ("-m",) else manifest.command[0]
+    lines: tuple[str, ...] = ()
+    if stopped is not None:
+        why = stopped
+    elif book.failed is not None:
+        why, lines = book.failed, book.failed_lines
+    elif book.failure is not None:
+        why = f"the program failed before it called anything that is compiled: {book.failure.get('text')}"
+        lines = tuple(book.failure.get("lines", ()))
+    elif manifest.not_compiled:
+        one = manifest.not_compiled[0]
+        why = f"{one.name} was not compiled: {one.reason}"
+    elif book.unwanted:
+        names = ", ".join(dict.fromkeys(str(one.get("name")) for one in book.seen))
+        why = f"none of the functions asked for was called; the program calls {names}"
+    else:
+        why = "it called nothing that is compiled" + (f"; {book.stopped}" if book.stopped else "")
+    return NothingCompiledError(f"{first}: {why}", lines, directory)
+
+
+def _fatal_line(tail: tuple[str, ...]) -> str:
+    """The line in which XLA or libtpu says what it died of, else the last one."""
+    fatal = [line for line in tail if (line.startswith("F") and "]" in line) or "Check failed" in line]
+    line = (fatal or list(tail) or [""])[-1]
+    return line.partition("] ")[2][:300] or line[:300]
+
+
+def _compiled_target(request: Request) -> CompiledTarget:
+    target = request.target
+    return CompiledTarget(
+        asked=target.asked, device=target.device, platform=target.platform, count=target.count,
+        topology=target.topology, memory_bytes=target.memory_bytes, description=target.description,
+    )  # fmt: skip
+
+
+def _program_name(request: Request) -> str:
+    first = Path(request.arguments[0]).name if request.arguments else "program"
+    return first if request.module else first.removesuffix(".py")
+
+
+def _relative_paths(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths of the command relative to where it was started, or without the folders above them."""
+    here = Path.cwd()
+
+    def shorter(word: str) -> str:
+        path = Path(word)
+        if not path.is_absolute():
+            return word
+        return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+
+    return tuple(shorter(word) for word in words)

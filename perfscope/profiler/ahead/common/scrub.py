@@ -1,0 +1,61 @@
+"""Keeps this machine's paths and secrets out of what is kept: cut from names of files, starred out of bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+MIN_SECRET_LENGTH = 8
+"""Characters of a variable's value that is looked for: ``1`` and ``true`` are everywhere."""
+SHORT_HOME = 6
+"""A home as short as ``/root`` is also a name that a scope of the program may have."""
+
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
+
+
+def source_pattern(folder: Path, path: Iterable[str]) -> str:
+    """A regular expression over names of source files: what it matches is cut from them.
+
+    ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and of any other the
+    last two parts are left.
+    """
+    roots = {str(folder), *(str(Path(one).resolve()) for one in path if one)}
+    known = [re.escape(root.rstrip("/") + "/") for root in sorted(roots, key=len, reverse=True) if root.strip("/")]
+    return f"^(?:{'|'.join((*known, '/.*/(?=[^/]+/[^/]+$)'))})"
+
+
+def package_roots() -> set[str]:
+    """Folders that the packages of all loaded modules lie in, whatever finder found them."""
+    roots = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py"):
+            parents = Path(file).parents
+            depth = name.count(".") + file.endswith("/__init__.py")
+            if depth < len(parents):
+                roots.add(str(parents[depth]))
+    return roots - {"/"}
+
+
+def private_texts(folder: Path) -> tuple[bytes, ...]:
+    """What must not be in an artifact: folders of this machine, and values of variables that look like secrets."""
+    places = {str(folder), str(Path.home()), sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
+    found = {place for place in places if place.count("/") > 1 or place == str(Path.home())} - {"", "/", "/usr"}
+    found |= {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= MIN_SECRET_LENGTH}
+    return tuple(text.encode() for text in sorted(found, key=len, reverse=True))
+
+
+def masked(data: bytes, private: Iterable[bytes]) -> bytes:
+    """``data`` with stars in place of private texts, as many as there were bytes: a proto's lengths stay right."""
+    for text in private:
+        if text not in data:
+            continue
+        if text.startswith(b"/") and len(text) <= SHORT_HOME:
+            pattern = rb"(?<![\w)\]}>.-])" + re.escape(text) + rb"(?=/)"
+            data = re.sub(pattern, b"*" * len(text), data)
+        else:
+            data = data.replace(text, b"*" * len(text))
+    return data

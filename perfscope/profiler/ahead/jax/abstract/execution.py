@@ -1,0 +1,333 @@
+"""Running a JAX program without data and without devices.
+
+Inside `without_data` every array of the program is an `AbstractArray`: nothing is computed but what is small and known
+(`jax_abstract_values.py`), nothing is copied to a device, and nothing is compiled. Calls of compiled functions, and
+operations outside of them, are told to a listener. Devices, their number and platform are those of the target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from jax import stages, tree_util
+
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax.abstract import array as jax_abstract_array
+from perfscope.profiler.ahead.jax.abstract import values as jax_abstract_values
+from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
+from perfscope.profiler.ahead.jax.abstract.devices import single_process_job, target_devices
+from perfscope.profiler.ahead.jax.abstract.results import (
+    ResultPlacement,
+    abstract_device_put,
+    abstract_result,
+    argument_type,
+    operation_sharding,
+    result_placement,
+    without_copies,
+)
+
+# ``jit(f).lower(...).compile()`` in a program that is run without data: nothing is compiled, calls are answered.
+
+
+OnCall = Callable[[Sequence[Any], dict[str, Any], Sequence[Any]], list[Any]]
+"""Answers a call: its arguments, what jax knows of the function, and jax's types of the arguments."""
+OnCompile = Callable[[dict[str, Any], Sequence[Any]], None]
+"""Told of a function that is compiled."""
+OnQuestion = Callable[[str], None]
+"""Told of a question that only the compiled program answers."""
+
+
+class AbstractLowered(stages.Lowered):  # type: ignore[misc]
+    """Stands for ``jax.stages.Lowered``; lowers only when it is asked for its text."""
+
+    def __init__(
+        self, traced: Any, lower: Callable[[], Any], called: OnCall, made: OnCompile, asked: OnQuestion
+    ) -> None:
+        """``traced``: the function for its arguments; ``lower``: jax's own lowering of it."""
+        self._traced, self._lower, self._found = traced, lower, None
+        self._called, self._made, self._asked = called, made, asked
+
+    @property
+    def _real(self) -> Any:
+        if self._found is None:
+            self._found = self._lower()
+        return self._found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+    def compile(self, *_: Any, **__: Any) -> AbstractCompiled:
+        """Nothing is compiled; the program counts as seen."""
+        low = self._traced.lojax
+        self._made(low._params, low._meta_tys_flat)
+        return AbstractCompiled(self._traced, self._called, self._asked)
+
+
+class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
+    """Stands for ``jax.stages.Compiled``: answers calls without data, and what only the compiler knows with zeros."""
+
+    def __init__(self, traced: Any, called: OnCall, asked: OnQuestion) -> None:
+        self._traced, self._called, self._asked = traced, called, asked
+        self.out_tree = traced.out_tree
+        self.args_info = traced.args_info
+
+    @property
+    def in_tree(self) -> Any:
+        """How the arguments are nested."""
+        return self._traced._in_tree
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes and dtypes of the results."""
+        return self._traced.out_info
+
+    @property
+    def in_avals(self) -> Any:
+        """Abstract values of the arguments."""
+        return tree_util.tree_unflatten(self.in_tree, self._traced.jaxpr.in_avals)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The results, without data; ``TypeError`` where the arguments are nested otherwise."""
+        low = self._traced.lojax
+        given, tree = compat.get("jax._src.tree_util", "tracing_registry").flatten((arguments, named))
+        if tree != self.in_tree:
+            raise TypeError(f"Function compiled for arguments {self.in_tree} is called with {tree}")
+        found = self._called([*low._consts, *given], low._params, low._meta_tys_flat)
+        return tree_util.tree_unflatten(self.out_tree, found)
+
+    @property
+    def input_shardings(self) -> Any:
+        """Where the arguments lie."""
+        low = self._traced.lojax
+        return tree_util.tree_unflatten(self.in_tree, [one.sharding for one in low._meta_tys_flat[len(low._consts) :]])
+
+    @property
+    def output_shardings(self) -> Any:
+        """Where the results lie."""
+        low = self._traced.lojax
+        return tree_util.tree_unflatten(self.out_tree, result_placement(low._params, low._meta_tys_flat).shardings)
+
+    def cost_analysis(self) -> Any:
+        """Zeros."""
+        self._asked("cost_analysis")
+        return defaultdict(float, {"flops": 0.0, "bytes accessed": 0.0, "transcendentals": 0.0})
+
+    def memory_analysis(self) -> Any:
+        """Zeros."""
+        self._asked("memory_analysis")
+        names = ("generated_code", "argument", "output", "alias", "temp")
+        sizes = {f"{where}{name}_size_in_bytes": 0 for name in names for where in ("", "host_")}
+        return SimpleNamespace(**sizes, peak_memory_in_bytes=0)
+
+    def as_text(self) -> str:
+        """Nothing."""
+        self._asked("as_text")
+        return ""
+
+    def runtime_executable(self) -> None:
+        """None: nothing was compiled."""
+        self._asked("runtime_executable")
+
+
+def abstract_lowering(real: Any, called: OnCall, made: OnCompile, asked: OnQuestion) -> Callable[..., Any]:
+    """What takes the place of ``Traced.lower``, which is ``real``."""
+
+    def lower(traced: Any, **how: Any) -> Any:
+        if how.get("lowering_platforms") is not None or how.get("_private_parameters") is not None:
+            return real(traced, **how)  # for export: no program of this run
+        return AbstractLowered(traced, lambda: real(traced), called, made, asked)
+
+    return lower
+
+
+class Listener(Protocol):
+    """Who wants to know what a program does."""
+
+    def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
+        """A function that jax compiles is called: its arguments, what jax knows of it, and jax's types of them."""
+
+    def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+        """An operation is called outside of any compiled function."""
+
+    def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
+        """A function is compiled ahead of its calls."""
+
+    def asked(self, what: str) -> None:
+        """The program asks what only a compiled program, a device or a job of several processes knows."""
+
+    def read(self, how: str, array: AbstractArray) -> None:
+        """The host reads a value that nobody knows."""
+
+
+@contextlib.contextmanager
+def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
+    """Run the program inside for its shapes; ``devices``: those it is to see. ``DataError`` on a jax we do not know."""
+    compat.check()
+    jax_abstract_array.register_abstract_arrays()
+    compat.exclude_own_frames()
+    core, dispatch, pjit, stages = (sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit", "stages"))
+    run = _AbstractRun(listener)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(target_devices(devices))
+        stack.enter_context(single_process_job(devices, listener.asked))
+        stack.enter_context(without_copies())
+        stack.enter_context(compat.patched(core.EvalTrace, "process_primitive", run.primitive))
+        stack.enter_context(compat.patched(core.EvalTrace, "process_shard_map", run.shard_map))
+        stack.enter_context(compat.patched(dispatch, "_batched_device_put_impl", run.device_put))
+        stack.enter_context(compat.patched(pjit, "_pjit_call_impl_python", run.jit))
+        stack.enter_context(compat.patched(pjit, "convert_to_metaty", run.metaty))
+        stack.enter_context(compat.patched(stages.Traced, "lower", run.lower))
+        jax_abstract_array.on_host_read(listener.read)
+        stack.callback(jax_abstract_array.on_host_read, None)
+        yield
+
+
+class _AbstractRun:
+    """What takes the place of jax's own; each is given what it replaces."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self._placed: dict[Any, tuple[Any, ResultPlacement]] = {}
+
+    def primitive(self, real: Any) -> Any:
+        """``EvalTrace.process_primitive``: an operation outside of jit."""
+
+        def process(trace: Any, primitive: Any, arguments: Any, params: Any, /) -> Any:
+            if compat.is_computing():
+                return real(trace, primitive, arguments, params)
+            if primitive.name in ("jit", "pjit"):
+                return self._jit(arguments, params)
+            return self._operation(primitive, arguments, params)
+
+        return process
+
+    def shard_map(self, real: Any) -> Any:
+        """``EvalTrace.process_shard_map``: outside of jit it is one program all the same."""
+
+        def process(trace: Any, primitive: Any, function: Any, arguments: Any, **params: Any) -> Any:
+            if compat.is_computing():
+                return real(trace, primitive, function, arguments, **params)
+            import jax
+
+            trees = []
+
+            def shard_map(*inner: Any) -> Any:
+                trees.append(primitive.bind(*inner, subfuns=(function,), **params))
+                return list(trees[-1].vals)
+
+            found = jax.jit(shard_map)(*arguments)
+            return trees[-1].update(found)
+
+        return process
+
+    def device_put(self, real: Any) -> Any:
+        """``dispatch._batched_device_put_impl``: nothing is copied."""
+
+        def place(*values: Any, devices: Any, srcs: Any, copy_semantics: Any, dst_avals: Any) -> Any:
+            if compat.is_computing():
+                return real(*values, devices=devices, srcs=srcs, copy_semantics=copy_semantics, dst_avals=dst_avals)
+            return [abstract_device_put(value, device) for value, device in zip(values, devices, strict=True)]
+
+        return place
+
+    def jit(self, real: Any) -> Any:
+        """``pjit._pjit_call_impl_python``: a call of a compiled function."""
+
+        def call(*arguments: Any, **params: Any) -> Any:
+            if compat.is_computing():
+                return real(*arguments, **params)
+            return self._jit(arguments, params), None, None, []
+
+        return call
+
+    def metaty(self, real: Any) -> Any:
+        """``pjit.convert_to_metaty``: what jax keeps of an argument."""
+
+        def convert(argument: Any) -> Any:
+            return argument_type(argument) if isinstance(argument, AbstractArray) else real(argument)
+
+        return convert
+
+    def lower(self, real: Any) -> Any:
+        """``Traced.lower``: a function is to be compiled ahead of its calls."""
+        standing = abstract_lowering(real, self._jit, self.listener.made, self.listener.asked)
+
+        def lower(traced: Any, **how: Any) -> Any:
+            return real(traced, **how) if compat.is_computing() else standing(traced, **how)
+
+        return lower
+
+    def _jit(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any] | None = None) -> list[Any]:
+        types = [argument_type(one) for one in arguments] if types is None else types
+        closed = params["jaxpr"]
+        placed = self._where(params, tuple(types))
+        self.listener.called(arguments, params, types)
+        internal = is_internal(closed, params["name"])
+        values = jax_abstract_values.evaluate_known_results(closed, arguments, from_made_up=internal)
+        results = []
+        for at, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
+            value, doubtful = values.get(at, (None, True))
+            result = abstract_result(aval, sharding, committed=placed.committed, known=value, made_up=doubtful)
+            if placed.guessed[at] and isinstance(result, AbstractArray):
+                result._guessed = True
+            results.append(result)
+        for donated, argument in zip(params["donated_invars"], arguments, strict=True):
+            if donated and isinstance(argument, AbstractArray):
+                argument._deleted = True
+        return results
+
+    def _where(self, params: dict[str, Any], types: tuple[Any, ...]) -> ResultPlacement:
+        """Where the results of a call lie; kept with the jaxpr, whose identity stands for it."""
+        key = (id(params["jaxpr"]), types, params["in_shardings"], params["out_shardings"], params["ctx_mesh"])
+        if key not in self._placed:
+            self._placed[key] = (params["jaxpr"], result_placement(params, types))
+        return self._placed[key][1]
+
+    def _operation(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive.name == "device_put":
+            return [
+                abstract_device_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)
+            ]
+        if any(True for _ in compat.get("jax._src.core", "jaxprs_in_params")(params)):
+            return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
+        typeof = compat.get("jax._src.core", "typeof")
+        avals, _ = primitive.abstract_eval(*(typeof(one) for one in arguments), **params)
+        several = primitive.multiple_results
+        avals = list(avals) if several else [avals]
+        self.listener.operated(primitive.name, arguments, avals)
+        values = jax_abstract_values.evaluate_operation(primitive, arguments, params, avals) or [None] * len(avals)
+        doubtful = any(map(jax_abstract_values.is_placeholder, arguments))
+        sharding, committed = operation_sharding(primitive, arguments, params, avals)
+        results = [
+            abstract_result(aval, where, committed=committed, known=value, made_up=doubtful)
+            for aval, where, value in zip(avals, sharding, values, strict=True)
+        ]
+        return results if several else results[0]
+
+
+WRAPPER_FILES = ("pmap.py", "jax_abstract.py")
+"""Files of jax's and ours that wrap a function of the user's into a program."""
+
+
+def is_internal(closed: Any, name: str) -> bool:
+    """Whether a compiled function is one of jax's own (``jnp.sum``), by the file that it is written in."""
+    file = closed.jaxpr.debug_info.func_filename
+    if not is_jax_file(file) or file.endswith(WRAPPER_FILES):
+        return False
+    equations = closed.jaxpr.eqns
+    if len(equations) == 1 and equations[0].primitive.name == name:  # an operation outside of jit
+        inner = next(iter(compat.get("jax._src.core", "jaxprs_in_params")(equations[0].params)), None)
+        return inner is None or is_jax_file(inner.debug_info.func_filename)
+    return True
+
+
+def is_jax_file(file: str | None) -> bool:
+    """Whether a file is jax's."""
+    return bool(file) and str(file).startswith(compat.package_folders())

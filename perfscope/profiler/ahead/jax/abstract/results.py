@@ -1,0 +1,285 @@
+"""Arrays without data as results: of operations, and of ``jax.device_put``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax.abstract import values as values
+from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
+
+
+def abstract_result(aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> Any:
+    """The result of an operation; a small one that nobody knows is zeros, and made up. What is no array stays."""
+    if not hasattr(aval, "dtype"):
+        return aval
+    if known is None:
+        known, made_up = values.placeholder(aval), True
+    return AbstractArray(aval, sharding, committed=committed, known=known, made_up=made_up)
+
+
+def abstract_device_put(value: Any, device: Any) -> Any:
+    """``jax.device_put`` of one leaf: a device, a sharding, a format, a space of memory, or ``None``."""
+    import jax
+    from jax.sharding import Sharding, SingleDeviceSharding
+
+    core = "jax._src.core"
+    if isinstance(value, AbstractArray) and device is None:
+        return value
+    before = compat.get(core, "typeof")(value) if not hasattr(value, "aval") else value.aval
+    kept = values.known_value(value)
+    if kept is not None and not isinstance(value, AbstractArray):
+        with compat.computing_on_cpu():
+            kept = jax.device_put(value)
+            before = compat.get(core, "typeof")(kept)
+    doubtful = values.is_placeholder(value)
+    asked = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
+    aval = compat.get("jax._src.dispatch", "update_dp_aval")(before, asked)
+    if isinstance(asked, Sharding):
+        return abstract_result(aval, asked, committed=True, known=kept, made_up=doubtful)
+    if asked is None:
+        default = compat.get("jax._src.interpreters.pxla", "get_default_device")()
+        where = getattr(value, "sharding", None) or SingleDeviceSharding(default)
+        committed = bool(getattr(value, "_committed", False))
+        return abstract_result(aval, where, committed=committed, known=kept, made_up=doubtful)
+    if isinstance(asked, jax.Device):
+        return abstract_result(aval, SingleDeviceSharding(asked), committed=True, known=kept, made_up=doubtful)
+    where = getattr(value, "sharding", None)
+    kind = compat.get(core, "mem_space_to_kind")(asked)
+    if where is None:
+        where = SingleDeviceSharding(compat.get("jax._src.interpreters.pxla", "get_default_device")())
+    return abstract_result(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
+
+
+# Functions of jax's that make arrays out of a program's data without an operation: here they take shapes alone.
+
+
+@contextlib.contextmanager
+def without_copies() -> Iterator[None]:
+    """Inside, none of them copies or asks for data that is not needed to know a shape or a small value."""
+    import jax
+
+    array, lax, pxla = (sys.modules[f"jax._src.{name}"] for name in ("array", "lax.lax", "interpreters.pxla"))
+    with contextlib.ExitStack() as stack:
+        for name, ours in (
+            ("make_array_from_callback", _from_callback),
+            ("make_array_from_single_device_arrays", _from_parts),
+        ):
+            for where in (array, jax):
+                stack.enter_context(compat.patched(where, name, _unless_real(ours)))
+        stack.enter_context(compat.patched(pxla, "batched_device_put", _unless_real(_batched)))
+        for where in (lax, jax.lax):
+            stack.enter_context(compat.patched(where, "full", _abstract_full))
+        yield
+
+
+def _unless_real(ours: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    def made_of(real: Any) -> Callable[..., Any]:
+        def either(*arguments: Any, **named: Any) -> Any:
+            return real(*arguments, **named) if compat.is_computing() else ours(*arguments, **named)
+
+        return either
+
+    return made_of
+
+
+def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[[Any], Any], dtype: Any = None) -> Any:
+    """``jax.make_array_from_callback``.
+
+    The callback is asked for one part where only that tells the dtype, and for what is small and lies on every device
+    whole.
+    """
+    sharding = getattr(sharding, "sharding", sharding)  # of a Format
+    shape = tuple(shape)
+    kept = None
+    if dtype is None or (sharding.is_fully_replicated and np.prod(shape, dtype=np.int64) <= values.MAX_ELEMENTS):
+        at = next(iter(sharding.addressable_devices_indices_map(shape).values()))
+        part = compat.get("jax._src.dtypes", "canonicalize_value")(data_callback(at))
+        dtype = part.dtype if dtype is None else dtype
+        if sharding.is_fully_replicated:
+            kept = _small_value(part)
+    return _array(shape, dtype, sharding, committed=True, known=kept)
+
+
+def _from_parts(shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None) -> Any:
+    """``jax.make_array_from_single_device_arrays``."""
+    if dtype is None:
+        dtype = arrays[0].dtype
+    kept = arrays[0] if sharding.is_fully_replicated and arrays else None
+    return _array(
+        tuple(shape), dtype, sharding, committed=True, known=_small_value(kept), made_up=values.is_placeholder(kept)
+    )
+
+
+def _batched(
+    aval: Any, sharding: Any, xs: Sequence[Any], devices: Any, committed: bool = True, enable_x64: Any = None
+) -> Any:
+    """``pxla.batched_device_put``."""
+    del devices, enable_x64
+    whole = sharding.is_fully_replicated and len(xs) > 0
+    return abstract_result(
+        aval, sharding, committed=committed, known=_small_value(xs[0]) if whole else None,
+        made_up=whole and values.is_placeholder(xs[0]),
+    )  # fmt: skip
+
+
+def _abstract_full(real: Any) -> Callable[..., Any]:
+    """``jax.lax.full``, which lays out what is no array of jaxlib's without the sharding that is asked for."""
+
+    def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
+        import jax
+
+        clean = compat.get("jax._src.core", "trace_state_clean")
+        if compat.is_computing() or sharding is None or not sharding._is_concrete or not clean():
+            return real(shape, fill_value, dtype, sharding=sharding)
+        return jax.device_put(real(shape, fill_value, dtype), sharding)
+
+    return full
+
+
+def _small_value(value: Any) -> Any:
+    """The value of an array where it is known and small, on the CPU."""
+    import jax
+
+    if value is None or isinstance(value, AbstractArray):
+        return values.known_value(value)
+    if np.size(value) > values.MAX_ELEMENTS:
+        return None
+    with compat.computing_on_cpu():
+        return jax.device_put(np.asarray(value))
+
+
+def _array(
+    shape: tuple[int, ...], dtype: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False
+) -> Any:
+    core = "jax._src.core"
+    aval = compat.get(core, "update_aval_with_sharding")(compat.get(core, "ShapedArray")(shape, dtype), sharding)
+    return abstract_result(aval, sharding, committed=committed, known=known, made_up=made_up)
+
+
+# On which devices results lie that nobody computed, as far as it can be said before a program is compiled.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultPlacement:
+    """Where the results of a call lie."""
+
+    shardings: tuple[Any, ...]
+    committed: bool
+    guessed: tuple[bool, ...]
+    """Which of them the compiler decides, and were guessed here."""
+
+
+def argument_type(value: Any) -> Any:
+    """What jax keeps of an argument of a compiled function."""
+    core, pjit = "jax._src.core", "jax._src.pjit"
+    aval = compat.get(core, "typeof")(value)
+    return compat.get(pjit, "MetaTy")(
+        aval,
+        getattr(value, "sharding", None),
+        None,  # the default layout, as arrays have it that no program asked otherwise for
+        bool(getattr(value, "_committed", True)),
+        isinstance(value, np.ndarray),
+    )
+
+
+def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlacement:
+    """Where the results of a compiled function lie."""
+    unspecified = compat.get("jax._src.sharding_impls", "UNSPECIFIED")
+    closed = params["jaxpr"]
+    taken = compat.get("jax._src.pjit", "_resolve_in_shardings")(types, params["in_shardings"])
+    inside = compat.get("jax._src.dispatch", "get_intermediate_shardings")(closed.jaxpr)
+    kinds = compat.get("jax._src.stages", "MismatchType")
+    said = [
+        *((one, kinds.ARG_SHARDING, None) for one in taken),
+        *((one, kinds.OUT_SHARDING, None) for one in params["out_shardings"]),
+        *((one, kinds.SHARDING_INSIDE_COMPUTATION, where) for one, where in inside),
+    ]
+    _, devices, _ = compat.get("jax._src.interpreters.pxla", "_get_and_check_device_assignment")(
+        said, params["ctx_mesh"]
+    )
+    mesh = _mesh_of(params["ctx_mesh"], [one for one, _, _ in said])
+    committed = len(devices or ()) > 1 or mesh is not None or any(one is not unspecified for one, _, _ in said)
+    gone = params["donated_invars"]
+    given = [
+        (type_.aval, where)
+        for chosen in (True, False)
+        for type_, where, one in zip(types, taken, gone, strict=True)
+        if one is chosen and where is not unspecified
+    ]
+    shardings, guessed = [], []
+    for aval, asked in zip(closed.out_avals, params["out_shardings"], strict=True):
+        where, sure = _one_result_placement(aval, asked, devices, mesh, given, unspecified)
+        shardings.append(where)
+        guessed.append(not sure)
+    return ResultPlacement(shardings=tuple(shardings), committed=committed, guessed=tuple(guessed))
+
+
+def _one_result_placement(
+    aval: Any, asked: Any, devices: Any, mesh: Any, given: list[tuple[Any, Any]], unspecified: Any
+) -> tuple[Any, bool]:
+    """Where one result lies, and whether that is sure. Of ``given``, arguments and their places, one is used up."""
+    if asked is not unspecified:
+        return asked, True
+    if devices is not None and len(devices) == 1:
+        return SingleDeviceSharding(devices[0]), True
+    own = getattr(aval, "sharding", None)
+    if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
+        return NamedSharding(mesh, own.spec), True
+    number = not getattr(aval, "shape", ())
+    for at, (one, where) in enumerate(given):  # a new state lies like the old one
+        if not number and one.shape == aval.shape and one.dtype == aval.dtype:
+            del given[at]
+            return where, False
+    if mesh is not None:
+        return NamedSharding(mesh, PartitionSpec()), number
+    return compat.get("jax._src.sharding_impls", "GSPMDSharding").get_replicated(devices), number
+
+
+def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
+    """The mesh of a program: the first that a sharding names, or that of its context; ``None`` without one."""
+    from jax.sharding import Mesh
+
+    for one in shardings:
+        if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh):
+            return one.mesh
+    return context if isinstance(context, Mesh) and not context.empty else None
+
+
+def operation_sharding(
+    primitive: Any, arguments: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]
+) -> tuple[list[Any], bool]:
+    """Where the results of an operation outside of jit lie, and whether the program said so."""
+    given = [one for one in arguments if hasattr(one, "_committed")]
+    placed = [one for one in given if one._committed]
+    if "sharding" in params and isinstance(params["sharding"], NamedSharding):
+        from jax.sharding import Mesh
+
+        if isinstance(params["sharding"].mesh, Mesh):
+            return [params["sharding"]] * len(avals), True
+    if not placed:
+        default = compat.get("jax._src.interpreters.pxla", "get_default_device")()
+        first = next((one.sharding for one in given), None) or SingleDeviceSharding(default)
+        return [first] * len(avals), False
+    whole = next((one.sharding for one in placed if len(one.sharding.device_set) > 1), None)
+    if whole is None:
+        return [placed[0].sharding] * len(avals), True
+    mesh = getattr(whole, "mesh", None)
+    found = []
+    for aval in avals:
+        own = getattr(aval, "sharding", None)
+        same = next((one.sharding for one in placed if one.shape == getattr(aval, "shape", None)), None)
+        if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
+            found.append(NamedSharding(mesh, own.spec))
+        elif same is not None:
+            found.append(same)
+        else:
+            found.append(NamedSharding(mesh, PartitionSpec()) if mesh is not None else whole)
+    return found, True

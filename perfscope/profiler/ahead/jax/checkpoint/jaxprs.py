@@ -1,0 +1,243 @@
+"""Jaxprs with checkpoints put in, given another policy, or taken out: nothing is traced again.
+
+What is put around equations is the primitive that ``jax.checkpoint`` puts there, with its default parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfscope.profiler.ahead.jax import compat as compat
+
+Policy = Callable[..., Any] | None
+"""What ``jax.checkpoint`` takes as ``policy``."""
+PREVENT_CSE = True
+"""As ``jax.checkpoint(layer)`` has it, in loops as well: the barrier keeps XLA from moving out what runs again."""
+
+
+class Substitution(dict[Any, Any]):
+    """Variables that stand for others."""
+
+    def __call__(self, atom: Any) -> Any:
+        """The atom that stands for one."""
+        return atom if _is_literal(atom) else self.get(atom, atom)
+
+
+def is_checkpoint(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.checkpoint`` as the program wrote it, not one that was differentiated."""
+    return eqn.primitive is compat.get("jax._src.ad_checkpoint", "remat_p") and not eqn.params["differentiated"]
+
+
+def is_loop(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.scan``."""
+    return eqn.primitive is compat.get("jax._src.lax.control_flow.loops", "scan_p")
+
+
+def is_call(eqn: Any) -> bool:
+    """Whether an equation calls a function that is part of the same program: ``jax.jit``."""
+    return eqn.primitive is compat.get("jax._src.pjit", "jit_p")
+
+
+def may_be_checkpointed(*effects: Any) -> bool:
+    """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
+    allowed = compat.get("jax._src.effects", "remat_allowed_effects")
+    return not any(allowed.filter_not_in(one) for one in effects)
+
+
+def with_policy(eqn: Any, policy: Policy) -> Any:
+    """A checkpoint with another policy; what else it was written with stays."""
+    return eqn.replace(params={**eqn.params, "policy": policy})
+
+
+def wrapped_loop(eqn: Any, policy: Policy) -> Any:
+    """A scan whose body is ``jax.checkpoint(body, policy=policy)``."""
+    closed = eqn.params["jaxpr"]
+    body = closed.jaxpr
+    fresh = [_new_variable(variable) for variable in (*body.constvars, *body.invars)]
+    results = [_new_variable(variable) for variable in body.outvars]
+    inner = compat.get("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")(body)
+    checkpoint = _checkpoint(fresh, results, inner, policy, eqn)
+    count = len(body.constvars)
+    around = body.replace(constvars=fresh[:count], invars=fresh[count:], outvars=results, eqns=[checkpoint])
+    return eqn.replace(params={**eqn.params, "jaxpr": closed.replace(jaxpr=around)})
+
+
+def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug_info: Any) -> Any:
+    """One checkpoint around adjacent equations; ``used``: variables that are read behind them."""
+    core = "jax._src.core"
+    made = {variable for eqn in eqns for variable in eqn.outvars}
+    read = dict.fromkeys(
+        atom for eqn in eqns for atom in eqn.invars if not _is_literal(atom) and atom not in made
+    )  # in their order
+    given = [variable for variable in dict.fromkeys(v for eqn in eqns for v in eqn.outvars) if variable in used]
+    stacks = [eqn.source_info.name_stack for eqn in eqns]
+    shared = _common_scopes(stacks)
+    within = Substitution({variable: _new_variable(variable) for variable in read})
+    inner = []
+    for eqn in eqns:
+        drop = compat.get(core, "DropVar")
+        within |= {one: _new_variable(one) for one in eqn.outvars if not isinstance(one, drop)}
+        stack = type(eqn.source_info.name_stack)(eqn.source_info.name_stack.stack[shared:])
+        inner.append(
+            eqn.replace(
+                invars=[within(one) for one in eqn.invars],
+                outvars=[within(one) for one in eqn.outvars],
+                source_info=type(eqn.source_info)(eqn.source_info.traceback, stack),
+            )
+        )
+    jaxpr = compat.get(core, "Jaxpr")(
+        constvars=(),
+        invars=[within[one] for one in read],
+        outvars=[within[one] for one in given],
+        eqns=inner,
+        effects=compat.get(core, "join_effects")(*(eqn.effects for eqn in eqns)),
+        debug_info=debug_info.with_unknown_names(),
+    )
+    first = eqns[0]
+    stack = type(stacks[0])(stacks[0].stack[:shared])
+    at = first.replace(source_info=type(first.source_info)(first.source_info.traceback, stack))
+    return _checkpoint(list(read), given, jaxpr, policy, at)
+
+
+def inlined(eqn: Any, within: Substitution) -> list[Any]:
+    """The equations of a checkpoint without it; what it gave is put into ``within``."""
+    jaxpr = eqn.params["jaxpr"]
+    inside = Substitution(zip(jaxpr.invars, eqn.invars, strict=True))
+    found = []
+    for one in jaxpr.eqns:
+        inputs = [inside(atom) for atom in one.invars]
+        inside |= {variable: _new_variable(variable) for variable in one.outvars if not _is_dropped(variable)}
+        stack = eqn.source_info.name_stack + one.source_info.name_stack
+        found.append(
+            one.replace(
+                invars=inputs,
+                outvars=[inside(variable) for variable in one.outvars],
+                source_info=type(one.source_info)(one.source_info.traceback, stack),
+            )
+        )
+    for variable, given in zip(eqn.outvars, jaxpr.outvars, strict=True):
+        if not _is_dropped(variable):
+            within[variable] = inside(given)
+    return found
+
+
+def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any:
+    """A jaxpr with other equations, and its results by what stands for them."""
+    return jaxpr.replace(eqns=list(eqns), outvars=[within(one) for one in jaxpr.outvars])
+
+
+def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Policy, at: Any) -> Any:
+    core = "jax._src.core"
+    return compat.get(core, "new_jaxpr_eqn")(
+        inputs,
+        results,
+        compat.get("jax._src.ad_checkpoint", "remat_p"),
+        {"jaxpr": jaxpr, "prevent_cse": PREVENT_CSE, "differentiated": False, "policy": policy},
+        compat.get(core, "eqn_effects")(jaxpr, inputs),
+        at.source_info,
+        at.ctx,
+    )
+
+
+def _common_scopes(stacks: Sequence[Any]) -> int:
+    """How many of their first scopes all have."""
+    count = min(len(one.stack) for one in stacks)
+    for at in range(count):
+        if any(one.stack[at] != stacks[0].stack[at] for one in stacks):
+            return at
+    return count
+
+
+def _new_variable(atom: Any) -> Any:
+    return compat.get("jax._src.core", "Var")(atom.aval)
+
+
+def _is_literal(atom: Any) -> bool:
+    return isinstance(atom, compat.get("jax._src.core", "Literal"))
+
+
+def _is_dropped(variable: Any) -> bool:
+    return isinstance(variable, compat.get("jax._src.core", "DropVar"))
+
+
+# What an equation has inside: jaxprs that are differentiated with what is around them, and those that are not.
+#
+# Loops, checkpoints, jitted functions, `shard_map` and the branches of `cond` are differentiated as they are written.
+# A
+# function with a rule of its own (`custom_vjp`, `custom_jvp`) is not: its rule runs in its place. Nor does a
+# `while_loop` have a backward.
+
+
+_RULED = {"custom_vjp_call": "custom_vjp", "custom_jvp_call": "custom_jvp"}
+_SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
+"""A kernel has nothing that XLA keeps; a checkpoint that is differentiated already was looked at before it was."""
+
+
+def inner_jaxpr(eqn: Any) -> Any:
+    """The jaxpr of a scan, a checkpoint or a call."""
+    held = eqn.params["jaxpr"]
+    return getattr(held, "jaxpr", held)
+
+
+def open_jaxprs(eqn: Any) -> tuple[Any, ...]:
+    """The jaxprs of an equation that are differentiated with what is around it; of `cond` one a branch."""
+    if _is_branching(eqn):
+        return tuple(branch.jaxpr for branch in eqn.params["branches"])
+    if is_loop(eqn) or is_checkpoint(eqn) or is_call(eqn) or eqn.primitive.name == "shard_map":
+        return (inner_jaxpr(eqn),)
+    return ()
+
+
+def with_open_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """The equation with ``change`` made to each of its `open_jaxprs`; the same object where none changes."""
+    before = open_jaxprs(eqn)
+    after = tuple(map(change, before))
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return eqn
+    if _is_branching(eqn):
+        branches = tuple(old.replace(jaxpr=new) for old, new in zip(eqn.params["branches"], after, strict=True))
+        return eqn.replace(params={**eqn.params, "branches": branches})
+    held = eqn.params["jaxpr"]
+    whole = held.replace(jaxpr=after[0]) if held is not before[0] else after[0]
+    return eqn.replace(params={**eqn.params, "jaxpr": whole})
+
+
+def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
+    """The jaxprs of an equation in which no checkpoint does anything, and why, as a place is told with it."""
+    if open_jaxprs(eqn) or eqn.primitive.name in _SKIPPED:
+        return (), ""
+    found = tuple(compat.get("jax._src.core", "jaxprs_in_params")(eqn.params))
+    name = eqn.primitive.name
+    if name in _RULED:
+        return found, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"
+    if name == "while":
+        return found, "in a while_loop, which has no backward"
+    return found, f"in an operation that is not looked into ({name})"
+
+
+def custom_rule(eqn: Any) -> tuple[Any, ...]:
+    """The forward of a ``custom_vjp``, as a jaxpr: it may name what it keeps. Empty where there is none."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return ()
+    count = len(eqn.invars) - eqn.params["num_consts"]
+    with contextlib.suppress(Exception):  # a rule that cannot be differentiated for all of its arguments
+        return (eqn.params["fwd_jaxpr_thunk"].call_wrapped(*[True] * count)[0],)
+    return ()
+
+
+def called_function(eqn: Any) -> Any:
+    """What is known of the function that an equation calls without a frame of its own; None where it calls none.
+
+    Of `cond` the branch with the most in it: the other passes on what it is given.
+    """
+    if _is_branching(eqn):
+        return max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda one: len(one.eqns)).debug_info
+    if eqn.primitive.name in _RULED:
+        return eqn.params["call_jaxpr"].jaxpr.debug_info
+    return inner_jaxpr(eqn).debug_info if is_call(eqn) else None
+
+
+def _is_branching(eqn: Any) -> bool:
+    return bool(eqn.primitive.name == "cond" and "branches" in eqn.params)

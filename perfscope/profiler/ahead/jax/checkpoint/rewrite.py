@@ -1,0 +1,366 @@
+"""``--checkpoint POLICY``: the layers of a JAX program under another checkpoint policy, without editing the program.
+
+What is differentiated (``jax.grad``, ``jax.value_and_grad``, ``jax.vjp``) is written down as a jaxpr first. There a
+checkpoint of the program's layers gets the policy, or is taken out; where layers have none, the body of their scan, or
+the function that a Python loop calls, gets what ``jax.checkpoint(layer, policy=...)`` would have put around it. The
+result is differentiated as jax does. Nothing else of the program is touched, and what was done is told line by line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perfscope.model.documents.compile_request import CheckpointRequest
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
+    Policy,
+    Substitution,
+    custom_rule,
+    inlined,
+    inner_jaxpr,
+    is_checkpoint,
+    open_jaxprs,
+    with_equations,
+    with_open_jaxprs,
+    with_policy,
+    wrapped_equations,
+    wrapped_loop,
+)
+from perfscope.profiler.ahead.jax.checkpoint.sites import Site, SiteKind, is_repeating_scan, sites_of
+from perfscope.profiler.ahead.jax.checkpoint.staging import CallContext, through_jaxpr
+from perfscope.profiler.ahead.jax.lines import SourceLine
+
+# The changes of one function that is differentiated, from its outermost jaxpr to those of its loops and calls.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One function's changes, by the identity of equations."""
+
+    policy: Policy
+    removes: bool
+    picked: set[int]
+    """Checkpoints."""
+    loops: set[int]
+    """Scans whose bodies are wrapped."""
+    groups: list[Site]
+    made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Jaxprs by identity, with what became of them: a function that is called twice stays one."""
+
+    def of(self, jaxpr: Any) -> Any:
+        """A jaxpr with them; the same object where nothing changes in it."""
+        if id(jaxpr) not in self.made:
+            self.made[id(jaxpr)] = jaxpr, self._of(jaxpr)
+        return self.made[id(jaxpr)][1]
+
+    def _of(self, jaxpr: Any) -> Any:
+        within = Substitution()
+        found: list[Any] = []
+        pieces = dict(piece for site in self.groups if site.holder is jaxpr for piece in site.pieces)
+        last = _last_reads(jaxpr)
+        number, same = 0, not pieces
+        while number < len(jaxpr.eqns):
+            eqn = jaxpr.eqns[number]
+            end = pieces.get(number, number + 1)
+            if end > number + 1 or number in pieces:
+                used = {variable for variable, read in last.items() if read >= end}
+                held = [_with_inputs(one, within) for one in jaxpr.eqns[number:end]]
+                found.append(wrapped_equations(held, used, self.policy, jaxpr.debug_info))
+            else:
+                changed = self._equation(_with_inputs(eqn, within))
+                if id(eqn) in self.picked and self.removes:
+                    found += inlined(changed, within)
+                    same = False
+                else:
+                    if id(eqn) in self.picked:
+                        changed = with_policy(changed, self.policy)
+                    elif id(eqn) in self.loops:
+                        changed = wrapped_loop(changed, self.policy)
+                    found.append(changed)
+                    same = same and changed is eqn
+            number = end
+        return jaxpr if same else with_equations(jaxpr, found, within)
+
+    def _equation(self, eqn: Any) -> Any:
+        """An equation with the changes inside of it."""
+        return with_open_jaxprs(eqn, self.of)
+
+
+def _with_inputs(eqn: Any, within: Substitution) -> Any:
+    if not within:
+        return eqn
+    inputs = [within(one) for one in eqn.invars]
+    same = all(new is old for new, old in zip(inputs, eqn.invars, strict=True))
+    return eqn if same else eqn.replace(invars=inputs)
+
+
+def _last_reads(jaxpr: Any) -> dict[Any, int]:
+    """The last equation that reads each variable; behind all of them for results."""
+    literal = compat.get("jax._src.core", "Literal")
+    found: dict[Any, int] = {}
+    for number, eqn in enumerate(jaxpr.eqns):
+        found |= {atom: number for atom in eqn.invars if not isinstance(atom, literal)}
+    return found | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not isinstance(atom, literal)}
+
+
+# What became of each place of a program under ``--checkpoint``, in words.
+
+
+SiteChange = Literal["wrapped", "replaced", "removed", "left"]
+VERBS: dict[SiteChange, str] = {"wrapped": "checkpointed", "replaced": "under this policy", "removed": "taken out"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteOutcome:
+    """What became of one place."""
+
+    kind: SiteKind
+    how: SiteChange
+    at: SourceLine | None
+    written: SourceLine | None
+    count: int
+    why: str = ""
+    """Why it was left."""
+
+    def words(self) -> str:
+        """``the scan at train.py:35 (12 turns)``."""
+        place = "" if self.at is None else f" at {self.at}"
+        if self.kind == "scan":
+            return f"the scan{place} ({self.count:,} turns)"
+        if self.kind == "calls":
+            written = "" if self.written is None else f" of {self.written}"
+            return f"the function{written} that is called {self.count:,} times alike{place}"
+        return f"the checkpoint{place}"
+
+    def note(self, option: str) -> str:
+        """A line of the report; ``option``: ``--checkpoint full``."""
+        if self.how == "left":
+            return f"{option}: left as it is: {self.words()}: {self.why}"
+        return f"{option}: {self.words()}: {VERBS[self.how]}"
+
+
+_AD = "jax._src.interpreters.ad"
+NEEDED = (
+    ("jax._src.ad_checkpoint", "remat_p"),
+    ("jax._src.api_util", "debug_info"),
+    ("jax._src.core", "DropVar"),
+    ("jax._src.core", "Jaxpr"),
+    ("jax._src.core", "Literal"),
+    ("jax._src.core", "Var"),
+    ("jax._src.core", "eqn_effects"),
+    ("jax._src.core", "eval_jaxpr"),
+    ("jax._src.core", "join_effects"),
+    ("jax._src.core", "new_jaxpr_eqn"),
+    ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr"),
+    ("jax._src.interpreters.partial_eval", "trace_to_jaxpr"),
+    ("jax._src.lax.control_flow.loops", "scan_p"),
+    ("jax._src.source_info_util", "is_user_filename"),
+    ("jax._src.source_info_util", "raw_frame_to_frame"),
+    ("jax._src.source_info_util", "user_frames"),
+    ("jax._src.tree_util", "FlatTree"),
+)
+"""What is used of jax besides `jax_abstract_compat.NEEDED`, each where jax 0.10.2 has it."""
+MAX_REPORTED = 4
+"""Places that an error names."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Checkpoints:
+    """What one request makes of a program."""
+
+    asked: CheckpointRequest
+    told: dict[SiteOutcome, None] = field(default_factory=dict)
+    """In the order they were met."""
+    differentiated: int = 0
+    """Functions that were looked at."""
+    unseen: list[str] = field(default_factory=list)
+    """Why functions could not be looked at."""
+    nameless: bool = False
+    """``names`` was asked for where the program names nothing, or not that."""
+    thread: int | None = None
+    """Only what this thread differentiates; None: what any does."""
+
+    @property
+    def changed(self) -> list[SiteOutcome]:
+        """Where something was done."""
+        return [one for one in self.told if one.how != "left"]
+
+    @property
+    def left(self) -> list[SiteOutcome]:
+        """Loops and checkpoints that are no layers, or were not named."""
+        return [one for one in self.told if one.how == "left"]
+
+    def notes(self) -> list[str]:
+        """What a reader of the compiled program must know. ``DataError`` where nothing could be done."""
+        option = f"--checkpoint {self.asked}"
+        if not self.changed and (self.asked.word != "none" or self.asked.spots or self.unseen):
+            raise DataError(f"{option}: nothing could be checkpointed: {self._why()}")
+        notes = [one.note(option) for one in self.changed]
+        if not self.changed:
+            notes = [f"{option}: its layers have no checkpoint; compiled as it is"]
+        notes += [one.note(option) for one in self.left]
+        return [*notes, *(f"{option}: not looked at: {why}" for why in dict.fromkeys(self.unseen))]
+
+    def as_data(self) -> dict[str, Any]:
+        """For the manifest: ``checkpoint`` of ``compile.json``."""
+        places = [
+            {
+                "kind": one.kind,
+                "how": one.how,
+                "place": None if one.at is None else {"file": one.at.file, "line": one.at.line},
+                "count": one.count,
+                "reason": one.why,
+            }
+            for one in (*self.changed, *self.left)
+        ]
+        return {"policy": str(self.asked), "places": places}
+
+    def linearize(self, real: Any) -> Any:
+        """``jax._src.interpreters.ad.linearize``, through which every reverse pass goes."""
+
+        def linearize(fun: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            apart = self.thread is not None and self.thread != threading.get_ident()
+            return real(fun if apart or compat.is_computing() else through_jaxpr(fun, self), *arguments, **named)
+
+        return linearize
+
+    def rewritten(self, jaxpr: Any, around: CallContext) -> Any:
+        """A function's jaxpr with the policy; the same object where nothing changes."""
+        sites = sites_of(jaxpr, around)
+        chosen = self._chosen(sites)
+        policy = self._policy(jaxpr)
+        if policy is _NAMELESS:
+            self.nameless, chosen = True, []
+        removes = self.asked.word == "none"
+        picked = {id(site.eqn) for site in chosen if site.kind == "checkpoint"}
+        loops: set[int] = set()
+        for site in sites:
+            how: SiteChange = "left"
+            if site.kind == "checkpoint" and site in chosen:
+                how = "removed" if removes else "replaced"
+            elif site in chosen and not removes and not (site.kind == "scan" and _holds(site, picked)):
+                how = "wrapped"
+            elif site in chosen:
+                continue  # the checkpoints in it are told, or it has none to take out
+            if how == "wrapped" and site.kind == "scan":
+                loops.add(id(site.eqn))
+            why = "" if how != "left" else site.why or "not named" if not self.nameless else "nothing is named"
+            self.told[
+                SiteOutcome(kind=site.kind, how=how, at=site.at, written=site.written, count=site.count, why=why)
+            ] = None
+        groups = [site for site in chosen if site.kind == "calls" and not removes]
+        if not picked and not loops and not groups:
+            return jaxpr
+        edit = Edit(policy=None if removes else policy, removes=removes, picked=picked, loops=loops, groups=groups)
+        return edit.of(jaxpr)
+
+    def _chosen(self, sites: list[Site]) -> list[Site]:
+        """The layers, or what is at the lines that were named."""
+        if not self.asked.spots:
+            return [site for site in sites if site.layer]
+        named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.asked.spots)]
+        direct = {id(one) for site in named if site.kind == "scan" for one in _checkpoints_in(inner_jaxpr(site.eqn))}
+        return [site for site in sites if site in named or id(site.eqn) in direct]
+
+    def _policy(self, jaxpr: Any) -> Any:
+        """What ``jax.checkpoint`` gets; `_NAMELESS` where there is no such name."""
+        from jax import checkpoint_policies as policies
+
+        word = self.asked.word
+        if word == "dots":
+            return policies.dots_with_no_batch_dims_saveable
+        if word == "all_dots":
+            return policies.dots_saveable
+        if word != "names":
+            return None
+        named = _names(jaxpr)
+        wanted = self.asked.names or tuple(sorted(named))
+        return policies.save_only_these_names(*wanted) if wanted and named.issuperset(wanted) else _NAMELESS
+
+    def _why(self) -> str:
+        """Why nothing was done, in words."""
+        if not self.differentiated:
+            return "the program differentiates nothing (jax.grad, jax.vjp) as far as it was followed"
+        if self.nameless:
+            wanted = f" any of {', '.join(self.asked.names)}" if self.asked.names else " anything"
+            return f"the program does not name{wanted} (jax.ad_checkpoint.checkpoint_name)"
+        if self.unseen and not self.told:
+            return self.unseen[0]
+        if self.asked.spots:
+            spots = ", ".join(map(str, self.asked.spots))
+            there = [one.words() for one in self.told][:MAX_REPORTED]
+            return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
+        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.told][:MAX_REPORTED]
+        if there:
+            return f"nothing of it is a layer: {'; '.join(there)}; POLICY@FILE:LINE names one all the same"
+        return (
+            "what it differentiates has no loop over layers (jax.lax.scan), no jax.checkpoint, and no function that is "
+            "called several times alike"
+        )
+
+
+class _Nameless:
+    """No policy: the names are not there."""
+
+
+_NAMELESS = _Nameless()
+
+
+@contextlib.contextmanager
+def checkpointed(asked: CheckpointRequest | None, *, thread: int | None = None) -> Iterator[Checkpoints | None]:
+    """Inside, what the program differentiates has the policy; None: the program as it is. ``thread``: only its own."""
+    if asked is None:
+        yield None
+        return
+    _check_jax()
+    book = Checkpoints(asked=asked, thread=thread)
+    with compat.patched(importlib.import_module(_AD), "linearize", book.linearize):
+        yield book
+
+
+def _check_jax() -> None:
+    """``DataError`` with one line where this jax is not one that we know."""
+    import jax
+
+    linearize = getattr(importlib.import_module(_AD), "linearize", None)
+    taken = tuple(inspect.signature(linearize).parameters)[:2] if linearize is not None else ()
+    missing = compat.missing(NEEDED) or ([] if taken == ("traceable", "primals_ft") else [f"{_AD}.linearize"])
+    if missing:
+        raise DataError(
+            f"this jax ({jax.__version__}) is not one that --checkpoint can be used with: it has no {missing[0]} as "
+            "jax 0.10.2 has it"
+        )
+
+
+def _is_at(site: Site, spot: Any) -> bool:
+    return any(place is not None and spot.is_at(place.file, place.line) for place in (site.at, site.written))
+
+
+def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
+    """Checkpoints of a loop's body that are in no loop of it."""
+    for eqn in jaxpr.eqns:
+        if is_checkpoint(eqn):
+            yield eqn
+        if not is_repeating_scan(eqn):
+            for inner in open_jaxprs(eqn):
+                yield from _checkpoints_in(inner)
+
+
+def _holds(site: Site, picked: set[int]) -> bool:
+    return any(id(one) in picked for one in _checkpoints_in(inner_jaxpr(site.eqn)))
+
+
+def _names(jaxpr: Any) -> set[str]:
+    """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
+    found = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
+    inside = compat.get("jax._src.core", "jaxprs_in_params")
+    for eqn in jaxpr.eqns:
+        found = found.union(*map(_names, (*inside(eqn.params), *custom_rule(eqn))))
+    return found

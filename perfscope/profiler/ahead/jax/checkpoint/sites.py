@@ -1,0 +1,352 @@
+"""Where in a function that is differentiated its layers are: loops, checkpoints, and calls that are repeated.
+
+A loop is one over layers if nothing runs it more than once and its turns hand an array to each other; so the advisor
+tells layers, too. A loop within a layer (over time, over blocks of keys), and a checkpoint in such a loop, are none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, Literal
+
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
+    called_function,
+    is_checkpoint,
+    is_loop,
+    may_be_checkpointed,
+    opaque_jaxprs,
+    open_jaxprs,
+)
+from perfscope.profiler.ahead.jax.checkpoint.staging import CallContext
+from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file
+
+SiteKind = Literal["scan", "checkpoint", "calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """One place whose checkpoint policy can be set."""
+
+    kind: SiteKind
+    eqn: Any
+    """A scan or a checkpoint; the first equation of calls that are repeated."""
+    count: int
+    """Turns of the loop, or calls."""
+    at: SourceLine | None
+    """Where the program calls it."""
+    written: SourceLine | None
+    """Where its function begins."""
+    depth: int
+    """Loops around it."""
+    layer: bool
+    """It is a layer, or a loop over layers."""
+    why: str = ""
+    """Why it is no layer."""
+    fixed: bool = False
+    """Nothing can be done with it, not even where it is named."""
+    pieces: tuple[tuple[int, int], ...] = ()
+    """Of repeated calls: positions of each in the equations of its jaxpr, half open."""
+    holder: Any = None
+    """Of repeated calls: that jaxpr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Visited:
+    """An equation on the way through the jaxprs."""
+
+    eqn: Any
+    loops: tuple[Any, ...]
+    """Around it, the outermost first."""
+    checkpoints: tuple[Any, ...]
+    """Around it."""
+    shut: str = ""
+    """Why no checkpoint does anything here: around it is what has no backward, or one of its own."""
+
+
+IN_RULE = "in a derivative rule of the program's own (custom_vjp, custom_jvp), which keeps what it says"
+
+
+def sites_of(jaxpr: Any, around: CallContext) -> list[Site]:
+    """All of a function's jaxpr, in program order. Linear in its equations."""
+    met = list(_walk(jaxpr, around, (), (), ""))
+    alike = _repetitions(jaxpr, around)
+    bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
+    calls = repeated_calls(jaxpr, around)
+    within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
+    found = [_site(one, alike, bodies, within_calls) for one in met]
+    if not any(one.layer for one in found):
+        found += calls
+    return [replace(one, layer=False, why=IN_RULE) for one in found] if around.in_rule else found
+
+
+def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
+    eqn, outer = one.eqn, one.loops[:1]
+    repeated = alike[_likeness(outer[0] if outer else eqn)] > 1
+    in_repeated = any(alike[_likeness(each)] > 1 for each in one.checkpoints) and not outer
+    why = one.shut
+    if is_loop(eqn):
+        if why:
+            pass
+        elif outer:
+            why = f"a loop within the loop at {user_line_of(outer[0])}"
+        elif repeated or id(eqn) in within_calls:
+            why = "it runs several times alike: a loop within layers"
+        elif one.checkpoints and id(eqn) not in bodies:
+            why = "a loop within what is checkpointed already"
+        elif not _carries_gradient(eqn):
+            why = "its turns hand no array to each other"
+        elif not may_be_checkpointed(eqn.params["jaxpr"].effects):
+            why = "it calls into Python, which jax.checkpoint refuses"
+        return Site(
+            kind="scan", eqn=eqn, count=eqn.params["length"], at=user_line_of(eqn), written=_written(eqn.params["jaxpr"]),
+            depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
+        )  # fmt: skip
+    if why:
+        pass
+    elif len(one.loops) > 1:
+        why = f"within a loop of the loop at {user_line_of(outer[0])}"
+    elif outer and repeated:
+        why = "in a loop that runs several times alike: a loop within layers"
+    elif outer and not _carries_gradient(outer[0]):
+        why = "in a loop whose turns hand no array to each other"
+    elif in_repeated:
+        why = "within another checkpoint"
+    return Site(
+        kind="checkpoint", eqn=eqn, count=1, at=user_line_of(eqn, *reversed(one.loops)),
+        written=_written(eqn.params["jaxpr"]), depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
+    )  # fmt: skip
+
+
+def _walk(
+    jaxpr: Any, around: CallContext, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str
+) -> Iterator[_Visited]:
+    """Scans of more than one turn and checkpoints, with what is around them; inside of calls and branches as well."""
+    for eqn in jaxpr.eqns:
+        if around.derives(eqn):
+            continue
+        loop, checkpoint = is_repeating_scan(eqn), is_checkpoint(eqn)
+        if loop or checkpoint:
+            yield _Visited(eqn=eqn, loops=loops, checkpoints=checkpoints, shut=shut)
+        for inner in open_jaxprs(eqn):
+            outer = (*checkpoints, eqn) if checkpoint else checkpoints
+            yield from _walk(inner, around, (*loops, eqn) if loop else loops, outer, shut)
+        within, why = opaque_jaxprs(eqn)
+        for inner in within:
+            yield from _walk(inner, around, loops, checkpoints, shut or why)
+
+
+def _repetitions(jaxpr: Any, around: CallContext) -> Counter[Any]:
+    """How many of each likeness run at most, outside of loops: of the branches of `cond` one does."""
+    found: Counter[Any] = Counter()
+    for eqn in jaxpr.eqns:
+        if around.derives(eqn):
+            continue
+        loop = is_repeating_scan(eqn)
+        if loop or is_checkpoint(eqn):
+            found[_likeness(eqn)] += 1
+        if not loop:
+            found += reduce(or_, (_repetitions(inner, around) for inner in open_jaxprs(eqn)), Counter())
+    return found
+
+
+def is_repeating_scan(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.scan`` of more than one turn."""
+    return is_loop(eqn) and eqn.params["length"] > 1
+
+
+def _carries_gradient(eqn: Any) -> bool:
+    """Whether a turn of a loop gives the next one an array of numbers with a gradient: what a layer gives the next."""
+    first = eqn.params["num_consts"]
+    carried = eqn.params["jaxpr"].in_avals[first : first + eqn.params["num_carry"]]
+    kinds = ("float", "bfloat", "complex")
+    return any(getattr(one, "shape", ()) and str(one.dtype).startswith(kinds) for one in carried)
+
+
+def _likeness(eqn: Any) -> tuple[Any, ...]:
+    """Equal for copies of a loop or a checkpoint: the function's place, and the shapes it takes."""
+    held = eqn.params["jaxpr"]
+    info = getattr(held, "jaxpr", held).debug_info
+    shapes = tuple(str(variable.aval) for variable in eqn.invars)
+    return eqn.primitive.name, info.func_filename, info.func_lineno, shapes
+
+
+def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
+    """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
+    library = None
+    for one in (eqn, *around):  # frames of a loop's body begin at the body
+        for frame in frames_outside_jax(one):
+            file, line = frame.file_name, frame.start_line
+            if is_user_file(file):
+                return SourceLine(file=display_path(file), line=line)
+            if library is None and not file.startswith(("<", *compat.package_folders())):
+                library = SourceLine(file=display_path(file), line=line)
+    return library
+
+
+def frames_outside_jax(eqn: Any) -> Iterator[Any]:
+    """Frames outside of jax that an equation comes from, the innermost first: ``file_name``, ``start_line``, ..."""
+    found: Iterator[Any] = compat.get("jax._src.source_info_util", "user_frames")(eqn.source_info.traceback)
+    return found
+
+
+def _written(held: Any) -> SourceLine | None:
+    info = getattr(held, "jaxpr", held).debug_info
+    file = info.func_filename
+    if not file or file.startswith(("<", *compat.package_folders())):
+        return None
+    return SourceLine(file=display_path(file), line=info.func_lineno or 0)
+
+
+# Layers that a Python loop calls: the same function, called several times in a row, with the same operations.
+#
+# Which function an equation comes from is in its frames. From the outermost call on, the first one whose operations
+# repeat, and that multiplies matrices, is a layer: ``x = block(weights, x)``, a module of Flax or Equinox in a list.
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
+MAX_DEPTH = 80
+"""Frames that are followed."""
+
+Call = tuple[Any, ...]
+"""A frame that calls another: code and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerFunction:
+    """Stands for the code of a function whose frames are inside of its own jaxpr: jitted, a branch, one with a rule."""
+
+    co_filename: str
+    co_firstlineno: int
+
+
+def repeated_calls(jaxpr: Any, around: CallContext) -> list[Site]:
+    """Groups of calls of one function, of a jaxpr and of what is jitted, or a branch of `cond`, within it."""
+    found = _groups(jaxpr, around)
+    if not found:
+        for eqn in jaxpr.eqns:
+            if not is_loop(eqn) and not is_checkpoint(eqn):
+                for inner in open_jaxprs(eqn):
+                    found += repeated_calls(inner, around)
+    return found
+
+
+def _groups(jaxpr: Any, around: CallContext) -> list[Site]:
+    paths = [() if around.derives(eqn) else _path(eqn) for eqn in jaxpr.eqns]
+    found: list[Site] = []
+    _descend(jaxpr, paths, list(range(len(paths))), 0, found)
+    return found
+
+
+def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], depth: int, found: list[Site]) -> None:
+    """Groups among equations that have ``depth`` calls in common."""
+    if depth >= MAX_DEPTH:
+        return
+    callees: dict[tuple[Any, Any], list[int]] = defaultdict(list)
+    for number in numbers:
+        path = paths[number]
+        if depth + 1 < len(path):  # called from here, by this line
+            callees[path[depth], path[depth + 1][0]].append(number)
+    for members in callees.values():
+        pieces = _equal_calls(jaxpr, paths, members, depth + 1)
+        if pieces:
+            found.append(_call_site(jaxpr, pieces, paths, depth))
+        else:
+            _descend(jaxpr, paths, members, depth + 1, found)
+
+
+def _equal_calls(
+    jaxpr: Any, paths: Sequence[Sequence[Call]], members: list[int], depth: int
+) -> tuple[tuple[int, int], ...]:
+    """The calls among equations of one function: two or more with the same operations, else none."""
+    runs: list[list[int]] = []
+    for number in members:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    signs = {number: _signature(jaxpr.eqns[number], paths[number][depth:]) for number in members}
+    parts = [part for run in runs for part in _periods(run, [signs[number] for number in run])]
+    kinds: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
+    for low, high in parts:
+        kinds[tuple(signs[number] for number in range(low, high))].append((low, high))
+    chosen = max(kinds.values(), key=lambda same: len(same) * (same[0][1] - same[0][0]))
+    if len(chosen) < 2 or not any(_multiplies(eqn) for eqn in jaxpr.eqns[chosen[0][0] : chosen[0][1]]):
+        return ()
+    if not may_be_checkpointed(*(eqn.effects for eqn in jaxpr.eqns[chosen[0][0] : chosen[0][1]])):
+        return ()
+    covered = sum(high - low for low, high in chosen)
+    return tuple(chosen) if 2 * covered > len(members) else ()
+
+
+def _periods(run: Sequence[int], signs: Sequence[Any]) -> list[tuple[int, int]]:
+    """A run of adjacent equations cut into equal parts, as many as can be, from its end on; whole where there are none.
+
+    What is in front of them (a first layer that takes something else) is less than half.
+    """
+    size, end = len(run), run[-1] + 1
+    for period in range(1, size // 2 + 1):
+        count = 1
+        while (count + 1) * period <= size and signs[size - (count + 1) * period :][:period] == signs[-period:]:
+            count += 1
+        if count > 1 and 2 * count * period > size:
+            parts = [(end - at * period, end - (at - 1) * period) for at in range(count, 0, -1)]
+            return [(run[0], parts[0][0]), *parts] if parts[0][0] > run[0] else parts
+    return [(run[0], end)]
+
+
+def _call_site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[Sequence[Call]], depth: int) -> Site:
+    from perfscope.profiler.ahead.jax.lines import SourceLine, display_path
+
+    first = pieces[0][0]
+    (caller, line), (callee, _) = paths[first][depth], paths[first][depth + 1]
+    return Site(
+        kind="calls",
+        eqn=jaxpr.eqns[first],
+        count=len(pieces),
+        at=SourceLine(file=display_path(caller.co_filename), line=line),
+        written=SourceLine(file=display_path(callee.co_filename), line=callee.co_firstlineno),
+        depth=0,
+        layer=True,
+        pieces=pieces,
+        holder=jaxpr,
+    )
+
+
+def _path(eqn: Any) -> tuple[Call, ...]:
+    """Frames outside of jax, the outermost first: (code, line). What is jitted, say, is a call of its function."""
+    is_user = compat.get("jax._src.source_info_util", "is_user_filename")
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ()
+    called: tuple[Call, ...] = ()
+    info = called_function(eqn)
+    if info is not None and info.func_filename and is_user(info.func_filename):
+        called = ((InnerFunction(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
+    codes, lasti = traceback.raw_frames()
+    place = compat.get("jax._src.source_info_util", "raw_frame_to_frame")
+    frames = tuple(
+        (code, place(code, at).start_line)
+        for code, at in zip(reversed(codes), reversed(lasti), strict=True)
+        if is_user(code.co_filename)
+    )
+    return frames + called
+
+
+def _signature(eqn: Any, path: Sequence[Call]) -> tuple[Any, ...]:
+    """What of an equation repeats with a call: operation, shapes, and the lines below the call."""
+    shapes = tuple(str(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
+    lines = tuple((code.co_filename, code.co_firstlineno, line) for code, line in path)
+    return eqn.primitive.name, shapes, lines
+
+
+def _multiplies(eqn: Any) -> bool:
+    """Whether an equation is a product of matrices, or has one inside."""
+    if eqn.primitive.name in PRODUCTS:
+        return True
+    inner = compat.get("jax._src.core", "jaxprs_in_params")(eqn.params)
+    return any(_multiplies(one) for jaxpr in inner for one in jaxpr.eqns)

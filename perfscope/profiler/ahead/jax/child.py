@@ -1,0 +1,395 @@
+"""JAX programs in the child: load the target's compiler, see what the program jits, compile each and keep it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.model.documents.compile_manifest import PROGRAMS
+from perfscope.model.documents.compile_request import Request, parse_checkpoint
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.common import scrub
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.targets import plugins
+
+if TYPE_CHECKING:
+    from perfscope.profiler.ahead.common.child import EventWriter
+    from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints
+
+
+MAX_TRACEBACK_LINES = 12
+"""Of the traceback of a program that failed."""
+MAX_OPERATION_NAMES = 4
+"""Of operations outside of jit that a note names."""
+MAX_EAGER_LINES = 3
+"""Lines with operations outside of jit that a note names, those with most calls."""
+
+
+def compile_all(request: Request, said: EventWriter) -> None:
+    """Everything between the request and the last program; ``DataError`` in one line where there is no way on."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    found = _plugin(request)
+    here = Path.cwd()
+    from perfscope.profiler.ahead.common.program import run_program
+    from perfscope.profiler.ahead.jax import compat as compat
+
+    devices = _devices(request, found)
+    notes = [] if found.note is None else [found.note]
+    said("loaded", versions={**_versions(), **found.versions}, notes=notes)
+    pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
+    compat.strip_source_paths(pattern)
+    compat.exclude_own_folder()
+    if request.exported is not None:
+        _compile_exported(request, devices, said, here)
+        return
+    from perfscope.profiler.ahead.jax.checkpoint.rewrite import checkpointed
+    from perfscope.profiler.ahead.jax.discover import discover_programs
+
+    asked = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
+    with checkpointed(asked) as checkpoints:
+        seen = discover_programs(lambda: run_program(request), devices, _limits(request))
+    programs = list(seen.programs)
+    if checkpoints is not None and not _report_checkpoints(checkpoints, said, failed=seen.failure is not None):
+        programs = []  # what was seen before the program failed is not what was asked for
+    pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
+    compat.strip_source_paths(pattern)
+    shorter = re.compile(pattern)
+    said(
+        "seen",
+        programs=[_program_event(program, shorter) for program in programs],
+        notes=[*seen.notes, *eager_operation_notes(seen.operations)],
+        stopped=seen.stopped,
+        failure=None if seen.failure is None else _failure_event(seen.failure),
+    )
+    compiler = Compiler(request, here)
+    for number, program in enumerate(programs):
+        if number in request.skipped:
+            continue
+        if not _is_selected(program, request.functions, shorter):
+            said("unwanted", number=number)
+            continue
+        _compile_one(compiler, number, program, said)
+
+
+def _report_checkpoints(checkpoints: Checkpoints, said: EventWriter, *, failed: bool) -> bool:
+    """Tell what became of the layers; False where nothing did because the program failed before."""
+    try:
+        notes = checkpoints.notes()
+    except DataError:
+        if failed:
+            return False
+        raise
+    said("checkpoint", checkpoint=checkpoints.as_data(), notes=notes)
+    return True
+
+
+def _compile_one(compiler: Compiler, number: int, program: Any, said: EventWriter) -> None:
+    said("compiling", number=number, name=program.name)
+    try:
+        made = compiler.compile(number, program)
+    except Exception as error:
+        said("refused", number=number, reason=_one_line(error))
+    else:
+        said("compiled", number=number, **made)
+
+
+def _compile_exported(request: Request, devices: Sequence[Any], said: EventWriter, here: Path) -> None:
+    """Compile the one program of `compile_for`, which was lowered in the user's process."""
+    from perfscope.profiler.ahead.jax.export import load, load_checkpoint
+
+    file = Path(request.exported or "")
+    program = load(file, devices)
+    checkpoint, notes = load_checkpoint(file)
+    if checkpoint is not None:
+        said("checkpoint", checkpoint=checkpoint, notes=notes)
+    place = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
+    said("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
+    if 0 not in request.skipped:
+        _compile_one(Compiler(request, here), 0, program, said)
+
+
+def _plugin(request: Request) -> plugins.Plugin:
+    kind: plugins.Kind = "tpu" if request.target.platform == "tpu" else (
+        "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
+    )  # fmt: skip
+    found = plugins.find(kind)
+    if isinstance(found, plugins.MissingPlugin):
+        raise DataError(f"{request.target.asked} cannot be compiled for here: {found.reason}; {found.install}")
+    return found
+
+
+def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
+    from perfscope.profiler.ahead.jax import compat as compat
+
+    target = request.target
+    if found.kind == "tpu":
+        name = f"{target.generation}:{target.topology}"
+        devices = compat.tpu_devices(found.folder if found.own_folder else None, name, target.host_shape)
+    else:
+        if found.library is None or target.config is None:
+            raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
+        devices = compat.gpu_devices(found.library, found.platform, target.config, target.topology)
+    if len(devices) != target.count:
+        raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
+    return devices
+
+
+def _limits(request: Request) -> Any:
+    from perfscope.profiler.ahead.jax.discover import RunLimits
+
+    return RunLimits(seconds=request.limits.seconds, until_exit=request.until_exit)
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    from perfscope.profiler.jax.compat import version
+
+    jax, jaxlib = version()
+    return {"python": platform.python_version(), "jax": jax, "jaxlib": jaxlib}
+
+
+def _script_folder(request: Request) -> str:
+    return "" if request.module else str(Path(request.arguments[0]).resolve().parent)
+
+
+def _program_event(program: Any, shorter: re.Pattern[str]) -> dict[str, Any]:
+    return {"name": program.name, "place": _place(program, shorter), "calls": program.calls}
+
+
+def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
+    """File and line of the function, the file as it stands in the program."""
+    place = program.place
+    return None if place is None else {"file": shorter.sub("", place.file), "line": place.line}
+
+
+def _is_selected(program: Any, functions: Sequence[str], shorter: re.Pattern[str]) -> bool:
+    """Whether ``step``, ``train.step`` or ``train.py:step`` names it; none named is all."""
+    if not functions:
+        return True
+    place = _place(program, shorter)
+    file = Path(place["file"]) if place is not None else Path()
+    name = program.function.rpartition(".")[2]
+    for wanted in functions:
+        home, _, function = wanted.rpartition(":" if ":" in wanted else ".")
+        if function != name:
+            continue
+        if not home or home in (file.as_posix(), file.name):
+            return True
+        dotted = ".".join(file.with_suffix("").parts)
+        if ":" not in wanted and (dotted == home or dotted.endswith(f".{home}")):
+            return True
+    return False
+
+
+def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
+    """Operations that the program calls outside of jit: each is a launch of its own, and none is compiled here."""
+    calls, moved = sum(one.calls for one in operations), sum(one.bytes for one in operations)
+    if not calls:
+        return []
+    said = [
+        f"{one.calls:,}{_place_text(one)} ({_operation_names(one)}; {_format_size(one.bytes)})"
+        for one in operations[:MAX_EAGER_LINES]
+    ]
+    left = len(operations) - len(said)
+    more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
+    return [
+        f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a launch of its own, they read "
+        f"and write {_format_size(moved)} at least: {', '.join(said)}{more}"
+    ]
+
+
+def _place_text(one: Any) -> str:
+    return "" if one.place is None else f" at {one.place}"
+
+
+def _operation_names(one: Any) -> str:
+    return ", ".join(one.names[:MAX_OPERATION_NAMES]) + (" ..." if len(one.names) > MAX_OPERATION_NAMES else "")
+
+
+def _format_size(number: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if number >> shift:
+            return f"{number / (1 << shift):.1f} {unit}"
+    return f"{number} B"
+
+
+def _failure_event(failure: Any) -> dict[str, Any]:
+    lines = str(failure.text).strip().splitlines()
+    where = "" if failure.place is None else f" ({failure.place})"
+    return {"text": f"{failure.kind}: {failure.message}{where}", "lines": lines[-MAX_TRACEBACK_LINES:]}
+
+
+def _one_line(error: BaseException) -> str:
+    from perfscope.profiler.ahead.jax.compat import first_line
+
+    said = first_line(error)
+    return said if isinstance(error, DataError) else f"{type(error).__name__}: {said}"
+
+
+# Compiles one program after the other and keeps of XLA's dump what the manifest lists, the rest is removed.
+
+
+MAX_NAME_LENGTH = 80
+"""Characters of a program's name in the name of its file."""
+
+MAX_FILES_NAMED = 4
+"""Files that an error names."""
+KEPT_DUMPS = {
+    "before_optimizations.hlo.pb": "before_optimizations.hlo.pb",
+    "priority_fusion_dump.txt": "priority_fusion_dump.txt",
+    "thunk_sequence.txt": "thunk_sequence.txt",
+}
+"""How names of XLA's files end -> how ours end."""
+FINAL_DUMPS = {
+    "gpu": ("gpu_after_optimizations.hlo.pb",),
+    "tpu": (".after_optimizations.hlo.pb", "after_optimizations_after_buffer_assignment.hlo.pb"),
+}
+"""The program with its memory assigned; the first that is there counts."""
+
+UNTILED_ERROR = "Couldn't find output tile sizes"
+"""Of XLA's error where a product's shape does not go into the tiles that its own kernels have when nothing was tried on
+a device: 1,568 rows, for one. On the device the autotuner would have tried other tiles, and the library."""
+LIBRARY_GEMM_NOTE = (
+    "XLA's own kernels for products do not take one of its shapes with the tiles that they have without a device to "
+    "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
+)
+
+
+class Compiler:
+    """Compiles the programs of one request into its folder."""
+
+    def __init__(self, request: Request, here: Path) -> None:
+        self._request = request
+        self._folder = Path(request.folder) / PROGRAMS
+        self._folder.mkdir(exist_ok=True)
+        self._private = scrub.private_texts(here)
+
+    def compile(self, number: int, program: Any) -> dict[str, Any]:
+        """What the manifest says of the program, whose files are written. Exceptions of jax and XLA pass."""
+        import jax
+
+        # a compilation that comes from a cache writes nothing; the program may have set one up
+        jax.config.update("jax_enable_compilation_cache", False)
+        began = time.monotonic()
+        lowered = program.lower()
+        lowering = time.monotonic() - began
+        dump = self._folder / f".{number:02d}.dump"
+        shutil.rmtree(dump, ignore_errors=True)
+        began = time.monotonic()
+        try:
+            compiled, notes = self._compiled(lowered, dump)
+            seconds = time.monotonic() - began
+            text = compat.canonical_text(compiled)
+            name = text.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip() or program.name
+            stem = f"{number:02d}.{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)[:MAX_NAME_LENGTH]}"
+            file = self._keep(dump, stem)
+        finally:
+            shutil.rmtree(dump, ignore_errors=True)
+        return {
+            "file": f"{PROGRAMS}/{file}",
+            "name": name,
+            "function": program.function,
+            "seconds_to_lower": round(lowering, 3),
+            "seconds_to_compile": round(seconds, 3),
+            "fingerprint": hashlib.sha256(text.encode()).hexdigest(),
+            "mesh": _mesh(program),
+            "notes": [f"{name}: {note}" for note in notes],
+            **_memory_analysis(compiled),
+        }
+
+    def _compiled(self, lowered: Any, dump: Path) -> tuple[Any, tuple[str, ...]]:
+        """The program, and what is special about how it was compiled."""
+        options = self._options(dump)
+        try:
+            return lowered.compile(compiler_options=options), ()
+        except Exception as error:
+            if self._request.target.platform != "gpu" or UNTILED_ERROR not in str(error):
+                raise
+        shutil.rmtree(dump, ignore_errors=True)
+        return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False}), (LIBRARY_GEMM_NOTE,)
+
+    def _options(self, dump: Path) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "xla_dump_to": str(dump),
+            "xla_dump_hlo_as_proto": True,
+            "xla_dump_module_metadata": True,
+        }
+        if self._request.target.platform == "gpu":
+            options |= {
+                "xla_gpu_autotune_level": 0,  # nothing can be timed
+                "xla_dump_hlo_as_text": True,  # the fusion decisions, which come as text only then
+                "xla_dump_hlo_pass_re": "priority-fusion",
+            }
+        return options
+
+    def _keep(self, dump: Path, stem: str) -> str:
+        """Move what is kept to its name, without paths of this machine. The name of the compiled program's file."""
+        files = sorted(dump.iterdir()) if dump.is_dir() else []
+        final = self._final(files)
+        module = final.name.partition(".")[0]  # module_0012
+        file = f"{stem}.hlo.pb"
+        self._write(final, file)
+        for one in files:
+            if not one.name.startswith(f"{module}."):
+                continue
+            for ending, ours in KEPT_DUMPS.items():
+                if one.name.endswith(f".{ending}"):
+                    self._write(one, f"{stem}.{ours}")
+            if one.name == f"{module}.metadata.textproto":
+                self._write(one, f"{stem}.passes.textproto")
+            elif self._request.keep_ptx and one.suffix == ".ptx" and one.stat().st_size:
+                self._write(one, f"{stem}.{one.name.split('.')[-2]}.ptx")
+        return file
+
+    def _final(self, files: list[Path]) -> Path:
+        for ending in FINAL_DUMPS[self._request.target.platform]:
+            found = [one for one in files if one.name.endswith(ending)]
+            if found:
+                return max(found, key=lambda one: one.stat().st_size)
+        if any(".cpu_after_optimizations" in one.name for one in files):
+            raise DataError("the program puts it on the CPU of its host and not on a device of the target")
+        held = ", ".join(one.name for one in files[:MAX_FILES_NAMED]) or "nothing"
+        raise DataError(f"XLA did not write the compiled program, but {held}")
+
+    def _write(self, source: Path, name: str) -> None:
+        draft = self._folder / f".{name}.part"
+        draft.write_bytes(scrub.masked(source.read_bytes(), self._private))
+        draft.replace(self._folder / name)
+
+
+def _memory_analysis(compiled: Any) -> dict[str, int | None]:
+    """XLA's own account of the program's memory, of one device."""
+    try:
+        found = compiled.memory_analysis()
+    except Exception:  # not every compiler gives one
+        found = None
+    return {
+        f"{ours}_bytes": getattr(found, f"{theirs}_size_in_bytes", None)
+        for ours, theirs in (
+            ("argument", "argument"), ("output", "output"), ("alias", "alias"), ("temporary", "temp"),
+            ("code", "generated_code"),
+        )
+    }  # fmt: skip
+
+
+def _mesh(program: Any) -> dict[str, int] | None:
+    """The mesh that arguments are laid out on, axis -> devices; the largest where there are several."""
+    import jax
+
+    meshes = {}
+    for leaf in jax.tree.leaves(program.arguments):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if mesh is not None and getattr(mesh, "shape", None):
+            meshes[tuple(mesh.shape.items())] = mesh.size
+    if not meshes:
+        return None
+    widest = max(meshes, key=lambda one: meshes[one])
+    return {str(axis): int(size) for axis, size in widest} if meshes[widest] > 1 else None

@@ -1,0 +1,391 @@
+"""What a JAX program compiles, seen by running it without data (`jax_abstract.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
+from perfscope.profiler.ahead.jax.abstract.execution import is_internal, without_data
+from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file, user_line
+from perfscope.profiler.ahead.jax.program import DiscoveredProgram, program_key
+
+# When a program is not followed further: nothing new comes, too much comes, or it takes too long.
+
+
+MAX_SWALLOWED = 3
+"""Times that the program may catch what ends it, before every further line of its raises it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """How far a program is followed."""
+
+    calls: int = 3
+    """Of every program of a loop after the last new one, before it is taken to repeat itself."""
+    quiet: int = 100
+    """Calls of programs in a row without a new one, before it is taken to repeat itself: a program that comes every
+    hundredth step is seen, one that comes every thousandth is not."""
+    programs: int = 32
+    """A function that is traced anew in every step would never end."""
+    operations: int = 200_000
+    """Outside of jit, in a row without a call of a program."""
+    seconds: float = 300.0
+    """Of its own time."""
+    until_exit: bool = False
+    """Follow it to its end, whatever repeats; the limits of programs and seconds hold all the same."""
+
+
+class StopProgram(BaseException):
+    """Ends the user's program from inside a call of jax's; the text says why."""
+
+
+class RunWatch:
+    """Counts calls and says stop."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        """Nothing is counted, and no clock runs, before `running`."""
+        self.limits = limits
+        self.stopped: str | None = None
+        """Why it is not followed further; ``None`` while it is."""
+        self._began = time.monotonic()
+        self._programs = 0
+        self._since: dict[Any, int] = {}
+        self._quiet = self._operations = self._raised = 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The program runs inside: the clock also ends it where it calls nothing of jax's."""
+        self._began = time.monotonic()
+        thread, over = threading.get_ident(), threading.Event()
+
+        def ring() -> None:
+            # a call of jax's sees it first, and says it; only what calls none for a while is ended from here
+            if not over.wait(self.limits.seconds + 1.0):
+                self.stopped = self.stopped or self._late()
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(StopProgram))
+
+        clock = threading.Thread(target=ring, daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            over.set()
+            sys.settrace(None) if self._raised > MAX_SWALLOWED else None
+            clock.join()
+
+    def called(self, key: Any, *, new: bool) -> None:
+        """A program is called."""
+        self._again()
+        limits = self.limits
+        self._operations = 0
+        if new:
+            self._programs += 1
+            self._since, self._quiet = {}, 0
+            if self._programs >= limits.programs:
+                self._stop(
+                    f"{limits.programs} different programs: the limit (a function that is traced anew in every step "
+                    "makes a new one each time)"
+                )
+        else:
+            self._since[key] = self._since.get(key, 0) + 1
+            self._quiet += 1
+            if not limits.until_exit and self._quiet >= limits.quiet and self._repeats():
+                self._stop(
+                    f"nothing new in {self._quiet} calls of compiled functions, each of them called at least "
+                    f"{min(self._since.values())} times"
+                )
+        self._clock()
+
+    def operated(self) -> None:
+        """An operation is called outside of jit."""
+        self._again()
+        self._operations += 1
+        if not self.limits.until_exit and self._operations > self.limits.operations:
+            self._stop(f"more than {self.limits.operations:,} operations outside of jit in a row")
+        self._clock()
+
+    def _repeats(self) -> bool:
+        return min(self._since.values()) >= self.limits.calls or self._quiet >= 3 * self.limits.quiet
+
+    def _clock(self) -> None:
+        if time.monotonic() - self._began > self.limits.seconds:
+            self._stop(self._late())
+
+    def _late(self) -> str:
+        return f"it ran for more than {self.limits.seconds:g} s"
+
+    def _stop(self, why: str) -> None:
+        self.stopped = self.stopped or why
+        self._again()
+
+    def _again(self) -> None:
+        """Raise where it is over; a program that catches it meets it at the next call, then at its next line."""
+        if self.stopped is None:
+            return
+        self._raised += 1
+        if self._raised > MAX_SWALLOWED:
+            _raise_at_every_line(self.stopped)
+        raise StopProgram(self.stopped)
+
+
+def _raise_at_every_line(why: str) -> None:
+    """Raise it at the next line of the user's own code, also where that is catching it."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            raise StopProgram(why)
+        return trace
+
+    def pass_by(frame: FrameType, event: str, argument: Any) -> None:
+        """New functions are left alone."""
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            frame.f_trace = trace
+        frame = frame.f_back
+    sys.settrace(pass_by)
+
+
+# What is kept of a program while it runs without data: its programs, operations outside of jit, reads by the host.
+
+
+MAX_READS = 40
+"""Places of reads by the host that are told one by one."""
+UNKNOWN = "a line that is not known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerOperations:
+    """Operations that the program calls outside of jit, from one line: on a device each is a program of its own."""
+
+    place: SourceLine | None
+    calls: int
+    names: tuple[str, ...]
+    """Sorted."""
+    programs: int
+    """How many different ones."""
+    bytes: int
+    """Of arguments and results of all calls: what they read and write at least."""
+
+
+class RunRecorder:
+    """Listens to a run (`jax_abstract.Listener`)."""
+
+    def __init__(self, devices: Sequence[Any], watch: RunWatch) -> None:
+        """``devices``: the target's; ``watch``: says when it is enough."""
+        self.programs: dict[Any, DiscoveredProgram] = {}
+        """In the order of their first calls."""
+        self._devices, self._watch = devices, watch
+        self._keys: dict[Any, Any] = {}
+        self._operations: dict[SourceLine | None, dict[Any, int]] = {}
+        self._moved: dict[SourceLine | None, int] = {}
+        self._reads: dict[tuple[str, str, SourceLine | None], int] = {}
+        self._questions: dict[tuple[str, SourceLine | None], int] = {}
+
+    def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
+        """A compiled function is called."""
+        place = user_line()
+        if is_internal(params["jaxpr"], params["name"]):
+            avals = tuple(one.aval for one in types)
+            moved = _bytes((*avals, *params["jaxpr"].out_avals))
+            self._operation(params["name"], (id(params["jaxpr"]), avals), place, moved)
+            return
+        key, new = self._program(params, types, place)
+        program = self.programs[key]
+        program.calls += 1
+        program.guessed = max(program.guessed, sum(bool(getattr(one, "_guessed", False)) for one in arguments))
+        self._watch.called(key, new=new)
+
+    def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
+        """A function is compiled ahead of its calls."""
+        key, new = self._program(params, types, user_line())
+        if new:
+            self._watch.called(key, new=True)
+
+    def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+        """An operation is called outside of jit; ``results``: their abstract values."""
+        avals = [getattr(one, "aval", None) for one in arguments]
+        key = tuple(str(aval or type(one).__name__) for aval, one in zip(avals, arguments, strict=True))
+        self._operation(name, key, user_line(), _bytes((*avals, *results)))
+
+    def read(self, how: str, array: AbstractArray) -> None:
+        """The host reads what nobody knows."""
+        key = (how, f"{array.dtype.name}[{','.join(map(str, array.shape))}]", user_line())
+        self._reads[key] = self._reads.get(key, 0) + 1
+
+    def asked(self, what: str) -> None:
+        """The program asks what only a compiled program, a device or a job of several processes knows."""
+        key = (what, user_line())
+        self._questions[key] = self._questions.get(key, 0) + 1
+
+    def _program(self, params: dict[str, Any], types: Sequence[Any], place: SourceLine | None) -> tuple[Any, bool]:
+        """The key of the program of a call, and whether it is a new one."""
+        quick = (
+            id(params["jaxpr"]), tuple(types),
+            params["in_shardings"], params["out_shardings"], params["donated_invars"],
+        )  # fmt: skip
+        key = self._keys.get(quick)
+        if key is None:
+            key = self._keys[quick] = program_key(params, types)
+        program = self.programs.get(key)
+        new = program is None
+        if program is None:
+            program = self.programs[key] = DiscoveredProgram(params, types, self._devices, place)
+        program.traced(params["jaxpr"])
+        return key, new
+
+    def _operation(self, name: str, key: Any, place: SourceLine | None, moved: int) -> None:
+        found = self._operations.setdefault(place, {})
+        found[(name, key)] = found.get((name, key), 0) + 1
+        self._moved[place] = self._moved.get(place, 0) + moved
+        self._watch.operated()
+
+    def operations(self) -> list[EagerOperations]:
+        """Operations outside of jit by line, the most called first."""
+        made = []
+        for place, found in self._operations.items():
+            names = tuple(sorted({name for name, _ in found}))
+            calls = sum(found.values())
+            made.append(
+                EagerOperations(place=place, calls=calls, names=names, programs=len(found), bytes=self._moved[place])
+            )
+        return sorted(made, key=lambda one: (-one.calls, str(one.place)))
+
+    def notes(self) -> list[str]:
+        """What the program was given that nobody computed."""
+        told = [
+            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; nobody computed it, "
+            "it was given zeros: a path that depends on it may differ"
+            for (how, what, place), count in list(self._reads.items())[:MAX_READS]
+        ]
+        left = len(self._reads) - MAX_READS
+        if left > 0:
+            told.append(f"the program read values that nobody computed at {left:,} more places")
+        told += [
+            f"the program asked for {what} ({_count_text(count)}) at {place or UNKNOWN}, which only a compiled program, a "
+            "device or a job of several processes has: zeros, or nothing, was the answer"
+            for (what, place), count in self._questions.items()
+        ]
+        told += [
+            f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made "
+            "them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
+            for one in self.programs.values()
+            if one.guessed
+        ]
+        told += [
+            f"{one.name}: it closes over {one.stand_ins:,} bytes that nobody computed, constants of the program; "
+            "other numbers stand in their place"
+            for one in self.programs.values()
+            if one.stand_ins
+        ]
+        told += [
+            f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
+            "only that needs: a compiler without its device has no way back to the host"
+            for one in self.programs.values()
+            if one.prints
+        ]
+        return told
+
+
+def _bytes(avals: Iterable[Any]) -> int:
+    """Of arrays of these types; what has no shape or no size (tokens, numbers of Python) counts nothing."""
+    return sum(int(getattr(one, "size", 0)) * int(getattr(getattr(one, "dtype", None), "itemsize", 0)) for one in avals)
+
+
+def _count_text(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+MAX_MESSAGE = 400
+"""Characters of an exception's message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFailure:
+    """The exception that the program ended with."""
+
+    kind: str
+    message: str
+    """Its first line."""
+    place: SourceLine | None
+    text: str
+    """The traceback as Python prints it, without frames of jax and of ours."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Discovery:
+    """What was seen of a program."""
+
+    programs: list[DiscoveredProgram] = field(default_factory=list)
+    """In the order of their first calls."""
+    operations: list[EagerOperations] = field(default_factory=list)
+    """Outside of jit; the most called first."""
+    notes: list[str] = field(default_factory=list)
+    """What the program was given that nobody computed."""
+    stopped: str = ""
+    """Why it was not followed further."""
+    complete: bool = False
+    """Whether it ran to its own end."""
+    failure: ProgramFailure | None = None
+
+
+def discover_programs(run: Callable[[], Any], devices: Sequence[Any], limits: RunLimits | None = None) -> Discovery:
+    """Call ``run`` without data and see what it compiles for ``devices``.
+
+    Nothing of the program is computed or copied but small values that it wrote down itself. What it raises is kept
+    (``Seen.failure``). ``DataError``: a jax that we do not know.
+    """
+    watch = RunWatch(limits or RunLimits())
+    kept = RunRecorder(devices, watch)
+    seen = Discovery()
+    with without_data(devices, kept):
+        try:
+            with watch.running():
+                run()
+            seen.stopped, seen.complete = "it ran to its end", True
+        except StopProgram:
+            pass
+        except SystemExit as left:
+            seen.complete = left.code in (None, 0)
+            seen.stopped = "it ran to its end" if seen.complete else f"it ended itself (sys.exit({left.code!r}))"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            seen.failure = _program_failure(error)
+            seen.stopped = f"it raised {seen.failure.kind}: {seen.failure.message}"
+    if watch.stopped is not None:  # also where the program swallowed it, or raised another while it unwound
+        seen.stopped, seen.complete, seen.failure = watch.stopped, False, None
+    seen.programs = list(kept.programs.values())
+    seen.operations, seen.notes = kept.operations(), kept.notes()
+    return seen
+
+
+def _program_failure(error: BaseException) -> ProgramFailure:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith((*compat.package_folders(), "<frozen"))]
+    place = SourceLine(file=display_path(own[-1].filename), line=own[-1].lineno or 0) if own else None
+    message = (str(error).strip().splitlines() or [""])[0][:MAX_MESSAGE]
+    text = "".join(traceback.format_list(own)) + "".join(traceback.format_exception_only(error))
+    return ProgramFailure(kind=type(error).__name__, message=message, place=place, text=text)
+
+
+__all__ = [
+    "DiscoveredProgram",
+    "Discovery",
+    "EagerOperations",
+    "ProgramFailure",
+    "RunLimits",
+    "SourceLine",
+    "discover_programs",
+]

@@ -1,0 +1,97 @@
+"""Lines of the user's code: which one is running, and how a file is named."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from perfscope.profiler.ahead.jax import compat as compat
+
+_WORKLOADS = "/perfscope/workloads/"
+_SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SourceLine:
+    """A line of a file, relative to the folder the program was started in where it lies below it."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Folders of what the user did not write."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{one}/" for one in sorted(found))
+
+
+@functools.cache
+def _holds_packages(folder: str) -> bool:
+    """Whether a folder is one that packages were installed into: site-packages, or that of ``pip install --target``."""
+    return any(Path(folder).glob("*.dist-info"))
+
+
+def _package_folder(file: str) -> str | None:
+    """The folder on Python's path with installed packages that a file lies in."""
+    return next((one for one in sys.path if one and file.startswith(f"{one}/") and _holds_packages(one)), None)
+
+
+@functools.cache
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's own."""
+    if _WORKLOADS in file:
+        return True
+    if file.startswith(("<", *compat.package_folders(), *_libraries())):
+        return False
+    return not any(part in file for part in _SITE_PACKAGES) and _package_folder(file) is None
+
+
+@functools.cache
+def display_path(file: str) -> str:
+    """A file without folders of this machine: from the working directory on, from a library's, or its name alone."""
+    for part in _SITE_PACKAGES:
+        if part in file:
+            return file.rpartition(part)[2]
+    folder = _package_folder(file)
+    if folder is not None:
+        return file[len(folder) + 1 :]
+    try:
+        return Path(file).relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        pass
+    for folder in (*_libraries(), *(f"{one}/" for one in sorted(sys.path, key=len, reverse=True) if one)):
+        if file.startswith(folder):
+            return file[len(folder) :]
+    return _module_path(file) or Path(file).name
+
+
+def _module_path(file: str) -> str | None:
+    """``package/module.py``, of a module that is loaded, wherever its package lies."""
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__file__", None) == file:
+            parts = name.split(".")
+            return "/".join(parts) + ("/__init__.py" if file.endswith("/__init__.py") else ".py")
+    return None
+
+
+def user_line() -> SourceLine | None:
+    """The innermost line of the user's own code that runs now, else that of the innermost library outside jax."""
+    frame: FrameType | None = sys._getframe(1)
+    library = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_user_file(file):
+            return SourceLine(file=display_path(file), line=frame.f_lineno)
+        if library is None and not file.startswith(("<", *compat.package_folders())):
+            library = SourceLine(file=display_path(file), line=frame.f_lineno)
+        frame = frame.f_back
+    return library

@@ -1,0 +1,83 @@
+"""Stand-ins for the ROCm libraries that AMD's compiler plugin is linked to and does not need to compile.
+
+The plugin cannot be loaded without HIP, MIOpen, rocBLAS and others, which are gigabytes and not among Python's
+packages. None of their functions does the compiling: XLA, LLVM and its linker are in the plugin itself. So each
+library that is not there is written as one with the functions the plugin looks for, each of which answers that there
+is no device. Libraries that are there are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+from pathlib import Path
+
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.targets.amd_stand_ins.elf import ElfRequirements, StubFunction, asked_by, shared_object
+
+NO_DEVICE = 100
+"""``hipErrorNoDevice``; of the other libraries a number that is no success."""
+
+FUNCTIONS = {
+    "libMIOpen.so": r"miopen",
+    "libamdhip64.so": r"(__)?hip(?!blas|fft|solver|sparse|rand)",
+    "libhipblaslt.so": r"(_ZNK?\d+)?hipblaslt",
+    "libhipfft.so": r"hipfft",
+    "libhipsolver.so": r"hipsolver",
+    "libhipsparse.so": r"hipsparse",
+    "librccl.so": r"p?nccl",
+    "librocblas.so": r"rocblas",
+    "librocm_smi64.so": r"rsmi",
+    "librocprofiler-sdk.so": r"rocprofiler",
+    "librocsolver.so": r"rocsolver",
+    "libroctracer64.so": r"roctracer",
+}
+"""Beginnings of the functions of a library, where symbols have no version that names it."""
+
+_TEXTS = re.compile(r"string|name$", re.IGNORECASE)
+
+
+def load_stand_ins(plugin: Path) -> tuple[str, ...]:
+    """Load a stand-in for every library that the plugin needs and this machine lacks; their names.
+
+    Only in a process that compiles and ends: what is loaded stays. ``DataError`` where one is missing that nobody
+    knows to be of no use for compiling.
+    """
+    asked = asked_by(plugin)
+    missing = [name for name in asked.libraries if not _is_available(name)]
+    unknown = [name for name in missing if _family(name) is None]
+    if unknown:
+        raise DataError(f"{plugin.name} needs {', '.join(unknown)}, which this machine lacks")
+    with tempfile.TemporaryDirectory(prefix="perfscope-rocm-") as folder:
+        for name in missing:
+            path = Path(folder) / name
+            path.write_bytes(stand_in_library(name, asked))
+            try:
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise DataError(f"{name}: a stand-in for it cannot be loaded: {error}") from error
+    return tuple(missing)
+
+
+def stand_in_library(name: str, asked: ElfRequirements) -> bytes:
+    """A library of that name with what is looked for in it."""
+    pattern = re.compile(_family(name) or "$^", re.IGNORECASE)
+    answers = [
+        StubFunction(name=one.name, version=one.version, number=NO_DEVICE, text=_TEXTS.search(one.name) is not None)
+        for one in asked.symbols
+        if one.library == name or (not one.library and pattern.match(one.name) is not None)
+    ]
+    return shared_object(name, answers)
+
+
+def _family(name: str) -> str | None:
+    return FUNCTIONS.get(name.partition(".so")[0] + ".so")
+
+
+def _is_available(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,224 @@
+"""Where compilers for machines that are not there lie, and whether they fit the installed jax. Loads none of them.
+
+They are looked for in the folders of ``PERFSCOPE_PLUGINS`` first, then in the environment itself. A folder is better:
+a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies beside it. One is made by
+``pip install --no-deps --target FOLDER jax-cuda13-pjrt==...``; only the child process sees it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+VARIABLE = "PERFSCOPE_PLUGINS"
+Kind = Literal["gpu-nvidia", "gpu-amd", "tpu", "torch"]
+KINDS: tuple[Kind, ...] = ("gpu-nvidia", "gpu-amd", "tpu", "torch")
+EXTRAS: dict[Kind, str] = {"gpu-amd": "aot-amd", "gpu-nvidia": "aot-gpu", "tpu": "aot-tpu", "torch": "aot-torch"}
+
+_GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "gpu-nvidia": ("cuda", ("cuda13", "cuda12"), "xla_cuda_plugin.so"),
+    "gpu-amd": ("rocm", ("rocm7", "rocm60"), "xla_rocm_plugin.so"),
+}
+"""Kind -> platform of PJRT, generations of wheels (the first is asked for), name of the library."""
+
+
+OLDEST_JAX = (0, 10)
+"""Tried: 0.10.0 to 0.10.2. Before, XLA read other descriptions of GPUs, and jax's own meshes were others."""
+
+TRITON = {"2.13": "==3.7.0"}
+"""By version of torch, where it is known: wheels for the CPU do not ask for any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A compiler that can be loaded."""
+
+    kind: Kind
+    versions: dict[str, str]
+    """Package -> version."""
+    folder: Path
+    """What holds it; to be put on the child's path."""
+    own_folder: bool
+    """False: it lies in the environment itself."""
+    library: Path | None = None
+    """The shared object of a PJRT plugin."""
+    platform: str = ""
+    """``cuda`` or ``rocm``."""
+    note: str | None = None
+    """What is not possible with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPlugin:
+    """Why there is no such compiler here, and the command that changes it."""
+
+    kind: Kind
+    reason: str
+    install: str | None
+    wrong: bool = False
+    """Something is there that does not fit, or is damaged."""
+
+
+def find(kind: Kind) -> Plugin | MissingPlugin:
+    """The compiler of a kind, or why there is none. Reads metadata and looks at files; nothing is imported."""
+    if kind == "torch":
+        return _triton()
+    jax = _version_of("jax", None)
+    if jax is None:
+        return MissingPlugin(
+            kind=kind, reason="jax is not installed for this Python", install="pip install 'perfscope[jax]'"
+        )
+    if _numbers(jax)[:2] < OLDEST_JAX:
+        needed = ".".join(map(str, OLDEST_JAX))
+        return MissingPlugin(
+            kind=kind, reason=f"jax {jax} is too old, compiling ahead needs {needed} or later",
+            install=f"pip install -U 'jax>={needed}'",
+        )  # fmt: skip
+    if kind == "tpu":
+        return _libtpu(jax)
+    return _gpu(kind, jax)
+
+
+def plugin_folders() -> tuple[Path, ...]:
+    """The folders that ``PERFSCOPE_PLUGINS`` names."""
+    return tuple(Path(one).resolve() for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one)
+
+
+def _gpu(kind: Kind, jax: str) -> Plugin | MissingPlugin:
+    platform, generations, name = _GPU[kind]
+    install = _command(f"jax-{generations[0]}-pjrt=={jax}")
+    wrong: list[str] = []
+    for generation in generations:
+        for folder, version in _find_package(f"jax-{generation}-pjrt"):
+            library = _file(f"jax-{generation}-pjrt", folder, f"jax_plugins/xla_{generation}/{name}")
+            if version != jax:
+                wrong.append(f"jax-{generation}-pjrt {version} {_location(folder)} does not fit jax {jax}")
+            elif library is None:
+                wrong.append(f"jax-{generation}-pjrt {version} {_location(folder)} lacks {name}")
+            else:
+                versions = {f"jax-{generation}-pjrt": version}
+                kernels = _version_of(f"jax-{generation}-plugin", folder)
+                if kernels == jax:  # not needed to compile, also not for Pallas kernels through Triton
+                    versions[f"jax-{generation}-plugin"] = kernels
+                return Plugin(
+                    kind=kind, versions=versions, folder=library.parents[2], own_folder=folder is not None,
+                    library=library, platform=platform,
+                )  # fmt: skip
+    reason = wrong[0] if wrong else f"no jax-{generations[0]}-pjrt"
+    return MissingPlugin(kind=kind, reason=reason, install=install, wrong=bool(wrong))
+
+
+def _libtpu(jax: str) -> Plugin | MissingPlugin:
+    wanted = required_version("jax", "libtpu") or ""
+    install = _command(f"libtpu{wanted}")
+    wrong: list[str] = []
+    for folder, version in _find_package("libtpu"):
+        library = _file("libtpu", folder, "libtpu/libtpu.so")
+        if wanted and not _satisfies(version, wanted):
+            wrong.append(f"libtpu {version} {_location(folder)} does not fit jax {jax}, which asks for libtpu{wanted}")
+        elif library is None:
+            wrong.append(f"libtpu {version} {_location(folder)} lacks libtpu.so")
+        else:
+            return Plugin(
+                kind="tpu", versions={"libtpu": version}, folder=library.parents[1], own_folder=folder is not None,
+                library=library, platform="tpu",
+            )  # fmt: skip
+    return MissingPlugin(kind="tpu", reason=wrong[0] if wrong else "no libtpu", install=install, wrong=bool(wrong))
+
+
+def _triton() -> Plugin | MissingPlugin:
+    torch = _version_of("torch", None)
+    if torch is None:
+        return MissingPlugin(
+            kind="torch", reason="torch is not installed for this Python", install="pip install 'perfscope[torch]'"
+        )
+    for folder, version in _find_package("triton"):
+        init = _file("triton", folder, "triton/__init__.py")
+        if init is not None:
+            return Plugin(
+                kind="torch", versions={"torch": torch, "triton": version}, folder=init.parents[1],
+                own_folder=folder is not None,
+            )  # fmt: skip
+    wanted = required_triton(torch)
+    return MissingPlugin(
+        kind="torch", reason="no triton, which inductor plans kernels with", install=_command(f"triton{wanted}")
+    )
+
+
+def required_triton(torch: str) -> str:
+    """What a version of torch asks of triton: ``==3.7.0``; empty where nobody says."""
+    return required_version("torch", "triton") or TRITON.get(".".join(torch.split(".")[:2]), "")
+
+
+def _find_package(package: str) -> Iterator[tuple[Path | None, str]]:
+    """Where a package lies (``None``: in the environment) and its version; folders of ours come first."""
+    for folder in (*plugin_folders(), None):
+        version = _version_of(package, folder)
+        if version is not None:
+            yield folder, version
+
+
+def _version_of(package: str, folder: Path | None) -> str | None:
+    found = _distribution(package, folder)
+    return None if found is None else found.version
+
+
+def _distribution(package: str, folder: Path | None) -> importlib.metadata.Distribution | None:
+    try:
+        if folder is None:
+            return importlib.metadata.distribution(package)
+        return next(iter(importlib.metadata.distributions(name=package, path=[str(folder)])), None)
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+
+
+def _file(package: str, folder: Path | None, name: str) -> Path | None:
+    if folder is not None:
+        return folder / name if (folder / name).is_file() else None
+    found = _distribution(package, None)
+    place = None if found is None else Path(str(found.locate_file(name)))
+    return place if place is not None and place.is_file() else None
+
+
+def required_version(package: str, other: str) -> str | None:
+    """What a package's metadata asks of another: ``==0.0.42.*``. The first that states a version counts."""
+    for line in importlib.metadata.requires(package) or ():
+        found = re.match(rf"{re.escape(other)}\s*\(?([=<>!~][^;)]*)", line)
+        if found is not None:
+            return found[1].replace(" ", "")
+    return None
+
+
+def _satisfies(version: str, wanted: str) -> bool:
+    """Whether a version is what ``==X``, ``==X.*`` or bounds ask for; what cannot be read is let through."""
+    for clause in wanted.split(","):
+        found = re.fullmatch(r"(==|>=|<=|<|>)([0-9.]+?)(\.\*)?", clause)
+        if found is None:
+            continue
+        sign, numbers, open_end = found[1], _numbers(found[2]), found[3] is not None
+        mine = _numbers(version)
+        if sign == "==" and (mine[: len(numbers)] != numbers if open_end else mine != numbers):
+            return False
+        if (sign == ">=" and mine < numbers) or (sign == ">" and mine <= numbers):
+            return False
+        if (sign == "<=" and mine > numbers) or (sign == "<" and mine >= numbers):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def _command(*packages: str) -> str:
+    quoted = " ".join(f"'{one}'" if re.search(r"[<>*]", one) else one for one in packages)
+    return f"pip install --no-deps --target FOLDER {quoted} && export {VARIABLE}=FOLDER"
+
+
+def _location(folder: Path | None) -> str:
+    return "of the environment" if folder is None else f"in {folder.name} of {VARIABLE}"

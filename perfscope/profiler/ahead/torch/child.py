@@ -1,0 +1,339 @@
+"""PyTorch programs in the child: the planner's part, with the plugins on the path that it needs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfscope.model.documents.compile_request import Request
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.targets import plugins
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.torch_plan import TorchPlan
+    from perfscope.profiler.ahead.common.child import EventWriter
+    from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
+
+
+def plan_all(request: Request, said: EventWriter) -> None:
+    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be.
+
+    Where the device is to be pretended, that is for children of this one; what they cannot plan is planned here.
+    """
+    found = plugins.find("torch")
+    if isinstance(found, plugins.MissingPlugin):
+        raise DataError(f"torch programs cannot be planned: {found.reason}; {found.install}")
+    if found.own_folder and str(found.folder) not in sys.path:
+        sys.path.append(str(found.folder))
+    said("loaded", versions=found.versions, notes=[] if found.note is None else [found.note])
+    try:
+        pass
+    except ImportError as error:
+        raise DataError(f"this perfscope cannot plan torch programs: {error}") from error
+    if request.part == "trial":
+        from perfscope._cut.torch_pretend_trial import run_trial
+
+        run_trial()
+        return
+    (Path(request.folder) / "plans").mkdir(exist_ok=True)
+    notes: tuple[str, ...] = ()
+    if request.pretend_device and not request.part:
+        from perfscope._cut.torch_pretend_run import plan_pretended
+
+        why = plan_pretended(request, said)
+        if why is None:
+            return
+        request, notes = msgspec.structs.replace(request, pretend_device=False), (why,)
+    plan_program(request, said, notes)
+
+
+# Plans a PyTorch program in the child: runs it with fake tensors, has inductor plan its graphs, writes the plan.
+#
+# Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop.
+
+
+def plan_program(request: Request, said: EventWriter, notes: tuple[str, ...] = ()) -> None:
+    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be.
+
+    ``notes``: what is to be said of the plan beside its own.
+    """
+    if request.target.platform != "gpu":
+        raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
+    try:
+        import torch
+    except ImportError as error:
+        raise DataError(f"torch programs cannot be planned: torch is not installed ({error})") from error
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < (2, 12):
+        raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
+    _Planning(request, said, notes).run()
+
+
+def capability_of(architecture: object) -> tuple[int, int]:
+    """Compute capability of ``sm_90a``; that of an H100 where there is none (a GPU that is not NVIDIA's)."""
+    found = re.match(r"sm_(\d+)(\d)", str(architecture))
+    return (int(found[1]), int(found[2])) if found else (9, 0)
+
+
+class _Planning:
+    """One program, from its first line to the file."""
+
+    def __init__(self, request: Request, said: EventWriter, notes: tuple[str, ...]) -> None:
+        import torch
+
+        from perfscope.profiler.ahead.torch.cuda import AttentionRule, FakeCuda
+        from perfscope.profiler.ahead.torch.dynamo_log import DynamoLog
+        from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
+        from perfscope.profiler.ahead.torch.inductor import InductorPlanner
+        from perfscope.profiler.ahead.torch.kernels import KernelReader
+        from perfscope.profiler.ahead.torch.memory import StepPeaks
+        from perfscope.profiler.ahead.torch.ops import WatcherPause
+        from perfscope.profiler.ahead.torch.processes import JobPlan
+        from perfscope.profiler.ahead.torch.steps import PlanSteps
+
+        self._torch, self._request, self._said, self._more = torch, request, said, notes
+        self.pretence = None
+        if request.pretend_device:
+            from perfscope._cut.torch_pretend import Pretence
+
+            self.pretence = Pretence()
+        first = request.arguments[0] if request.arguments else "program"
+        self._program = first if request.module else Path(first).stem
+        self._folder = Path(request.folder) / "plans"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
+        target = request.target
+        pretended = request.pretend_device
+        self.world = FakeWorld(None if request.module else Path(first), pretended=pretended)
+        self.attention = AttentionRule(pretended=pretended)
+        device = target.description.get("device")
+        facts: dict[str, Any] = device if isinstance(device, dict) else {}
+        capability = capability_of(facts.get("architecture"))
+        self.answers = FakeCuda(
+            name=f"{target.vendor} {target.device}",
+            count=self._devices(facts) if target.count > 1 else 1,
+            memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
+            cores=int(facts.get("cores") or 0),
+            capability=capability,
+            pretended=pretended,
+        )
+        self.heard = DynamoLog(self.world.frames)
+        self.reader = KernelReader(self.world.frames, capability if request.registers else None)
+        self.graphs: list[Any] = []
+        self.memory = StepPeaks(self.world.frames, self.reader.place_of)
+        self.processes = JobPlan(
+            count=target.count, local=self.answers.count, pretended=pretended, ledger=self.memory.ledger,
+            ops=lambda: self.steps.ops,
+        )  # fmt: skip
+        self.calls: Counter[int] = Counter()
+        self.every_call: Counter[int] = Counter()
+        self.failures: list[str] = []
+        self.planner = InductorPlanner(
+            self._planned,
+            called=self._called,
+            failed=self.failures.append,
+            around=self.answers.hidden,
+            paused=lambda: self.quiet.around(2),
+            held=self.memory.graph,
+            properties=self.answers.properties(),
+            pretended=pretended,
+        )
+        self.steps = PlanSteps(
+            self._folder,
+            self._stem,
+            self.world.frames,
+            compiles=lambda: bool(self.graphs or self.failures),
+            backend=self.planner.backend,
+            memory=self.memory,
+            processes=self.processes,
+        )
+        self.quiet = WatcherPause((self.steps.paused, self.processes.asleep, self.memory.ledger.asleep))
+
+    def run(self) -> None:
+        """Run the program and write the plan, also of a program that failed."""
+        from perfscope.model.documents.torch_plan import write_plan
+        from perfscope.profiler.ahead.common.program import run_program
+        from perfscope.profiler.ahead.torch.cuda import prefer_foreach
+        from perfscope.profiler.ahead.torch.steps import StopPlanningError
+
+        if self.pretence is not None:
+            self.pretence.install()
+        self.planner.install()
+        self.heard.install()
+        self.attention.install()
+        self.world.install()
+        self.answers.install()
+        prefer_foreach()
+        self.processes.install()
+        self.steps.install()
+        self.quiet.listen()
+        failure = None
+        with self.world.mode:
+            self.processes.install_book()
+            self.memory.install()
+            try:
+                run_program(self._request)
+            except StopPlanningError:
+                pass
+            except BaseException as error:
+                failure = self._in_words(error)
+            finally:
+                self.steps.finish()
+        plan = self._plan(failure)
+        path = self._folder / f"{self._stem}.json"
+        plan = write_plan(path, plan)
+        self._tell(plan, f"plans/{path.name}")
+
+    def _tell(self, plan: TorchPlan, file: str) -> None:
+        """What the manifest says of it: one entry a graph, and one for a program that has none."""
+        if not plan.graphs and (plan.eager_file or plan.outside_file):
+            self._said("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
+        for graph in plan.graphs:
+            place = None if graph.place is None else {"file": graph.place.file, "line": graph.place.line}
+            self._said(
+                "planned",
+                program={
+                    "file": file,
+                    "name": f"{graph.compile_id} {graph.direction}",
+                    "function": graph.function or "",
+                    "place": place,
+                    "calls": graph.calls,
+                    "output_bytes": graph.output_bytes,
+                    "fingerprint": plan.fingerprint,
+                },
+            )
+        for reason in self.failures:
+            self._said("not_planned", what={"name": "a graph", "reason": reason})
+        for note in (*plan.notes, *(f"not covered by the plan: {text}" for text in plan.not_covered)):
+            self._said("note", text=note)
+        self._said("stopped", reason=plan.stopped)
+        if plan.failure is not None:
+            self._said("failure", failure={"text": plan.failure, "lines": []})
+
+    def _planned(self, scheduled: ScheduledGraph) -> int:
+        from perfscope.profiler.ahead.torch.kernels import is_launch
+
+        self.graphs.append(self.reader.graph(scheduled))
+        self.memory.planned(scheduled)
+        self.processes.planned(len(self.graphs) - 1, scheduled, self.reader.place_of, is_launch)
+        return len(self.graphs) - 1
+
+    def _called(self, number: int) -> None:
+        if self.quiet.compiling:
+            return
+        self.every_call[number] += 1
+        self.processes.called(number)
+        if self.steps.counting:
+            self.calls[number] += 1
+
+    def _devices(self, device: dict[str, Any]) -> int:
+        """Devices of one machine of the target."""
+        node = device.get("node")
+        most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
+        return min(self._request.target.count, most or self._request.target.count)
+
+    def _in_words(self, error: BaseException) -> str:
+        """The program's own exception in a line, with its innermost line of the user's."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
+        at = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
+        inner = getattr(error, "inner_exception", None)  # what torch's compiler wraps with its own advice
+        if isinstance(inner, BaseException):
+            error = inner
+        text = " ".join(str(error).split())[:300]
+        return f"{type(error).__name__}{at}: {text}"
+
+    def _plan(self, failure: str | None) -> Any:
+        from perfscope.model.documents.torch_plan import SCHEMA, TorchPlan
+
+        steps = self.steps
+        if steps.compiled_by is None:
+            steps.decide()
+        counted = self.calls if steps.seen_planned else self.every_call
+        graphs = tuple(
+            replace(graph, calls=counted[number], function=place[0], place=place[1])
+            for number, graph in enumerate(self.graphs)
+            if (place := self.heard.functions.get(graph.compile_id, (None, None)))
+        )
+        return TorchPlan(
+            schema=SCHEMA,
+            name=self._program,
+            compiled_by="program" if steps.compiled_by == "program" else "perfscope",
+            way="cpu-triton" if self.pretence is None else "pretended-device",
+            target=self._request.target.asked,
+            versions=_versions(),
+            graphs=graphs,
+            breaks=self.heard.breaks(),
+            recompiles=self.heard.recompiles(),
+            made_up=self.world.made_up(),
+            not_covered=tuple(self._not_covered(graphs)),
+            notes=tuple(self._notes()),
+            stopped=steps.stopped or ("the program raised" if failure else "the program ended by itself"),
+            float32_products="float32" if self._torch.get_float32_matmul_precision() == "highest" else "tf32",
+            optimizers=tuple(sorted(steps.optimizers)),
+            steps_from=steps.source,
+            complete=failure is None and bool(steps.seen_planned or graphs),
+            failure=failure,
+            eager_file=steps.eager_file,
+            outside_file=steps.outside_file,
+            memory=self.memory.found(),
+            processes=self.processes.found(),
+        )
+
+    def _not_covered(self, graphs: Any) -> list[str]:
+        found = [f"a graph could not be planned: {reason}" for reason in self.failures]
+        found += [kernel.not_covered for graph in graphs for kernel in graph.kernels if kernel.not_covered]
+        if self.planner.tuned:
+            found.append("autotuning (max-autotune): kernels would be run to choose; library calls are planned instead")
+        if self.planner.replayed:
+            found.append(
+                "CUDA graphs (reduce-overhead): each launch of a planned graph is costed as the host's own, and the "
+                "pools that replays keep are in no peak"
+            )
+        if self.world.recurrent:
+            found.append("recurrent layers that run eagerly: cuDNN has kernels of its own; they count by their bytes")
+        if self.steps.source is None:
+            found.append(
+                "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
+            )
+        found += self.steps.problems
+        found += self.world.problems
+        found += self.processes.not_covered()
+        return list(dict.fromkeys(found))
+
+    def _notes(self) -> list[str]:
+        notes = ["planned, not measured: no kernel was compiled or run", *self._more, *self.processes.notes()]
+        notes += [
+            f"scaled_dot_product_attention is written out in {count:,} calls: {path}"
+            for path, count in sorted(self.attention.paths.items())
+            if path != "fused"
+        ]
+        if self.answers.autocast:
+            notes.append(
+                "autocast: products run in lower precision as on CUDA; which other ops stay in float32 is as on a CPU"
+            )
+        if self.attention.paths["fused"]:
+            notes.append(
+                "scaled_dot_product_attention is planned as one fused kernel each way; which (flash, cuDNN) is for the "
+                "device to choose"
+            )
+        return notes
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]", "_", text)[:80] or "program"
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    versions = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
+    triton: Any = sys.modules.get("triton")
+    return versions if triton is None else {**versions, "triton": str(triton.__version__)}

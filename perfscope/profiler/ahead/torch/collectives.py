@@ -1,0 +1,432 @@
+"""What the arguments of a collective say: its kind, the bytes it moves, the ranks that take part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ref
+
+import torch
+
+from perfscope.model.documents.torch_plan import (
+    MAX_COLLECTIVES,
+    CollectiveKind,
+    CollectiveOrigin,
+    PlannedCollective,
+    StepPhase,
+    StepPosition,
+)
+from perfscope.profiler.ahead.torch.ops import OpWatchMode
+from perfscope.profiler.ahead.torch.peak import UserLine
+from perfscope.profiler.ahead.torch.streams import StreamClock
+from perfscope.profiler.torch.op_graph.capture import insert_lowest
+from perfscope.profiler.torch.op_graph.recorder import tensors_in
+
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+KINDS: dict[str, tuple[CollectiveKind, str]] = {
+    "_allgather_base_": ("all-gather", "result"),
+    "_reduce_scatter_base_": ("reduce-scatter", "given"),
+    "all_gather_into_tensor": ("all-gather", "result"),
+    "all_gather_into_tensor_coalesced": ("all-gather", "result"),
+    "all_gather_into_tensor_out": ("all-gather", "result"),
+    "all_reduce": ("all-reduce", "given"),
+    "all_reduce_": ("all-reduce", "given"),
+    "all_reduce_coalesced": ("all-reduce", "given"),
+    "all_reduce_coalesced_": ("all-reduce", "given"),
+    "all_to_all_single": ("all-to-all", "given"),
+    "allgather_": ("all-gather", "result"),
+    "allgather_coalesced_": ("all-gather", "result"),
+    "allgather_into_tensor_coalesced_": ("all-gather", "result"),
+    "allreduce_": ("all-reduce", "given"),
+    "allreduce_coalesced_": ("all-reduce", "given"),
+    "alltoall_": ("all-to-all", "given"),
+    "alltoall_base_": ("all-to-all", "given"),
+    "barrier": ("barrier", "nothing"),
+    "broadcast": ("broadcast", "given"),
+    "broadcast_": ("broadcast", "given"),
+    "gather_": ("gather", "result"),
+    "irecv": ("recv", "given"),
+    "isend": ("send", "given"),
+    "monitored_barrier_": ("barrier", "nothing"),
+    "recv_": ("recv", "given"),
+    "recv_any_source_": ("recv", "given"),
+    "reduce_": ("reduce", "given"),
+    "reduce_scatter_": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_coalesced": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", "given"),
+    "reduce_scatter_tensor_out": ("reduce-scatter", "given"),
+    "scatter_": ("scatter", "given"),
+    "send": ("send", "given"),
+    "shard_dim_alltoall": ("all-to-all", "given"),
+}
+"""Op -> (kind, whose bytes are those of the whole array)."""
+
+_RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
+_OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """What the arguments of a collective say."""
+
+    kind: CollectiveKind
+    bytes: int
+    dtype: str | None
+    ranks: tuple[int, ...]
+    pairs: tuple[int, int] | None
+
+
+def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
+    """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
+    packet = func._schema.name.partition("::")[2]
+    kind, whose = KINDS[packet]
+    named = _named(func, args, kwargs)
+    tensors: list[Any] = []
+    if whose == "result":
+        tensors = _first(named, _RESULTS) or list(tensors_in(result))
+    elif whose == "given":
+        tensors = _first(named, _OPERANDS)
+    ranks = _ranks(named)
+    return Exchange(
+        kind=kind,
+        bytes=sum(int(one.numel()) * int(one.element_size()) for one in tensors),
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
+        ranks=ranks,
+        pairs=_pair(kind, named, ranks),
+    )
+
+
+def written_tensors(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that a collective writes: what its future gives back."""
+    return _first(_named(func, args, kwargs), (*_RESULTS, *_OPERANDS))
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """The tensors of the first argument of these that there is."""
+    return list(tensors_in([named[name] for name in names if name in named][:1]))
+
+
+def _ranks(named: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group that an op is given, by object or by name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = named.get("process_group")
+    if group is not None and not isinstance(group, c10d.ProcessGroup):
+        group = c10d.ProcessGroup.unbox(group)
+    if group is None:
+        group = c10d._resolve_process_group(named["group_name"])
+    return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
+
+
+def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    if kind not in ("send", "recv"):
+        return None
+    mine = ranks[0] if ranks else 0
+    other = int(named.get("dst", named.get("src", 0)) or 0)
+    other = ranks[other] if 0 <= other < len(ranks) else mine
+    return (mine, other) if kind == "send" else (other, mine)
+
+
+# Sees the exchanges that a planned step asks for: what they move, among whom, from which line, and who waits for them.
+#
+# A collective is an op like any other to torch's dispatcher, also over tensors without data and over a process group
+# that exchanges nothing. Bytes are those of the tensors it is given.
+
+
+WAIT = "_c10d_functional.wait_tensor"
+
+_ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
+    ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
+    ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
+    ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
+    ("perfscope/_cut/torch_fake_reducer.py", "DistributedDataParallel"),
+    ("torch/distributed/tensor/", "DTensor"),
+)
+
+
+class GroupTable:
+    """Ranks of process groups, each list of them once."""
+
+    def __init__(self) -> None:
+        self.lists: dict[tuple[int, ...], int] = {}
+
+    def number(self, ranks: Sequence[int]) -> int:
+        """The index of a group."""
+        return self.lists.setdefault(tuple(ranks), len(self.lists))
+
+
+class CollectiveRecorder:
+    """The collectives of one step after the other. ``now()``: where the step is; ``context()``: phase and line."""
+
+    def __init__(
+        self,
+        now: Callable[[], StepPosition],
+        context: Callable[[], tuple[StepPhase, UserLine]],
+        groups: GroupTable,
+        problem: Callable[[str], None],
+    ) -> None:
+        """``problem(text)``: is told in words what of the program could not be followed."""
+        self._context, self._groups, self._problem = context, groups, problem
+        self.clock = StreamClock(now, self.waited)
+        self._rows: list[PlannedCollective] | None = None
+        self._works: dict[int, int] = {}
+        self._results: dict[int, int] = {}
+        self._last: tuple[int | None, list[ref[Any]]] = (None, [])
+        """Of the collective that was asked for last: the number of its work, the tensors that its future holds."""
+        self._asleep = 0
+        self.left = 0
+        self.every = 0
+        """Seen in the whole program, also outside of steps."""
+
+    def install(self) -> None:
+        """Look at every op from now on; enter the fake world first."""
+        from torch._C._distributed_c10d import FakeWork, Work
+
+        book = self
+        kinds: tuple[Any, ...] = (FakeWork, Work)
+        for kind in kinds:
+            original = kind.wait
+
+            def wait(work: Any, *arguments: Any, _original: Any = original, **named: Any) -> Any:
+                book.work_done(getattr(work, "seq_id", None))
+                return _original(work, *arguments, **named)
+
+            kind.wait = torch.compiler.disable(wait)
+        insert_lowest(OpWatchMode(self))
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._rows, self._works, self._results = [], {}, {}
+        self.clock.begin()
+
+    def asked(self) -> int:
+        """How many the step has asked for so far."""
+        return len(self._rows or ())
+
+    def take(self) -> tuple[PlannedCollective, ...]:
+        """The collectives of the step, which is over."""
+        rows, self._rows = self._rows or [], None
+        return tuple(rows)
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """What is dispatched inside is no op of the program's own."""
+        self._asleep += 1
+        try:
+            yield
+        finally:
+            self._asleep -= 1
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+        if self._asleep or getattr(func, "namespace", "") not in NAMESPACES:
+            return
+        name = func._schema.name.replace("::", ".")
+        if name == WAIT:
+            self._tensor_done(args[0])
+            return
+        short = name.partition(".")[2]
+        if short not in KINDS:
+            if short not in ("_allgather_base", "batch_p2p_ops"):
+                self._problem(f"{name}: what this op exchanges is not known; it counts as no collective")
+            else:
+                self._problem(f"{name}: exchanges in a batch are not counted")
+            return
+        self.every += 1
+        works = [one for item in _listed(result) if (one := _work(item)) is not None]
+        self._last = (works[0] if works else None, [ref(one) for one in written_tensors(func, args, kwargs)])
+        rows = self._rows
+        if rows is None:
+            return
+        if len(rows) >= MAX_COLLECTIVES:
+            self.left += 1
+            return
+        exchange = describe_collective(func, args, kwargs, result)
+        phase, place = self._context()
+        after, behind = self.clock.seen()
+        number = len(rows)
+        rows.append(
+            PlannedCollective(
+                kind=exchange.kind,
+                op=name,
+                bytes=exchange.bytes,
+                dtype=exchange.dtype,
+                group=self._groups.number(exchange.ranks),
+                by=collective_origin(),
+                phase=phase,
+                file=place[0],
+                line=place[1],
+                function=place[2],
+                at=self.clock.now(),
+                after=after,
+                behind=tuple(sorted(behind)),
+                pairs=exchange.pairs,
+            )
+        )
+        self._works.update(dict.fromkeys(works, number))
+        if "functional" in name or name.startswith("_dtensor"):
+            for tensor in tensors_in(result):
+                self._results[id(tensor.untyped_storage())] = number
+
+    def work_done(self, number: int | None) -> None:
+        """``Work.wait`` of a collective: the stream that is the current one waits for it."""
+        at = self._works.pop(number, None) if number is not None else None
+        if at is not None:
+            self.clock.current.waits_for((self.clock.seen()[0], frozenset((at,))))
+
+    def _tensor_done(self, tensor: Any) -> None:
+        found = self._results.pop(id(tensor.untyped_storage()), None)
+        if found is not None:
+            self.clock.current.waits_for((self.clock.seen()[0], frozenset((found,))))
+
+    def given(self, work: Any) -> list[Any]:
+        """The tensors that the collective of a work was given, as far as they are alive."""
+        number, tensors = self._last
+        if number is None or number != getattr(work, "seq_id", None):
+            return []
+        return [one for held in tensors if (one := held()) is not None]
+
+    def waited(self, number: int) -> None:
+        """From now on the program's own stream waits for the collective of that number."""
+        rows = self._rows
+        if rows is not None and number < len(rows) and rows[number].until is None:
+            rows[number] = replace(rows[number], until=self.clock.now())
+
+
+def collective_origin() -> CollectiveOrigin:
+    """Whose code asks: the innermost frame that is of one of torch's ways to parallelize."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename.replace("\\", "/")
+        for part, name in _ORIGIN_FILES:
+            if part in path:
+                return name
+        frame = frame.f_back
+    return "the program"
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (list, tuple)) else (result,)
+
+
+def _work(one: Any) -> int | None:
+    """The number of the work that an op gives back, where it is one."""
+    if isinstance(one, torch.Tensor) or not hasattr(one, "_type"):
+        return None
+    from torch._C._distributed_c10d import FakeWork
+
+    kind: Any = FakeWork
+    try:
+        return int(kind.unbox(one).seq_id)
+    except (RuntimeError, TypeError, AttributeError):
+        return None
+
+
+# The collectives inside of a planned graph: functional ones, which inductor calls as they are and waits for.
+
+
+def is_wait(kernel: Any) -> bool:
+    """Whether a scheduled node only waits for a collective: no launch of its own."""
+    from torch._inductor import ir
+
+    return isinstance(getattr(kernel, "node", None), ir._WaitKernel)
+
+
+def is_collective(kernel: Any) -> bool:
+    """Whether a scheduled node is an exchange with other processes."""
+    from torch._inductor import ir
+
+    return isinstance(getattr(kernel, "node", None), ir._CollectiveKernel) and not is_wait(kernel)
+
+
+def graph_collectives(
+    scheduled: Any,
+    groups: GroupTable,
+    place_of: Callable[[Iterable[Any]], Any],
+    launches: Callable[[Any], bool],
+) -> tuple[PlannedCollective, ...]:
+    """Those of a scheduled graph in the order in which inductor would run it; moments count its kernels.
+
+    ``place_of(nodes)``: the user's line of nodes of the FX graph. ``launches(node)``: whether a node is a kernel.
+    """
+    found: list[PlannedCollective] = []
+    made: dict[Any, int] = {}
+    kernels = 0
+    for kernel in scheduled.scheduler.nodes:
+        for node in kernel.get_nodes():
+            if is_wait(node):
+                for origin in _origins(node):
+                    number = made.get(_waited_for(origin))
+                    if number is not None and found[number].until is None:
+                        found[number] = replace(found[number], until=StepPosition(ops=kernels))
+            elif is_collective(node):
+                for origin in _origins(node):
+                    if origin not in made and _packet(origin) in KINDS:
+                        made[origin] = len(found)
+                        found.append(
+                            _planned_collective(origin, scheduled.backward, groups, place_of, StepPosition(ops=kernels))
+                        )
+        kernels += launches(kernel)
+    return tuple(found)
+
+
+def _planned_collective(
+    origin: Any, backward: bool, groups: GroupTable, place_of: Callable[[Iterable[Any]], Any], at: StepPosition
+) -> PlannedCollective:
+    exchange = describe_collective(
+        origin.target,
+        torch.fx.map_arg(tuple(origin.args), _node_value),
+        torch.fx.map_arg(dict(origin.kwargs), _node_value),
+        _node_value(origin),
+    )
+    place = place_of([origin])
+    stack = str(origin.meta.get("stack_trace") or "")
+    return PlannedCollective(
+        kind=exchange.kind,
+        op=origin.target._schema.name.replace("::", "."),
+        bytes=exchange.bytes,
+        dtype=exchange.dtype,
+        group=groups.number(exchange.ranks),
+        by="DTensor" if "torch/distributed/tensor/" in stack.replace("\\", "/") else "the program",
+        phase="backward" if backward else "forward",
+        file=None if place is None else place.file,
+        line=None if place is None else place.line,
+        function=None if place is None else place.function,
+        at=at,
+        after=at,
+        pairs=exchange.pairs,
+    )
+
+
+def _origins(node: Any) -> list[Any]:
+    return sorted(
+        (one for one in node.node.get_origins() if getattr(one.target, "namespace", "") in NAMESPACES),
+        key=lambda one: str(one.name),
+    )
+
+
+def _packet(origin: Any) -> str:
+    return str(origin.target._schema.name).partition("::")[2]
+
+
+def _waited_for(origin: Any) -> Any:
+    """The FX node of the collective that a wait is for."""
+    if str(origin.target._schema.name).replace("::", ".") != WAIT:
+        return None
+    one = origin.args[0]
+    while isinstance(one, torch.fx.Node) and getattr(one.target, "namespace", "") not in NAMESPACES and one.args:
+        one = one.args[0]
+    return one
+
+
+def _node_value(node: Any) -> Any:
+    return node.meta.get("val")

@@ -1,0 +1,410 @@
+"""What ``torch.cuda`` answers a program that is planned: one device like the target, idle and never waited for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils
+
+_NOTHING = (
+    "synchronize", "empty_cache", "set_device", "init", "_lazy_init", "manual_seed", "manual_seed_all", "ipc_collect",
+    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "set_stream", "seed",
+    "seed_all", "set_per_process_memory_fraction",
+)  # fmt: skip
+_ZERO = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "current_device",
+    "utilization", "memory_cached", "max_memory_cached",
+)  # fmt: skip
+
+
+class FakeCuda:
+    """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
+
+    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known. ``pretended``:
+    torch believes in the device (``torch_pretend``), so tensors are made on it and nothing is hidden from its compiler.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        count: int,
+        memory_bytes: int,
+        cores: int,
+        capability: tuple[int, int],
+        pretended: bool = False,
+    ) -> None:
+        self._pretended = pretended
+        self.name, self.count, self.memory_bytes, self.cores, self.capability = (
+            name, count, memory_bytes, cores, capability,
+        )  # fmt: skip
+        self._truth: dict[str, Any] = {}
+        self.autocast = False
+        """Whether the program entered ``autocast`` for CUDA, which keeps other ops in float32 than that of the CPU."""
+
+    def install(self) -> None:
+        """Change ``torch.cuda`` for good."""
+        cuda: Any = torch.cuda
+        self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
+        for name, answer in self._answers().items():
+            setattr(cuda, name, answer)
+        torch.Generator = _Generator
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor
+        if not self._pretended:
+            _move_requests_to_host()
+            self._autocast_on_host()
+        _load_data_in_process()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While torch's own compiler asks, which must not believe that there is a GPU (unless all of torch does)."""
+        if self._pretended:
+            yield
+            return
+        cuda: Any = torch.cuda
+        shown = {name: getattr(cuda, name) for name in self._truth}
+        for name, answer in self._truth.items():
+            setattr(cuda, name, answer)
+        try:
+            yield
+        finally:
+            for name, answer in shown.items():
+                setattr(cuda, name, answer)
+
+    def _autocast_on_host(self) -> None:
+        """``autocast("cuda")`` acts on tensors that are made on the CPU here."""
+        kind: Any = torch.autocast
+        original, answers = kind.__init__, self
+
+        @functools.wraps(original)
+        def begin(context: Any, device_type: str, *arguments: Any, **named: Any) -> None:
+            if device_type.startswith("cuda"):
+                answers.autocast = True
+                device_type = "cpu"
+            original(context, device_type, *arguments, **named)
+
+        kind.__init__ = begin
+
+    def _answers(self) -> dict[str, Any]:
+        def one_stream(*_: Any) -> _Stream:
+            return _Stream()
+
+        return {
+            **dict.fromkeys(_NOTHING, _nothing),
+            **dict.fromkeys(_ZERO, _zero),
+            "is_available": _true,
+            "is_initialized": _true,
+            "device_count": lambda: self.count,
+            "is_bf16_supported": lambda *_, **__: self.capability >= (8, 0),
+            "get_device_name": lambda *_: self.name,
+            "get_device_capability": lambda *_: self.capability,
+            "get_device_properties": lambda *_: self.properties(),
+            "mem_get_info": lambda *_: (self.memory_bytes, self.memory_bytes),
+            "memory_stats": lambda *_: {},
+            "memory_summary": lambda *_, **__: "",
+            "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
+            "get_rng_state": lambda *_: torch.get_rng_state(),
+            "set_rng_state": _nothing,
+            "get_rng_state_all": list,
+            "Event": _Event,
+            "Stream": _Stream,
+            "current_stream": one_stream,
+            "default_stream": one_stream,
+            "stream": _NullContext,
+            "device": _NullContext,
+        }
+
+    def properties(self) -> SimpleNamespace:
+        """What ``get_device_properties`` answers; registers and threads as NVIDIA GPUs since Volta have, but Turing."""
+        major, minor = self.capability
+        return SimpleNamespace(
+            name=self.name,
+            major=major,
+            minor=minor,
+            total_memory=self.memory_bytes,
+            multi_processor_count=self.cores,
+            is_integrated=0,
+            gcnArchName=self.name,
+            warp_size=32,
+            regs_per_multiprocessor=65536,
+            max_threads_per_multi_processor=2048,
+            max_threads_per_block=1024,
+        )
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _true(*_: Any) -> bool:
+    return True
+
+
+def _false(*_: Any) -> bool:
+    return False
+
+
+def on_host(argument: Any) -> Any:
+    """A CUDA device, named or not, as the CPU; anything else as it is."""
+    if isinstance(argument, str):
+        return "cpu" if argument == "cuda" or argument.startswith("cuda:") else argument
+    return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
+
+
+MOVES: list[Callable[[Any], None]] = []
+"""Told each tensor that the program asks for on ``cuda``, as it is there."""
+
+
+def _move_requests_to_host() -> None:
+    """What is asked for on ``cuda`` and would ask for its driver before a mode sees it."""
+    tensor: Any = torch.Tensor
+    module: Any = torch.nn.Module
+    to = tensor.to
+
+    @functools.wraps(to)
+    def moved(self: Any, *arguments: Any, **named: Any) -> Any:
+        there = to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
+        if not torch.compiler.is_compiling() and any(on_host(one) is not one for one in (*arguments, *named.values())):
+            for listener in MOVES:
+                listener(there)
+        return there
+
+    def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+        return moved(self, "cuda", non_blocking=non_blocking, copy=True)
+
+    tensor.to, tensor.cuda = moved, to_cuda
+    module.cuda = lambda self, *_: self.to("cuda")
+    for name in ("tensor", "as_tensor", "asarray"):
+        original = getattr(torch, name)
+        made = _constructed_on_host(original)
+        _register_for_script(original, made)
+        setattr(torch, name, made)
+
+
+def _register_for_script(original: Any, made: Any) -> None:
+    """``torch.jit.script`` takes a function for the op that it stands for; of another one it would look for source."""
+    from torch.jit import _builtins
+
+    op = _builtins._find_builtin(original)
+    if op is not None:
+        _builtins._register_builtin(made, op)
+
+
+def _constructed_on_host(original: Any) -> Any:
+    @functools.wraps(original)
+    def made(*arguments: Any, **named: Any) -> Any:
+        here = {name: on_host(value) for name, value in named.items()}
+        there = original(*arguments, **here)
+        if not torch.compiler.is_compiling() and any(here[name] is not value for name, value in named.items()):
+            for listener in MOVES:
+                listener(there)
+        return there
+
+    return made
+
+
+class _Generator(torch.Generator):  # type: ignore[misc]
+    """A generator of the CPU, whatever device it is for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Make it."""
+        return super().__new__(cls, "cpu")
+
+
+class _Event:
+    """Never waits; no time passes between two."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+    def query(self) -> bool:
+        return True
+
+    record = wait = synchronize = _nothing
+
+
+class _Stream:
+    """The only one."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait_stream = wait_event = _nothing
+
+
+class _NullContext:
+    """``with torch.cuda.stream(...)`` and ``with torch.cuda.device(...)``."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _load_data_in_process() -> None:
+    """Workers of a ``DataLoader`` would make real data in other processes."""
+    from torch.utils.data import DataLoader
+
+    original = DataLoader.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def alone(*arguments: Any, **named: Any) -> None:
+        asked = signature.bind(*arguments, **named).arguments
+        for needs_workers in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            asked.pop(needs_workers, None)
+        original(**{**asked, "num_workers": 0, "pin_memory": False})
+
+    DataLoader.__init__ = alone
+
+
+# Which path ``scaled_dot_product_attention`` takes on the target, asked of the target and not of this machine.
+#
+# Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows what
+# torch
+# documents of its fused kernels for CUDA (flash, memory-efficient, cuDNN); over CPU tensors a fused path is planned
+# as
+# torch's one fused kernel for the CPU, which reads and writes the same: queries, keys, values, output and the
+# logarithms
+# of the sums. Over tensors that claim to be on the device it is that device's: flash, or memory-efficient where flash
+# takes neither the type nor a mask.
+
+
+MAX_HEAD_SIZE = 256
+"""Features of a head that the flash kernels take."""
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""float32 is taken by the memory-efficient kernel."""
+
+
+class AttentionRule:
+    """Counts the calls that take each path; ``math``: written out, because no fused kernel takes them."""
+
+    def __init__(self, *, pretended: bool = False) -> None:
+        """``pretended``: tensors claim to be on the device."""
+        self._pretended = pretended
+        self.paths: Counter[str] = Counter()
+        self._library: Any = None
+        self._math: Any = None
+
+    def install(self) -> None:
+        """Register the rule for the tensors that stand for those of the device, over torch's own choice."""
+        self._library = torch.library.Library("aten", "IMPL")
+        for key in ("CUDA", "AutogradCUDA") if self._pretended else ("CPU", "AutogradCPU"):
+            self._library.impl("scaled_dot_product_attention", self._attend, key, allow_override=True)
+
+    def _attend(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        why = fusion_refusal(query, key, value)
+        if why is not None:
+            self.paths[why] += 1
+            return torch.ops.aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        self.paths["fused"] += 1
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+        if self._pretended:
+            return _device_kernel(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        # Dropout is drawn inside the fused kernels of the device: no traffic of its own.
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+
+
+def _device_kernel(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None
+) -> Any:
+    """One of the fused kernels of CUDA: those that flash does not take go to the memory-efficient one."""
+    if mask is None and query.dtype is not torch.float32 and torch.backends.cuda.flash_sdp_enabled():
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout, is_causal=causal, scale=scale
+        )[0]
+    needed = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, needed, dropout, is_causal=causal, scale=scale
+    )[0]
+
+
+def fusion_refusal(query: Any, key: Any, value: Any) -> str | None:
+    """Why no fused kernel of the target takes the call, or ``None``."""
+    backends = torch.backends.cuda
+    if not (backends.flash_sdp_enabled() or backends.mem_efficient_sdp_enabled() or backends.cudnn_sdp_enabled()):
+        return "the program allows the math path only (sdpa_kernel)"
+    if query.dtype not in FUSED_DTYPES:
+        return f"{str(query.dtype).removeprefix('torch.')} has no fused kernel"
+    if query.dim() != 4:
+        return f"{query.dim()} dimensions; the fused kernels take 4"
+    if query.shape[-1] > MAX_HEAD_SIZE:
+        return f"{int(query.shape[-1])} features a head; the flash kernels take {MAX_HEAD_SIZE}"
+    if query.shape[-1] != value.shape[-1]:
+        return "queries and values differ in their features"
+    return None
+
+
+# Optimizers and norms work on lists of tensors where the tensors are on a GPU; planned ones are fakes on the CPU.
+
+
+_FOREACH_QUERIES = "_get_foreach_kernels_supported_devices"
+
+
+def prefer_foreach() -> None:
+    """Have torch choose ``_foreach_*`` ops for fake CPU tensors by default, as it does for CUDA's, in this process.
+
+    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors have a type and a device of two of its lists
+    (``torch/optim/optimizer.py``: ``_default_to_fused_or_foreach``); whoever says ``foreach=False`` is still heard.
+    """
+    from torch.optim import optimizer, swa_utils
+
+    for module in (optimizer, _foreach_utils):
+        kinds = module._foreach_supported_types
+        if FakeTensor not in kinds:
+            kinds.append(FakeTensor)
+    asked = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def also_here() -> list[str]:
+        return [*asked(), "cpu"]
+
+    for held in (optimizer, swa_utils, _foreach_utils):
+        setattr(held, _FOREACH_QUERIES, also_here)

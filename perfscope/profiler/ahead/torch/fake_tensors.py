@@ -1,0 +1,281 @@
+"""A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
+
+Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
+autograd engine of a torch without CUDA refuses tensors of a device that is not there (unless it is pretended, see
+``torch_pretend``: then they are fakes of that device). Where the program reads a value that no data was there for, an
+answer is made up and counted: nothing that follows from data is known here.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from perfscope._cut.torch_fake_sparse import LOOKED_UP, is_sparse, looked_up, looks_up, with_elements
+from perfscope.model.documents.torch_plan import PlaceholderValue, PlanLine
+from perfscope.profiler.torch.op_graph.frames import Frames
+
+CHOSEN_SHARE = 0.5
+"""Of the elements of a mask that are taken to be true, where nothing is known of it."""
+
+ANSWERS: dict[str, tuple[str, Any]] = {
+    "aten.equal.default": ("equal", True),
+    "aten.allclose.default": ("equal", True),
+    "aten.is_nonzero.default": ("bool", False),
+}
+"""Read by op: what it is called, and what is answered. A number is 0.0, a whole number 1, a truth value False."""
+
+_MODULUS = {"aten.topk", "aten.sort", "aten.argmax", "aten.argmin", "aten.max", "aten.min"}
+"""Ops whose whole-number results are places in a dimension: any of its size, all alike likely."""
+_KEEPS = {
+    "aten.view", "aten.reshape", "aten._unsafe_view", "aten.clone", "aten._to_copy", "aten.alias", "aten.detach",
+    "aten.expand", "aten.slice", "aten.select", "aten.permute", "aten.transpose", "aten.t", "aten.unsqueeze",
+    "aten.squeeze",
+}  # fmt: skip
+"""Ops whose results are values of their first argument."""
+
+
+RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "aten._cudnn_rnn", "aten._thnn_fused_")
+"""Ops of a whole recurrent layer, or of a cell."""
+
+
+NESTED = (
+    "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the "
+    "batch, or plan one packed row)"
+)
+
+
+class PlanFrames(Frames):
+    """Names of files without a folder of this machine: below the import path, else their last two parts."""
+
+    def __init__(self, torch_file: str, working_folder: Path, script: Path | None = None) -> None:
+        super().__init__(torch_file, working_folder)
+        if script is not None:  # python will put its folder on the path, later
+            self._roots = (self._roots[0], f"{script.resolve().parent}{os.sep}", *self._roots[1:])
+
+    def name(self, path: str) -> str:
+        """The file as the user would call it."""
+        shown = super().name(path)
+        if not Path(shown).is_absolute():
+            return shown
+        inside = Path(path)
+        while (inside.parent / "__init__.py").is_file():
+            inside = inside.parent
+        parts = Path(path).parts
+        return "/".join(parts[-2:]) if inside == Path(path) else Path(path).relative_to(inside.parent).as_posix()
+
+
+class FakeWorld:
+    """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
+
+    def __init__(self, script: Path | None = None, *, pretended: bool = False) -> None:
+        """``script``: what is run, where it is a file. ``pretended``: tensors stay on the device they are asked for."""
+        self._pretended = pretended
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode.create_symbolic_nested_int = _refuse_nested
+        self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
+        self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
+        self.recurrent = False
+        """Whether a recurrent layer ran as one op."""
+        self.problems: dict[str, None] = {}
+        """What of the program's tensors could not be followed, a sentence each."""
+        self._dispatch = FakeTensorMode.dispatch
+        self._swap = torch.utils.swap_tensors
+
+    def install(self) -> None:
+        """Change torch in this process: there is no way back, it is the planner's own."""
+        world, dispatch = self, self._dispatch
+
+        def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if world._pretended:
+                kwargs = kwargs or {}
+            else:
+                args, kwargs = to_host(args), to_host(kwargs or {})
+            if mode is not world.mode:  # the compiler's own
+                result = dispatch(mode, func, types, args, kwargs)
+                return (
+                    looked_up(args, result, mode) if str(func).startswith(LOOKED_UP) and is_sparse(result) else result
+                )
+            return world._answered(dispatch, mode, func, types, args, kwargs)
+
+        FakeTensorMode.dispatch = on_host
+        torch.utils.swap_tensors = self._swapped
+        torch._VF._pad_packed_sequence = _padded
+
+    def _swapped(self, left: Any, right: Any) -> None:
+        """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
+        if isinstance(left, FakeTensor):
+            left.data = right.detach()
+            left.fake_device = right.fake_device
+        else:
+            self._swap(left, right)
+
+    def made_up(self) -> tuple[PlaceholderValue, ...]:
+        """What was read and answered, by line."""
+        return tuple(
+            PlaceholderValue(
+                what=what,
+                place=None if file is None else PlanLine(file=file, line=line or 0, function=function),
+                answer=answer,
+                times=times,
+            )
+            for (what, file, line, function, answer), times in self.reads.items()
+        )
+
+    def _answered(self, dispatch: Callable[..., Any], mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            result = dispatch(mode, func, types, args, kwargs)
+        except fake_tensor.DataDependentOutputException:
+            return self._value(func, args)
+        except fake_tensor.DynamicOutputShapeException:
+            return self._sized(mode, func, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if str(func).startswith("aten._nested_") or any(map(_is_nested, args)):
+                raise RuntimeError(NESTED) from error
+            raise
+        if result is not None and is_sparse(result):
+            result = with_elements(func, args, result, mode=mode, note=self.note, problem=self.problem)
+        _remember_index_range(func, args, result)
+        self.recurrent = self.recurrent or str(func).startswith(RECURRENT)
+        return result
+
+    def _value(self, func: Any, args: Any) -> Any:
+        what, answer = ANSWERS.get(str(func), ("item", 0.0))
+        if what == "item" and isinstance(args[0], torch.Tensor):
+            kind = args[0].dtype
+            if kind is torch.bool:
+                answer = False
+            elif not kind.is_floating_point:
+                answer = 1
+        self.note(what, repr(answer))
+        return answer
+
+    def _sized(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Results whose size depends on data, at a size that is made up."""
+        packet, first = str(func).rpartition(".")[0], args[0]
+        if packet == "aten.nonzero":
+            count = int(first.numel()) if looks_up() else _count(first)
+            self.note("nonzero", f"{count:,} of {first.numel():,} elements")
+            with mode:
+                return torch.empty((count, first.dim()), dtype=torch.int64, device=first.device)
+        if packet == "aten.masked_select":
+            count = _count(args[1]) * max(1, first.numel() // max(1, args[1].numel()))
+            self.note("masked_select", f"{count:,} of {first.numel():,} elements")
+            with mode:
+                return torch.empty((count,), dtype=first.dtype, device=first.device)
+        if packet in ("aten._unique", "aten._unique2", "aten.unique_consecutive"):
+            self.note("unique", f"all {first.numel():,} elements differ")
+            with mode:
+                values = torch.empty((first.numel(),), dtype=first.dtype, device=first.device)
+                return (
+                    values,
+                    torch.empty_like(first, dtype=torch.int64),
+                    torch.empty_like(values, dtype=torch.int64),
+                )[: len(func._schema.returns)]
+        if packet == "aten.repeat_interleave":
+            self.note("repeat_interleave", f"each of {first.numel():,} once")
+            with mode:
+                return torch.empty((first.numel(),), dtype=torch.int64, device=first.device)
+        if packet == "aten.bincount":
+            named = dict(zip(("self", "weights", "minlength"), args, strict=False), **kwargs)
+            count = max(1, int(named.get("minlength") or 0))
+            self.note("bincount", f"{count:,} bins")
+            with mode:
+                return torch.empty((count,), dtype=torch.int64, device=first.device)
+        if packet == "aten._pack_padded_sequence":
+            count, steps = (first.shape[0], first.shape[1]) if args[2] else (first.shape[1], first.shape[0])
+            self.note("pack_padded_sequence", f"all {count:,} sequences have the length of the longest, {steps:,}")
+            with mode:
+                packed = first.new_empty((count * steps, *first.shape[2:]))
+            return packed, torch.full((steps,), count)  # real: what runs a recurrent layer reads it
+        raise fake_tensor.DynamicOutputShapeException(func)
+
+    def problem(self, text: str) -> None:
+        """Keep what could not be followed."""
+        self.problems[text] = None
+
+    def note(self, what: str, answer: str) -> None:
+        """Count a read that was answered so, at the user's line."""
+        site = self.frames.site(sys._getframe(1))
+        if not site.data:
+            self.reads[what, site.file, site.line, site.function, answer] += 1
+
+
+def _refuse_nested(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(NESTED)
+
+
+def _padded(data: Any, sizes: Any, batch_first: bool, value: float, least: int) -> Any:
+    """A packed batch whose sequences are all of one length, with its lengths: what reads their number reads fakes."""
+    steps = int(sizes.shape[0])
+    whole = data.reshape(steps, data.shape[0] // steps, *data.shape[1:])
+    if least > steps:
+        whole = torch.cat([whole, whole.new_full((least - steps, *whole.shape[1:]), value)])
+    return whole.transpose(0, 1) if batch_first else whole, torch.full((whole.shape[1],), steps)
+
+
+def to_host(tree: Any) -> Any:
+    """Arguments with every CUDA device in them replaced by the CPU."""
+    if not pytree.tree_any(_is_cuda, tree):
+        return tree
+    return pytree.tree_map_only(torch.device, lambda device: torch.device("cpu") if _is_cuda(device) else device, tree)
+
+
+def _is_nested(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.is_nested
+
+
+def _is_cuda(thing: Any) -> bool:
+    return isinstance(thing, torch.device) and thing.type == "cuda"
+
+
+def _count(mask: Any) -> int:
+    share = getattr(mask, "_perfscope_share", CHOSEN_SHARE)
+    return max(1, round(share * prod(mask.shape))) if mask.numel() else 0
+
+
+def _remember_index_range(func: Any, args: Any, result: Any) -> None:
+    """What a later ``nonzero`` can be sized by: of E equally likely places, one in E is the one asked for."""
+    packet = str(func).rpartition(".")[0]
+    if packet in _MODULUS and args and isinstance(args[0], torch.Tensor):
+        extent = _extent(packet, args)
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, FakeTensor) and part.dtype is torch.int64:
+                part._perfscope_values = extent
+    elif packet in _KEEPS and isinstance(result, FakeTensor):
+        for name in ("_perfscope_values", "_perfscope_share"):
+            if hasattr(args[0], name):
+                setattr(result, name, getattr(args[0], name))
+    elif packet in ("aten.eq", "aten.ne") and isinstance(result, FakeTensor):
+        values = getattr(args[0], "_perfscope_values", None)
+        if values and not isinstance(args[1], torch.Tensor):
+            result._perfscope_share = 1 / values if packet == "aten.eq" else 1 - 1 / values
+
+
+def index_range(node: Any) -> int | None:
+    """Of a node of a graph that is places in a dimension (``topk``): its size."""
+    source = node.args[0] if node.op == "call_function" and node.target is operator.getitem else node
+    packet = str(getattr(source, "target", "")).rpartition(".")[0]
+    value = node.meta.get("val")
+    if packet not in _MODULUS or getattr(value, "dtype", None) is not torch.int64:
+        return None
+    return _extent(packet, [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in source.args])
+
+
+def _extent(packet: str, args: Any) -> int:
+    numbers = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
+    place = 1 if packet == "aten.topk" else 0
+    dim = numbers[place] if len(numbers) > place else -1
+    shape = args[0].shape
+    return int(shape[dim]) if shape else 1

@@ -1,0 +1,362 @@
+"""Has inductor plan a graph and stop before anything is compiled: lowering, scheduling, fusion, Triton source.
+
+Inductor's Triton backend is asked for tensors of the CPU (``config.cpu_backend``), which needs the triton package and
+neither a driver nor a compiler. Every private part of inductor that planning stands on is touched here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perfscope._cut.torch_fake_sparse import is_sparse
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.torch.cuda import on_host
+from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
+from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.fusion_log import MOST_PAIRS, Refusal
+
+# Has inductor take tensors of the CPU for those of the device, where no device is pretended.
+
+
+def treat_cpu_as_device(properties: object) -> None:
+    """For good, in this process: Triton, the device's rules, and its number of cores (of ``properties``)."""
+    import torch._inductor.config as config
+    from torch._dynamo.device_interface import CpuInterface
+    from torch._inductor import scheduler
+
+    config.cpu_backend = "triton"
+    CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
+    CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
+    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
+    # scalar of the CPU is no scalar of the host.
+    scheduler.BaseSchedulerNode.is_gpu = lambda node: True
+    scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
+    scheduler._is_gpu_triton_backend = lambda *_: True
+
+
+def graph_to_host(module: Any) -> None:
+    """A graph that makes tensors on ``cuda`` makes them on the CPU."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return
+    for node in module.graph.nodes:
+        node.args = tuple(map(on_host, to_host(node.args)))
+        node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
+    module.recompile()
+
+
+def is_on_device(module: Any) -> bool:
+    """Whether a traced graph has a tensor of a device."""
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    every = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in every)
+
+
+UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+"""Settings that run kernels to choose among them: not here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduledGraph:
+    """What inductor has decided of one graph, alive only while it is looked at."""
+
+    scheduler: Any
+    graph: Any
+    """``GraphLowering``."""
+    backward: bool
+    inference: bool
+    compile_id: str
+    refusals: list[Refusal]
+    overflow: int
+    sources: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Scheduler node to (name, source) of the Triton kernel it is in."""
+    saved: int = 0
+    """Bytes a forward keeps for its backward."""
+
+
+class InductorPlanner:
+    """Listens to inductor. ``planned(scheduled)`` gets each graph and returns a number by which it is known."""
+
+    def __init__(
+        self,
+        planned: Callable[[ScheduledGraph], int],
+        *,
+        called: Callable[[int], None],
+        failed: Callable[[str], None],
+        around: Callable[[], AbstractContextManager[None]],
+        paused: Callable[[], AbstractContextManager[None]],
+        held: Callable[[int | None, list[Any]], AbstractContextManager[Callable[[Any], None]]],
+        properties: object,
+        pretended: bool = False,
+    ) -> None:
+        """Take the listeners.
+
+        ``called(number)``: a planned graph is run; ``failed(reason)``: one could not be planned; ``around()`` is
+        entered while inductor works, ``paused()`` while a graph runs in place of its kernels. ``held(number, inputs)``
+        is around that run, which empties the inputs as the real one does; what it gives is told the results.
+        ``properties``: what inductor is told of the device; by the number of its cores it splits reductions.
+        """
+        self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
+        self._held = held
+        self._properties, self._pretended = properties, pretended
+        self._refusals: dict[tuple[str, str, str], Refusal] = {}
+        self._overflow = 0
+        self._sources: dict[str, tuple[str, str]] = {}
+        self._compile_fx: Any = None
+        self._saved = 0
+        self.tuned = False
+        """Whether the program asked for autotuning, which is not planned."""
+        self.replayed = False
+        """Whether it asked for CUDA graphs."""
+
+    def install(self) -> None:
+        """Change inductor in this process; ``DataError`` in one line where this torch's is not one that is known."""
+        try:
+            self._install()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise DataError(
+                f"torch {torch.__version__}: inductor cannot plan here: a private part has changed "
+                f"({type(error).__name__}: {error}); torch 2.13 with triton 3.7 is known to work"
+            ) from error
+
+    def _install(self) -> None:
+        import torch._dynamo.config as dynamo
+        import torch._functorch.config as functorch
+        import torch._inductor.config as config
+        import torch.utils._triton as triton
+        from torch._inductor import compile_fx, graph, scheduler
+        from torch._inductor.codegen.triton import TritonScheduling
+
+        config.fx_graph_cache = config.fx_graph_remote_cache = False
+        dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
+        config.compile_threads = 1
+        functorch.enable_autograd_cache = False
+        functorch.force_non_lazy_backward_lowering = True
+        scheduler.has_triton = lambda: True
+        if not self._pretended:
+            treat_cpu_as_device(self._properties)
+        triton.triton_hash_with_backend = lambda: "0" * 64
+        hooked = compat.hook_scheduler(self._refused, lambda _: None)
+        if isinstance(hooked, str):
+            raise AttributeError(hooked)
+        self._compile_fx, inner = compile_fx.compile_fx, compile_fx.compile_fx_inner
+        define = TritonScheduling.define_kernel
+        planner = self
+
+        def define_kernel(scheduling: Any, source: str, nodes: Any, kernel: Any) -> Any:
+            name = define(scheduling, source, nodes, kernel)
+            for node in nodes:
+                for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
+                    planner._sources[part.get_name()] = (str(name), source)
+            return name
+
+        TritonScheduling.define_kernel = define_kernel
+        graph.GraphLowering.compile_to_module = lambda lowered: planner._look(lowered)
+
+        def plan(module: Any, inputs: Sequence[Any], **named: Any) -> Any:
+            return self._plan(inner, module, inputs, named)
+
+        def compile_in_plan(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:
+            patches = dict(config_patches or {})
+            planner.tuned = planner.tuned or any(patches.pop(name, False) for name in UNSUPPORTED_BACKENDS)
+            planner.replayed = planner.replayed or any(patches[name] for name in patches if name.endswith("cudagraphs"))
+            patches = {name: value for name, value in patches.items() if "cudagraph" not in name}
+            return self._compile(model, inputs, plan, patches)
+
+        compile_fx.compile_fx = compile_in_plan
+
+    def backend(self, module: Any, inputs: Any) -> Any:
+        """A backend of torch.compile that plans."""
+        from torch._inductor import compile_fx
+
+        return compile_fx.compile_fx(module, inputs)
+
+    def _compile(self, model: Any, inputs: Any, plan: Any, patches: dict[str, Any]) -> Any:
+        import torch._inductor.config as config
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if not self._pretended:
+            graph_to_host(model)
+        with self._around(), _disable_current_modes(), config.patch(patches):
+            return self._compile_fx(model, inputs, inner_compile=plan)
+
+    def _plan(self, inner: Any, module: Any, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
+        before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+        self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
+        self._saved = _saved_bytes(before)
+        try:
+            if self._pretended and not is_on_device(before):
+                raise RuntimeError("all its tensors are on the CPU: it would run on the host")
+            inner(module, inputs, **named)
+        except _PlannedError as planned:
+            number = planned.number
+        except Exception as error:  # the program goes on with this graph as it is
+            what = str(error).strip().splitlines()
+            self._failed(f"{type(error).__name__}: {what[0] if what else ''}")
+        results = _Results(before)
+
+        def run(arguments: list[Any]) -> Any:
+            if number is not None:
+                self._called(number)
+            with self._paused(), self._held(number, arguments) as taken:
+                made = results.of(tuple(arguments))
+                taken(made)
+                arguments.clear()
+            return made
+
+        boxed: Any = run
+        boxed._boxed_call = True  # AOTAutograd then gives up what it has no other use for
+        return boxed
+
+    def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
+        key = (first.get_name(), second.get_name(), reason)
+        held = self._refusals.get(key)
+        if held is not None:
+            held.times += 1
+        elif len(self._refusals) < MOST_PAIRS:
+            self._refusals[key] = Refusal(first, second, reason, arguments)
+        else:
+            self._overflow += 1
+
+    def _look(self, graph: Any) -> Any:
+        """In place of ``GraphLowering.compile_to_module``: everything is decided, nothing is compiled."""
+        graph.codegen()
+        scheduled = ScheduledGraph(
+            scheduler=graph.scheduler,
+            graph=graph,
+            backward=bool(graph.is_backward),
+            inference=bool(graph.is_inference),
+            compile_id=compat.compile_id() or "-",
+            refusals=list(self._refusals.values()),
+            overflow=self._overflow,
+            sources=dict(self._sources),
+            saved=0 if graph.is_backward or graph.is_inference else self._saved,
+        )
+        raise _PlannedError(self._planned(scheduled))
+
+
+class _PlannedError(BaseException):
+    """Ends inductor's work once the plan has been looked at. No ``Exception``, which inductor would wrap."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Results:
+    """What a planned graph gives back: fakes of the sizes it was traced with, or what its ops give, step by step.
+
+    Results that lie in one storage do so here; an input is given back as it is.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        output = next(node for node in module.graph.nodes if node.op == "output")
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._places = {node: place for place, node in enumerate(inputs)}
+        given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
+        given.pop(None, None)
+        self._known: list[_Result | _NonTensorInput | _Sparse | None] | None = []
+        for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
+            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+            if node is None:
+                self._known.append(None)
+            elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
+                self._known.append(_NonTensorInput(self._places[node]))
+            elif isinstance(value, torch.Tensor) and is_sparse(value):
+                self._known.append(_Sparse(value, given))
+            elif isinstance(value, torch.Tensor) and not _symbolic(value):
+                storage = _storage(value)
+                part_of = None if storage is None else given.get(storage)
+                self._known.append(_Result(value, self._places.get(node), part_of, storage, index_range(node)))
+            else:
+                self._known = None
+                break
+
+    def of(self, arguments: tuple[Any, ...]) -> Any:
+        if self._known is None:
+            return self._module.forward(*arguments)  # not as a module of the program, whose calls are compiled
+        made: dict[int, Any] = {}
+        return tuple(None if known is None else known.made(made, arguments) for known in self._known)
+
+
+class _NonTensorInput:
+    """An input that is no tensor, given back."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        return arguments[self._place]
+
+
+class _Sparse:
+    """A sparse result: its indices and values."""
+
+    def __init__(self, value: Any, given: dict[int | None, int]) -> None:
+        self._shape, self._coalesced = tuple(value.shape), bool(value.is_coalesced())
+        parts = (value._indices(), value._values())
+        self._parts = [_Result(one, None, given.get(_storage(one)), _storage(one), None) for one in parts]
+
+    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        indices, values = (part.made(made, arguments) for part in self._parts)
+        return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, self._shape, is_coalesced=self._coalesced)
+
+
+class _Result:
+    """One result: an input, a part of an input, or a part of a storage that is made."""
+
+    def __init__(self, value: Any, place: int | None, part_of: int | None, storage: int | None, extent: int | None):
+        self._layout = (tuple(value.shape), tuple(value.stride()), value.storage_offset())
+        self._dtype, self._device = value.dtype, value.device
+        self._place, self._part_of, self._storage, self._extent = place, part_of, storage, extent
+        self._elements = 0 if storage is None else value.untyped_storage().nbytes() // value.element_size()
+
+    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
+        if self._place is not None:
+            return arguments[self._place]
+        shape, stride, _ = self._layout
+        if self._storage is None:
+            tensor: Any = torch.empty_strided(shape, stride, dtype=self._dtype, device=self._device)
+        else:
+            if self._part_of is not None:
+                base = arguments[self._part_of]
+            else:
+                if self._storage not in made:
+                    made[self._storage] = torch.empty(self._elements, dtype=self._dtype, device=self._device)
+                base = made[self._storage]
+            with torch._C._AutoDispatchBelowAutograd():
+                base = base if base.dtype is self._dtype else base.view(self._dtype)
+                tensor = torch.as_strided(base, *self._layout)
+        if self._extent is not None:
+            tensor._perfscope_values = self._extent
+        return tensor
+
+
+def _storage(value: Any) -> int | None:
+    """Which storage a value lies in, as long as the graph it is of lives."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def _saved_bytes(module: Any) -> int:
+    """Bytes of what a graph gives back and the program does not see, its own inputs aside: kept for the backward."""
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    seen = set(output.meta.get("user_visible_output_idxs", ()))
+    kept = {
+        node
+        for place, node in enumerate(output.args[0] if isinstance(output.args[0], (list, tuple)) else ())
+        if place not in seen and isinstance(node, torch.fx.Node) and node.op != "placeholder"
+    }
+    values = [node.meta.get("val") for node in kept]
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and not _symbolic(value))
+
+
+def _symbolic(value: Any) -> bool:
+    return any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))

@@ -1,0 +1,350 @@
+"""From what inductor has scheduled to the kernels of a plan: members, ops, lines, bytes, FLOPs, refusals."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from perfscope.model.documents.torch_plan import (
+    MAX_REFUSALS,
+    MAX_ROWS,
+    KernelKind,
+    PlanLine,
+    PlannedGraph,
+    PlannedKernel,
+    PlannedRefusal,
+    Registers,
+)
+from perfscope.profiler.ahead.torch.collectives import is_collective, is_wait
+from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
+from perfscope.profiler.ahead.torch.registers import registers_of
+from perfscope.profiler.torch.fusion_log import kernels_apart
+from perfscope.profiler.torch.op_graph.flops import flops_of
+from perfscope.profiler.torch.op_graph.frames import Frames
+
+# Which kernels of a planned graph inductor's scheduler left apart, and why: each pair once.
+
+
+NO_SHARED_DATA = "no shared data"
+"""The scheduler's reason for pairs that have nothing to do with each other: most of what it says. It is kept where the
+second does read what the first writes, in another order."""
+
+
+def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple[PlannedRefusal, ...], int]:
+    """(refusals between the kernels ``chosen``, how many more there are)."""
+    kernels = {kernel.get_name(): index for index, kernel in enumerate(chosen)}
+    apart, _ = kernels_apart(scheduled.scheduler, scheduled.refusals)
+    found: dict[tuple[int, int, str], PlannedRefusal] = {}
+    for one in apart:
+        first, second = kernels.get(one["first"]), kernels.get(one["second"])
+        if first is None or second is None:
+            continue
+        if one["reason"].startswith(NO_SHARED_DATA) and not one["shared_bytes"]:
+            continue
+        pair = (min(first, second), max(first, second))
+        reason = _without_names(one["reason"])
+        before = found.get((*pair, reason))
+        found[*pair, reason] = PlannedRefusal(
+            first=pair[0],
+            second=pair[1],
+            reason=reason,
+            times=one["times"] + (before.times if before else 0),
+            shared_bytes=max(one["shared_bytes"] or 0, before.shared_bytes or 0 if before else 0),
+            common_read_bytes=max(one["common_read_bytes"] or 0, before.common_read_bytes or 0 if before else 0),
+            needed_elsewhere=_needed_elsewhere(chosen[first], chosen[second]),
+        )
+    rows = sorted(
+        found.values(),
+        key=lambda row: (-(row.shared_bytes or 0), -(row.common_read_bytes or 0), row.first, row.second, row.reason),
+    )
+    return tuple(rows[:MAX_REFUSALS]), len(rows[MAX_REFUSALS:]) + scheduled.overflow
+
+
+def _needed_elsewhere(first: Any, second: Any) -> bool:
+    """Whether anything but the second (the graph's results too) uses a value that goes from the first to it."""
+    inside = {part.get_name() for kernel in (first, second) for part in kernel.get_nodes()}
+    read = {dep.name for dep in second.read_writes.reads}
+    for output in first.get_outputs():
+        if output.get_name() not in read:
+            continue
+        users = {user.get_name() for user in output.users if not getattr(user, "is_weak", False)}
+        if users - inside:
+            return True
+    return False
+
+
+def _without_names(reason: str) -> str:
+    """Addresses of objects that some reasons print would differ from build to build."""
+    return re.sub(r" at 0x[0-9a-f]+", "", reason)
+
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")
+ATTENTION = re.compile(r"_scaled_dot_product_\w*attention")
+FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
+"""Templates of inductor's for ``flex_attention``; what their masks leave out is not known, so neither are FLOPs."""
+UNCERTAIN_OPS = {
+    "convolution": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
+    "convolution_backward": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
+    "_scaled_mm": "scaled products were not tried without a device: what scales and layouts the target takes is open",
+    "_scaled_grouped_mm": "scaled products were not tried without a device",
+    "_grouped_mm": "on the target a grouped product may be a Triton template of inductor's",
+    "lstm": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "gru": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "mkldnn_rnn_layer": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "_cudnn_rnn": "cuDNN runs a whole recurrent layer in kernels of its own",
+}
+"""Ops whose kernel torch chooses in C++ on the device, by name: what the plan says of them may not hold there."""
+
+_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (.+?)\s*$', re.MULTILINE)
+_EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
+
+
+class KernelReader:
+    """Reads scheduled graphs. ``frames`` tells the user's lines from others and names files as the user would."""
+
+    def __init__(self, frames: Frames, capability: tuple[int, int] | None = None) -> None:
+        """``capability``: of the target, where registers are asked for; each kernel is then compiled to PTX."""
+        self._frames, self._capability = frames, capability
+        self._registers: dict[str, Registers] = {}
+        self._called_at: PlanLine | None = None
+
+    def graph(self, scheduled: ScheduledGraph) -> PlannedGraph:
+        """A graph as it was scheduled; bytes by the sizes it was compiled with.
+
+        Kernels of code that is torch's throughout (``nn.Sequential``) stand at the line that called it.
+        """
+        site = self._frames.site(sys._getframe())
+        self._called_at = None if site.file is None else PlanLine(file=site.file, line=site.line or 0)
+        chosen = [kernel for kernel in scheduled.scheduler.nodes if is_launch(kernel)]
+        kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
+        refusals, left = refusals_of(scheduled, chosen)
+        return PlannedGraph(
+            compile_id=scheduled.compile_id,
+            direction="backward" if scheduled.backward else "inference" if scheduled.inference else "forward",
+            function=None,
+            place=None,
+            nodes=sum(len(kernel.get_nodes()) for kernel in scheduled.scheduler.nodes),
+            kernels=kernels,
+            refusals=refusals,
+            refusals_left=left,
+            dynamic=bool(getattr(scheduled.graph.sizevars, "shape_env", None) and _symbols(scheduled.graph)),
+            saved_bytes=scheduled.saved,
+            output_bytes=sum(_size(one) for one in scheduled.graph.graph_outputs or ()),
+        )
+
+    def _kernel(self, scheduled: ScheduledGraph, kernel: Any) -> PlannedKernel:
+        parts = kernel.get_nodes()
+        members = tuple(part.get_name() for part in parts)
+        origins = _origins(parts)
+        named = scheduled.sources.get(members[0])
+        if is_collective(kernel):
+            return self._collective(kernel, members, origins)
+        read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
+        if named is not None:
+            reduction = any(part.is_reduction() for part in parts)
+            own: KernelKind = "foreach" if kernel.is_foreach() else "reduction" if reduction else "pointwise"
+            return PlannedKernel(
+                name=named[0],
+                kind="attention" if FLEX.match(named[0]) else own,
+                members=members,
+                ops=_ops(origins),
+                places=self.places(origins),
+                read_bytes=read,
+                written_bytes=written,
+                reread_bytes=_reread_bytes(parts) if named[0].startswith("triton_red") else 0,
+                dtype=_dtype(parts),
+                registers=self._registers_of(named[1]),
+            )
+        return self._extern(kernel, members, origins, read, written)
+
+    def _extern(
+        self, kernel: Any, members: tuple[str, ...], origins: Sequence[Any], read: int, written: int
+    ) -> PlannedKernel:
+        node = kernel.get_nodes()[0].node
+        name = str(
+            getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None) or type(node).__name__
+        )
+        origin = node.get_origin_node() if hasattr(node, "get_origin_node") else None
+        short = _EXTERN.sub("", name).split(".")[0]
+        if origin is None:
+            origin = next((one for one in origins if short in str(one.target)), None)
+        flops, dtype, shape = _node_work(origin)
+        kind: KernelKind = "product" if short in PRODUCTS else "attention" if ATTENTION.search(name) else "extern"
+        return PlannedKernel(
+            name=name,
+            kind=kind,
+            members=members,
+            ops=_ops([origin] if origin is not None else origins),
+            places=self.places([origin] if origin is not None else origins),
+            read_bytes=read,
+            written_bytes=written,
+            flops=flops,
+            dtype="float32" if dtype == "tf32" and kind != "product" else dtype,
+            shape=shape if kind == "product" else None,
+            not_covered=UNCERTAIN_OPS.get(short),
+        )
+
+    def _collective(self, kernel: Any, members: tuple[str, ...], origins: Sequence[Any]) -> PlannedKernel:
+        """Its bytes and its group are with the collectives of the plan: it is no traffic of its own in memory."""
+        node = kernel.get_nodes()[0].node
+        return PlannedKernel(
+            name=str(getattr(node, "python_kernel_name", None) or node.op_overload),
+            kind="collective",
+            members=members,
+            ops=_ops(origins),
+            places=self.places(origins),
+            read_bytes=0,
+            written_bytes=0,
+        )
+
+    def _registers_of(self, source: str) -> Registers | None:
+        if self._capability is None:
+            return None
+        if source not in self._registers:
+            self._registers[source] = registers_of(source, self._capability)
+        return self._registers[source]
+
+    def places(self, origins: Iterable[Any]) -> tuple[PlanLine, ...]:
+        """The user's innermost line of each node, without repeats, in the order of file and line."""
+        every = (self.place(one.meta.get("stack_trace")) for one in origins)
+        found = {(place.file, place.line): place for place in every if place is not None}
+        if not found and self._called_at is not None:
+            return (self._called_at,)
+        return tuple(found[line] for line in sorted(found))[:MAX_ROWS]
+
+    def place_of(self, origins: Iterable[Any]) -> PlanLine | None:
+        """The line of the first of some nodes that has one."""
+        found = (self.place(one.meta.get("stack_trace")) for one in origins)
+        return next((place for place in found if place is not None), self._called_at)
+
+    def place(self, stack: str | None) -> PlanLine | None:
+        """The innermost line of the user's in a stack trace as text."""
+        for file, line, function in reversed(_FRAME.findall(stack or "")):
+            if self._frames.is_user(file):
+                return PlanLine(file=self._frames.name(file), line=int(line), function=function)
+        return None
+
+
+def is_launch(kernel: Any) -> bool:
+    """Whether a scheduled node is a launch: neither an allocation nor a wait nor a part of another call's results."""
+    from torch._inductor import ir, scheduler
+
+    if isinstance(kernel, scheduler.NopKernelSchedulerNode) or is_wait(kernel):
+        return False
+    return not isinstance(getattr(kernel, "node", None), (ir.MultiOutput, ir.DynamicScalar, ir.AssertScalar))
+
+
+def _origins(parts: Iterable[Any]) -> list[Any]:
+    """Nodes of the FX graph that a kernel computes, by name."""
+    found = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
+    return [found[name] for name in sorted(found)]
+
+
+def _ops(origins: Iterable[Any]) -> tuple[str, ...]:
+    """ATen ops as the program has them: those before inductor took them apart, where it says."""
+    names = set()
+    for origin in origins:
+        target = origin.meta.get("original_aten") or origin.target
+        name = str(target)
+        if name.startswith(("aten.", "prims.")) or "." in name:
+            names.add(".".join(name.split(".")[:2]))
+    return tuple(sorted(names))
+
+
+def _reread_bytes(parts: Sequence[Any]) -> int:
+    """Bytes that the passes of a reduction over rows too long for the chip read again, at most.
+
+    Each reduction of the program's is a pass over the row, and what is computed element by element another; a buffer
+    is read in every pass that has a member which reads it.
+    """
+    from torch._inductor.virtualized import V
+
+    outside = {name for part in parts for name in (dep.name for dep in part.read_writes.reads)}
+    outside -= {name for part in parts for name in part.get_buffer_names()}
+    passes: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for part in parts:
+        own = tuple(sorted(origin.name for origin in part.node.get_origins())) if part.is_reduction() else ()
+        for name in {dep.name for dep in part.read_writes.reads} & outside:
+            passes[name].add(own)
+    total = 0
+    for name, reading in passes.items():
+        buffer = V.graph.try_get_buffer(name)
+        if buffer is not None:
+            total += _size(buffer) * (len(reading) - 1)
+    return total
+
+
+def _size(buffer: Any) -> int:
+    """Bytes of a buffer; 0 where it has no layout or torch cannot say."""
+    from torch._inductor.utils import get_dtype_size
+    from torch._inductor.virtualized import V
+
+    try:
+        elements = 1
+        for extent in buffer.get_size():
+            elements *= int(V.graph.sizevars.optimization_hint(extent, fallback=0))
+        return elements * int(get_dtype_size(buffer.get_dtype()))
+    except Exception:  # scalars, objects, views of nothing: no bytes worth a word
+        return 0
+
+
+def _dtype(parts: Sequence[Any]) -> str | None:
+    """Of the largest thing that is written."""
+    written = [part.node for part in parts if part.node is not None]
+    largest = max(written, key=_size, default=None)
+    try:
+        return None if largest is None else str(largest.get_dtype()).removeprefix("torch.")
+    except Exception:  # a mutation has no layout
+        return None
+
+
+def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
+    """FLOPs, dtype of the operands and shape of the op of an FX node, where they are known."""
+    schema = getattr(getattr(origin, "target", None), "_schema", None)
+    if schema is None:
+        return None, None, None
+    given = dict(zip((one.name for one in schema.arguments), map(_value, origin.args), strict=False))
+    given.update({name: _value(one) for name, one in origin.kwargs.items()})
+    result = origin.meta.get("val")
+    outputs = result if isinstance(result, (list, tuple)) else [result]
+    tensors = [one for one in given.values() if isinstance(one, torch.Tensor)]
+    # A product's last operand is a matrix, a scaled one's first two are, and scales come behind; attention's first is
+    # the queries or their gradient, its last may be sums.
+    scaled = "_scaled_mm" in str(origin.target)
+    decides = tensors[0 if scaled or ATTENTION.search(str(origin.target)) else -1] if tensors else None
+    dtype = None if decides is None else str(decides.dtype).removeprefix("torch.")
+    if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
+        dtype = "tf32"
+    try:
+        flops = flops_of(str(origin.target), given.get, outputs)
+        matrices = tensors[:2] if scaled else [one for one in tensors if one.dim() >= 2][-2:]
+        shape = None
+        if len(matrices) == 2:
+            left, right = ([int(size) for size in one.shape] for one in matrices)
+            batch = f"{left[0]}x" if len(left) == 3 else ""
+            shape = f"{batch}{left[-2]}x{left[-1]}x{right[-1]}"
+        return (None if flops is None else int(flops)), dtype, shape
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # an op called in a form of its own
+        return None, dtype, None
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
+
+
+def _symbols(graph: Any) -> bool:
+    """Whether any input has a size that is a symbol."""
+    return any(isinstance(getattr(one, "free_symbols", None), set) and one.free_symbols for one in _inputs(graph))
+
+
+def _inputs(graph: Any) -> Iterable[Any]:
+    for one in graph.graph_inputs.values():
+        if type(one).__name__ == "TorchBindObject":  # a process group: no tensor
+            continue
+        sizes = one.get_size() if hasattr(one, "get_size") else (one,)
+        yield from sizes

@@ -1,0 +1,403 @@
+"""Counts the device memory of a program that runs with fake tensors: each storage as it is made and as it is freed.
+
+A storage of a fake tensor has its size and no bytes. Torch keeps one Python object a storage for as long as it lives,
+so a weak reference to it dates its end. What an op allocates inside and frees again is not seen, nor are libraries'
+workspaces. Where the program moves tensors to ``cuda``, only what is made or moved there counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+
+from perfscope.model.documents.torch_plan import PlanLine, PlanMemory, StepMemory, StepPhase
+from perfscope.profiler.ahead.torch.cuda import MOVES
+from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
+from perfscope.profiler.ahead.torch.ops import OpWatchMode, dense_parts, storage_of
+from perfscope.profiler.ahead.torch.peak import (
+    NO_LINE,
+    Block,
+    Event,
+    GraphBuffers,
+    GraphCall,
+    LedgerStep,
+    UserLine,
+    buffers_of,
+    size_mismatches,
+    step_memory,
+)
+from perfscope.profiler.torch.op_graph.capture import insert_lowest
+from perfscope.profiler.torch.op_graph.frames import Frames
+from perfscope.profiler.torch.op_graph.recorder import tensors_in
+
+
+class _Watch(ref[Any]):
+    __slots__ = ("address", "block")
+
+    address: int
+    block: Block
+
+
+class MemoryLedger:
+    """All storages of a process from now on. ``start()`` and ``take()`` around a step give its events in order."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._watches: dict[int, _Watch] = {}
+        self._events: list[Event] | None = None
+        self._held: list[Block] = []
+        self._parameters: dict[int, ref[Any]] = {}
+        """By ``id``: tensors compare by value."""
+        self._asleep = 0
+        self._lines: dict[int, UserLine] = {}
+        self._upcoming: dict[int, int] = {}
+        """By thread: autograd numbers nodes in each anew, and runs those of a device in one of its own."""
+        self._phase: StepPhase = "other"
+        self.ops = self.first = 0
+        self.context: tuple[StepPhase, UserLine] = ("other", NO_LINE)
+        """Phase and the user's line of the last op."""
+        self.for_device: Callable[[], bool] = lambda: False
+        """Whether what is made now is made for the device, whatever device it is asked for on."""
+        self.names_device = False
+        """Whether the program ever said ``cuda``: then what it made elsewhere is the host's."""
+        self.backward_began: list[int] = []
+        """Numbers of the ops of this step with which a backward pass began."""
+        self.joins: list[tuple[Block, Block]] = []
+        """(sum, first summand) of gradients that the engine would add up in place if nobody looked."""
+        self.mode: Any = None
+
+    def install(self) -> None:
+        """Look at every op from now on."""
+        self.mode = OpWatchMode(self)
+        self._follow_sizes()
+        insert_lowest(self.mode)
+        MOVES.append(self.moved)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._held = [watch.block for watch in list(self._watches.values()) if watch() is not None]
+        self._events, self.backward_began, self.joins = [], [], []
+        self._lines.clear()
+        self.first = self.ops
+
+    def take(self, optimizers: Any) -> tuple[list[Block], list[Event]]:
+        """(what was there when the step began, what happened since); the step is over."""
+        events, self._events = self._events or [], None
+        self._name(optimizers)
+        held, self._held = self._held, []
+        return held, events
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """What is dispatched inside has no memory of a device."""
+        self._asleep += 1
+        try:
+            yield
+        finally:
+            self._asleep -= 1
+
+    def _follow_sizes(self) -> None:
+        """Storages that are emptied and filled again in place (``fully_shard`` does so with what it gathers)."""
+        kind: Any = torch.UntypedStorage
+        original, ledger = kind.resize_, self
+
+        def resize(storage: Any, size: Any) -> Any:
+            result = original(storage, size)
+            ledger.resized(storage)
+            return result
+
+        kind.resize_ = resize
+
+    def resized(self, storage: Any) -> None:
+        """A storage has another size than before: what it was is freed, what it is now begins here."""
+        watch = self._watches.get(id(storage))
+        size = int(storage.nbytes())
+        if watch is None or watch() is not storage or watch.block.bytes == size:
+            return
+        old = watch.block
+        old.died = self.ops
+        phase, place = self.context
+        new = Block(size, old.op, phase, place, self.ops, device=old.device, touched=self.ops, category=old.category)
+        watch.block = new
+        if self._events is not None:
+            self._events += [("died", old), ("born", new)]
+
+    def block_of(self, tensor: Any) -> Block | None:
+        """The block that a tensor lies in, if it was seen."""
+        thing = storage_of(tensor)
+        held = None if thing is None else self._watches.get(id(thing))
+        return held.block if held is not None and held() is thing else None
+
+    def moved(self, tensor: Any) -> None:
+        """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
+        self.names_device = True
+        for part in dense_parts(tensor):
+            block = self.block_of(part)
+            if block is not None and not block.device:
+                block.device, block.bytes = True, min(block.bytes, int(part.numel() * part.element_size()))
+
+    def name(self, tensor: Any, category: str) -> None:
+        """A tensor of the device that is for something the program itself does not say (``gradient``)."""
+        self.moved(tensor)
+        self._call(tensor, category)
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+        if self._asleep:
+            return
+        sources, results = _dense_tensors_in((args, kwargs)), _dense_tensors_in(result)
+        said = any(map(_is_device, (*args, *kwargs.values())))
+        self.names_device = self.names_device or said
+        known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
+        for block in known:
+            block.touched = self.ops
+        self.meet(sources)
+        on_device = said or any(block.device for block in known) or (not known and bool(results) and self.for_device())
+        phase, place, node = self._context(sources)
+        self.context = (phase, place)
+        for tensor in results:
+            block = self.block_of(tensor)
+            if block is None:
+                block = self._made(tensor, str(func), phase, place, node)
+                if block is None:
+                    continue
+                block.device = on_device or tensor.device.type == "cuda"
+                self.names_device = self.names_device or tensor.device.type == "cuda"  # a planned graph names none
+                if phase == "backward" and str(func) == "aten.add.Tensor" and known:
+                    self._join(block, known[0])
+        self.ops += 1
+
+    def meet(self, tensors: Any) -> None:
+        """Parameters are among some tensors; those that are spread over processes are never seen as they are."""
+        for tensor in tensors_in(tensors):
+            if isinstance(tensor, torch.nn.Parameter):
+                self._parameters[id(tensor)] = ref(tensor)
+
+    @contextmanager
+    def graph(
+        self, number: int | None, arguments: list[Any], makers: Sequence[Block | None]
+    ) -> Iterator[Callable[[Any], None]]:
+        """Around the run of a planned graph; ``arguments`` are emptied by who runs it. It gives what takes the results.
+
+        ``makers``: by place of a result the buffer of the graph that it is.
+        """
+        inputs = tuple(self.block_of(one) if isinstance(one, torch.Tensor) else None for one in arguments)
+        for block in inputs:
+            if block is not None:
+                block.touched = self.ops
+        at = None if self._events is None else len(self._events)
+        outputs: list[Block | None] = []
+
+        def taken(results: Any) -> None:
+            for index, one in enumerate(results or ()):
+                for part in _dense_tensors_in(one) if isinstance(one, torch.Tensor) else ():
+                    self._is_result(self.block_of(part), inputs)
+                block = self.block_of(one) if isinstance(one, torch.Tensor) else None
+                maker = makers[index] if index < len(makers) else None
+                if block is not None and block not in inputs and maker is not None:
+                    block.op, block.place = maker.op, maker.place
+                outputs.append(block)
+
+        yield taken
+        if at is None or self._events is None:
+            return
+        since = self._events[at:]
+        gone = {id(one) for what, one in since if what == "died"}
+        freed = frozenset(place for place, block in enumerate(inputs) if block is not None and id(block) in gone)
+        call = GraphCall(
+            number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs),
+            phase="forward" if self._phase == "other" else self._phase,
+        )  # fmt: skip
+        short = gone & {id(one) for what, one in since if what == "born"}  # what stood for values inside of the graph
+        since = [event for event in since if id(event[1]) not in short]
+        # Here results are made before inputs are given up; the graph's own events say how it is.
+        self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
+
+    def _is_result(self, block: Block | None, inputs: Sequence[Block | None]) -> None:
+        """A block is what a graph gave back."""
+        if block is not None and block not in inputs:
+            block.device = True
+            if block.phase == "other":  # seen from the wrapper of a library, in no module's forward
+                block.phase = "forward"
+
+    def _made(self, tensor: Any, op: str, phase: StepPhase, place: UserLine, node: int) -> Block | None:
+        thing = storage_of(tensor)
+        if thing is None:
+            return None
+        block = Block(int(thing.nbytes()), op, phase, place, self.ops, None, node, touched=self.ops)
+        watch = _Watch(thing, self._gone)
+        watch.address, watch.block = id(thing), block
+        self._watches[watch.address] = watch
+        if self._events is not None:
+            self._events.append(("born", block))
+        return block
+
+    def _gone(self, watch: Any) -> None:
+        block: Block = watch.block
+        block.died = self.ops
+        address: int = watch.address
+        if self._watches.get(address) is watch:
+            del self._watches[address]
+        if self._events is not None:
+            self._events.append(("died", block))
+
+    def _join(self, total: Block, first: Block) -> None:
+        if first.bytes == total.bytes and first.phase == "backward" and first.node != total.node and first is not total:
+            self.joins.append((total, first))
+
+    def _context(self, sources: list[Any]) -> tuple[StepPhase, UserLine, int]:
+        site = self._frames.site(sys._getframe(2))
+        here: UserLine = (site.file, site.line, site.function)
+        upcoming = torch._C._autograd._get_sequence_nr()
+        thread = threading.get_ident()
+        created, self._upcoming[thread] = range(self._upcoming.get(thread, upcoming), upcoming), upcoming
+        node = torch._C._current_autograd_node()
+        number = -1
+        if node is not None or torch._C._current_graph_task_id() != -1 or site.engine_before_user:
+            phase: StepPhase = "backward"
+            again = site.checkpoint and torch.is_grad_enabled()
+            if node is not None and not again:
+                number = int(node._sequence_nr())
+                if site.file is None or site.engine_before_user:
+                    here = self._lines.get(number, here)
+        elif site.optimizer_before_user or (site.optimizer and not torch.is_grad_enabled()):
+            phase = "optimizer"
+        elif len(created) or any(tensor.requires_grad for tensor in sources):
+            phase = "forward"
+        else:
+            phase = "forward" if self._phase == "forward" and _in_module(site) else "other"
+        for one in created:
+            self._lines[one] = here
+        if phase == "backward" and self._phase != "backward":
+            self.backward_began.append(self.ops)
+        if self._phase == "backward" and phase != "backward":
+            self._grads()
+        self._phase = phase
+        return phase, here, number
+
+    def _grads(self) -> None:
+        """What lies in ``.grad`` now are gradients, and what they are of parameters."""
+        for key, held in list(self._parameters.items()):
+            parameter = held()
+            if parameter is None:
+                del self._parameters[key]
+                continue
+            self._call(parameter, "parameter")
+            self._call(parameter.grad, "gradient")
+
+    def _name(self, optimizers: Any) -> None:
+        self._grads()
+        for optimizer in list(optimizers):
+            for group in optimizer.param_groups:
+                self.meet(group["params"])
+                for parameter in group["params"]:
+                    self._call(parameter, "parameter")
+                    self._call(parameter.grad, "gradient")
+            for tensor in tensors_in(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
+                self._call(tensor, "optimizer_state")
+
+    def _call(self, tensor: Any, category: str) -> None:
+        for part in () if tensor is None else dense_parts(tensor):
+            block = self.block_of(part)
+            if block is not None and block.category is None:
+                block.category = category
+
+
+def _dense_tensors_in(tree: Any) -> list[Any]:
+    """The dense tensors of arguments or results, those that a sparse one consists of in its place."""
+    found = list(tensors_in(tree))
+    if all(one.layout is torch.strided for one in found):
+        return found
+    return [part for one in found for part in dense_parts(one)]
+
+
+def _in_module(site: Any) -> bool:
+    return bool(site.function and site.function.endswith(("forward", "__call__")))
+
+
+def _is_device(thing: Any) -> bool:
+    return isinstance(thing, torch.device) and thing.type == "cuda"
+
+
+# The memory of the eager and of the planned step of a program, from its first op on.
+
+
+_log = logging.getLogger(__name__)
+
+
+class StepPeaks:
+    """Counts while the program runs. What breaks here costs the peak and nothing else of the plan."""
+
+    def __init__(self, frames: Frames, place_of: Callable[[Iterable[Any]], PlanLine | None]) -> None:
+        """``place_of(nodes)``: the user's line of nodes of an FX graph."""
+        self.ledger = MemoryLedger(frames)
+        self._place_of = place_of
+        self._graphs: list[GraphBuffers | None] = []
+        self._uncounted: dict[str, None] = {}
+        self._eager: StepMemory | None = None
+        self._planned: StepMemory | None = None
+
+    def install(self) -> None:
+        """Count from now on; enter the fake world first."""
+        self.ledger.install()
+
+    def planned(self, scheduled: ScheduledGraph) -> None:
+        """A graph was planned, in the order of their numbers."""
+        direction = "backward" if scheduled.backward else "inference" if scheduled.inference else "forward"
+        label = f"{scheduled.compile_id} {direction}"
+        try:
+            found = buffers_of(scheduled.graph, label=label, places=self._place)
+        except (ImportError, AttributeError, TypeError, KeyError, AssertionError) as error:
+            _log.debug("buffers of %s", label, exc_info=True)
+            self._uncounted[f"buffers of graph {label}: inductor's wrapper is not understood ({error})"[:300]] = None
+            self._graphs.append(None)
+            return
+        if found.unread:
+            self._uncounted[f"graph {label} has branches or loops: what they hold inside is not counted"] = None
+        self._graphs.append(found)
+
+    @contextmanager
+    def graph(self, number: int | None, arguments: list[Any]) -> Iterator[Callable[[Any], None]]:
+        """Around the run of a planned graph (`Planner`)."""
+        buffers = None if number is None else self._graphs[number]
+        with self.ledger.graph(number, arguments, () if buffers is None else buffers.results) as taken:
+            yield taken
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.ledger.start()
+
+    def end(self, optimizers: Iterable[Any], *, eager: bool) -> None:
+        """It ended. Of planned steps the last one counts: in the first graphs are still being made."""
+        ledger = self.ledger
+        held, events = ledger.take(optimizers)
+        step = LedgerStep(
+            held=held, events=events, joins=ledger.joins, backward_began=ledger.backward_began, graphs=self._graphs,
+            all_on_device=not ledger.names_device, first_op=ledger.first,
+        )  # fmt: skip
+        try:
+            found = step_memory(step)
+            self._uncounted.update(dict.fromkeys(size_mismatches(step)))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            _log.debug("memory of a step", exc_info=True)
+            self._uncounted[f"memory of a step could not be summed up: {type(error).__name__}: {error}"[:300]] = None
+            return
+        if eager:
+            self._eager = found
+        else:
+            self._planned = found
+
+    def found(self) -> PlanMemory:
+        """What was found."""
+        return PlanMemory(eager=self._eager, planned=self._planned, uncounted=tuple(self._uncounted)[:1000])
+
+    def _place(self, origins: Iterable[Any]) -> UserLine:
+        place = self._place_of(origins)
+        return NO_LINE if place is None else (place.file, place.line, place.function)

@@ -1,0 +1,397 @@
+"""Programs of several processes, planned as the first of them: its process group, its collectives, step by step."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfscope.model.documents.torch_plan import (
+    Bucket,
+    GraphCollectives,
+    GraphRun,
+    PlannedCollective,
+    PlannedProcesses,
+    StepPosition,
+)
+from perfscope.profiler.ahead.torch.collectives import (
+    CollectiveRecorder,
+    GroupTable,
+    collective_origin,
+    graph_collectives,
+)
+from perfscope.profiler.ahead.torch.cuda import on_host
+from perfscope.profiler.ahead.torch.ddp import install_ddp_model
+from perfscope.profiler.ahead.torch.memory import MemoryLedger
+
+# ``torch.distributed`` as a launcher of several processes leaves it to the first of them, where no other process is.
+#
+# The process group is torch's own "fake" one: it has the size that was asked for and exchanges nothing, so results
+# have
+# the right shapes. What the program asks of others in Python objects is answered with what it gives itself.
+
+
+PORT = "29500"
+"""torchrun's own; nobody listens there."""
+
+SINGLE_PROCESS_REFUSAL = (
+    "torch.nn.DataParallel drives several devices from one process, which is not covered: use DistributedDataParallel"
+)
+RPC = "torch.distributed.rpc is not covered by a plan: it needs other processes that answer"
+PIPELINE = (
+    "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
+)
+FSDP1 = "FullyShardedDataParallel is not covered by a plan over CPU tensors: fully_shard (FSDP2) is"
+REFUSALS = (("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),)
+"""(module, classes, why not)."""
+HOST_REFUSALS = (("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),)
+"""Where tensors are those of the CPU: they ask for an accelerator."""
+
+
+class FakeProcessGroup:
+    """The other processes, which are not there. ``count`` devices, ``local`` of them on a machine."""
+
+    def __init__(self, *, count: int, local: int, pretended: bool) -> None:
+        self._count, self._local, self._pretended = count, local, pretended
+        self.world_size = 0
+        """As the program set it up; 0 until it does."""
+        self.backend: str | None = None
+        self.notes: dict[str, None] = {}
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun would set for rank 0."""
+        if self._count == 1:
+            return {}
+        return {
+            "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0", "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._local), "ROLE_WORLD_SIZE": str(self._count), "ROLE_NAME": "default",
+            "MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "planned",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+
+    def install(self) -> None:
+        """Change torch in this process, for good."""
+        os.environ.update(self.environment())
+        data_parallel: Any = torch.nn.DataParallel
+        if self._count > 1:
+            data_parallel.__init__ = _refuse_call(SINGLE_PROCESS_REFUSAL)
+        distributed = importlib.import_module("torch.distributed")
+        if not distributed.is_available():
+            return
+        for needed in ("torch.distributed._meta_registrations", "torch.testing._internal.distributed.fake_pg"):
+            importlib.import_module(needed)
+        from torch.distributed import device_mesh, distributed_c10d
+
+        modules: tuple[Any, ...] = (distributed, distributed_c10d, device_mesh)
+        for name, make in (
+            ("init_process_group", self._init_process_group),
+            ("new_group", _any_backend),
+            ("split_group", _any_backend),
+        ):
+            made = make(getattr(distributed_c10d, name))
+            for module in modules:
+                if hasattr(module, name):
+                    setattr(module, name, made)
+        outside: Any = distributed  # torch's own code asks distributed_c10d, and gets the truth
+        outside.get_backend = lambda *_, **__: self.backend or "nccl"
+        for name, answer in {
+            "is_nccl_available": lambda: True,
+            "is_torchelastic_launched": lambda: self._count > 1,
+            "monitored_barrier": lambda *_, **__: None,
+            "all_gather_object": self._all_gather_object,
+            "broadcast_object_list": self._objects("broadcast_object_list", lambda *_, **__: None),
+            "gather_object": self._gather_object,
+            "scatter_object_list": self._scatter_object_list,
+        }.items():
+            for module in modules[:2]:
+                setattr(module, name, answer)
+        if self._count > 1:
+            checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
+            for name in ("save", "async_save", "load"):
+                setattr(checkpoint, name, self._unwritten(name))
+        _real_meshes(device_mesh, (lambda kind: kind) if self._pretended else on_host)
+        spawning: Any = torch.multiprocessing
+        spawning.spawn = self._spawn
+        if "torch.distributed.rpc" in sys.modules:
+            remote: Any = sys.modules["torch.distributed.rpc"]
+            remote.init_rpc = _refuse_call(RPC)
+
+    def _init_process_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(
+            backend: Any = None,
+            init_method: Any = None,
+            timeout: Any = None,
+            world_size: int = -1,
+            rank: int = -1,
+            *_: Any,
+            **__: Any,
+        ) -> None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            size = int(world_size) if world_size is not None and int(world_size) > 0 else self._count
+            if size != self._count:
+                self.notes[f"the program sets up {size} processes, the target has {self._count} devices"] = None
+            if int(rank or 0) > 0:
+                self.notes[f"the program calls itself rank {rank}; it is planned as rank 0"] = None
+            self.world_size = size
+            self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
+            _refuse_imported(pretended=self._pretended)
+            rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+            forget, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None  # they know torch.cuda as it was
+            try:
+                original(backend="fake", store=FakeStore(), rank=0, world_size=size)
+            finally:
+                rules.clear_lru_cache = forget
+
+        return begin
+
+    def _objects(self, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def answered(*arguments: Any, **named: Any) -> None:
+            self.notes[f"{name}: answered with the process's own objects, and not counted"] = None
+            answer(*arguments, **named)
+
+        return answered
+
+    def _unwritten(self, name: str) -> Callable[..., Any]:
+        def answered(*_: Any, **__: Any) -> Any:
+            self.notes[f"torch.distributed.checkpoint.{name}: there is no data; nothing of it is counted"] = None
+            written: Future[None] = Future()  # programs wait for the last one before the next
+            written.set_result(None)
+            return written if name == "async_save" else None
+
+        return answered
+
+    def _all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        self._objects("all_gather_object", lambda: None)()
+        object_list[:] = [obj] * len(object_list)
+
+    def _gather_object(self, obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
+        self._objects("gather_object", lambda: None)()
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def _scatter_object_list(self, output: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
+        self._objects("scatter_object_list", lambda: None)()
+        output[0] = given[0] if given else None
+
+    def _spawn(
+        self, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = ""
+    ) -> None:
+        """The first of the processes that a program would start is this one."""
+        self.notes[f"torch.multiprocessing.spawn of {nprocs} processes: the first of them is planned"] = None
+        fn(0, *args)
+
+
+def _any_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A further group, of the same kind as the first."""
+
+    @functools.wraps(original)
+    def made(*arguments: Any, **named: Any) -> Any:
+        for name in ("backend", "pg_options", "device_id", "timeout"):
+            named.pop(name, None)
+        return original(*arguments[: 1 if original.__name__ == "new_group" else 2], **named)
+
+    return made
+
+
+def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
+    """Meshes are made of real numbers, whatever the program's tensors are, and of ``device(what was asked for)``."""
+    kind: Any = module.DeviceMesh
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def made(self: Any, device_type: str, mesh: Any = None, *arguments: Any, **named: Any) -> None:
+        with _disable_current_modes():
+            if isinstance(mesh, FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
+                mesh = torch.arange(mesh.numel(), dtype=torch.int).view(tuple(mesh.shape))
+            begin(self, device(device_type), mesh, *arguments, **named)
+
+    kind.__init__ = made
+    for name in ("__getitem__", "_flatten", "_unflatten", "_get_all_submeshes"):
+        setattr(kind, name, _really(getattr(kind, name)))
+    kind.from_group = staticmethod(_really(kind.from_group))
+    kind._concatenate = staticmethod(_really(kind._concatenate))
+    kind.mesh = property(_really(kind.mesh.fget))
+    original = module.init_device_mesh
+    whole = _really(original)
+
+    @functools.wraps(whole)
+    def made_whole(device_type: str, *arguments: Any, **named: Any) -> Any:
+        named.pop("backend_override", None)
+        return whole(device(device_type), *arguments, **named)
+
+    for held in list(sys.modules.values()):
+        names = getattr(held, "__dict__", {})
+        if names.get("init_device_mesh") is original:  # FSDP2 makes a mesh with it where it is given none
+            names["init_device_mesh"] = made_whole
+
+
+def _really(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def done(*arguments: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return original(*arguments, **named)
+
+    return done
+
+
+def _refuse_imported(*, pretended: bool) -> None:
+    """What of torch the program has imported by now and no plan covers."""
+    for module, names, why in (*REFUSALS, *(() if pretended else HOST_REFUSALS)):
+        found: Any = sys.modules.get(module)
+        for name in names if found is not None else ():
+            if hasattr(found, name):
+                getattr(found, name).__init__ = _refuse_call(why)
+
+
+def _refuse_call(why: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(why)
+
+    return refuse
+
+
+ONE_RANK_NOTE = "rank 0 is planned: what other ranks do otherwise (uneven parts, branches by rank) is not seen"
+NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one process that knows nothing of the others"
+BUCKET_NOTE = (
+    "DistributedDataParallel: buckets follow its documented rule (order of the gradients, bucket_cap_mb); torch's own "
+    "reducer did not run"
+)
+
+
+class JobPlan:
+    """Install it before the ledger of memory, which must have seen an op before the book asks for its line.
+
+    ``ops()``: ops of the step that are in its op graph so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int,
+        local: int,
+        pretended: bool,
+        ledger: MemoryLedger,
+        ops: Callable[[], int],
+    ) -> None:
+        """``count`` devices of the target, ``local`` of them on a machine."""
+        self._count, self._ops, self._ledger = count, ops, ledger
+        self.group = FakeProcessGroup(count=count, local=local, pretended=pretended)
+        self._groups = GroupTable()
+        self._problems: dict[str, None] = {}
+        self.book = CollectiveRecorder(self._now, lambda: ledger.context, self._groups, self._problem)
+        self._runs: list[GraphRun] | None = None
+        self._seen_runs: tuple[GraphRun, ...] = ()
+        self._eager: tuple[PlannedCollective, ...] | None = None
+        self._outside: tuple[PlannedCollective, ...] | None = None
+        self._inside: list[GraphCollectives] = []
+        self._buckets: tuple[Bucket, ...] = ()
+
+    def install(self) -> None:
+        """Change torch in this process. ``install_book`` comes when the fake world is entered."""
+        import torch.distributed as distributed
+
+        self.group.install()
+        self._ledger.for_device = lambda: collective_origin() != "the program"  # its mesh is of the device
+        if distributed.is_available():
+            install_ddp_model(
+                self._told,
+                problem=self._problem,
+                note=lambda text: self.group.notes.setdefault(text),
+                held=lambda tensor: self._ledger.name(tensor, "gradient"),
+                exchanges=self.book,
+            )
+
+    def install_book(self) -> None:
+        """Look at ops from now on."""
+        import torch
+        import torch.distributed as distributed
+
+        if not distributed.is_available():
+            return
+        self.book.install()
+        host: Any = torch.cpu
+        device: Any = torch.cuda
+        for name, answer in self.book.clock.answers().items():
+            for module in (host, device):
+                if hasattr(module, name):
+                    setattr(module, name, torch.compiler.disable(answer) if callable(answer) else answer)
+        device.synchronize = lambda *_: self.book.clock.everything(self.book.asked())
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._runs = []
+        self.book.begin()
+
+    def end(self, *, eager: bool, planned: bool) -> None:
+        """It ended."""
+        rows, runs = self.book.take(), tuple(self._runs or ())
+        self._runs = None
+        if eager:
+            self._eager = rows
+        elif planned:
+            self._outside, self._seen_runs = rows, runs
+
+    def asleep(self) -> AbstractContextManager[None]:
+        """While ops are dispatched that are not the program's own."""
+        return self.book.asleep()
+
+    def called(self, number: int) -> None:
+        """A planned graph is run."""
+        if self._runs is not None:
+            self._runs.append(GraphRun(graph=number, ops=self._ops()))
+
+    def planned(
+        self, number: int, scheduled: Any, place_of: Callable[[Any], Any], launches: Callable[[Any], bool]
+    ) -> None:
+        """A graph was planned; ``launches(node)``: whether a scheduled node is one of its kernels."""
+        found = graph_collectives(scheduled, self._groups, place_of, launches)
+        if found:
+            self._inside.append(GraphCollectives(graph=number, collectives=found))
+
+    def found(self) -> PlannedProcesses | None:
+        """What is known of the job; ``None`` for a program of one process."""
+        if not self.group.world_size:
+            return None
+        notes = [ONE_RANK_NOTE, *self.group.notes]
+        if self._buckets:
+            notes.append(BUCKET_NOTE)
+        return PlannedProcesses(
+            world_size=self.group.world_size,
+            backend=self.group.backend,
+            groups=tuple(self._groups.lists),
+            eager=self._eager,
+            outside=self._outside,
+            inside=tuple(self._inside),
+            runs=self._seen_runs,
+            buckets=self._buckets,
+            left=self.book.left,
+            notes=tuple(notes),
+        )
+
+    def not_covered(self) -> tuple[str, ...]:
+        """What of the job is not in the plan, a sentence each."""
+        return tuple(self._problems)
+
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of a plan where no process group was set up."""
+        return (NO_PROCESS_GROUP,) if self._count > 1 and not self.group.world_size else ()
+
+    def _now(self) -> StepPosition:
+        return StepPosition(ops=self._ops(), runs=len(self._runs or ()))
+
+    def _told(self, buckets: tuple[Bucket, ...]) -> None:
+        self._buckets = buckets
+
+    def _problem(self, text: str) -> None:
+        self._problems[text] = None

@@ -1,0 +1,205 @@
+"""Which step of the program is for what: one as it is, one eagerly with every op kept, one through the plan.
+
+Steps are found as `perfscope run` finds them. The first step is left alone (caches, the optimizer's state); it also
+tells whether the program compiles anything itself. In the second torch.compile is off and the ops are kept. From the
+third on it is on, for the outermost modules too where the program compiles none; then one step more, and it is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfscope.model.capture import CaptureOptions
+from perfscope.model.documents.torch_plan import ALL_STEPS
+from perfscope.profiler.ahead.torch.memory import StepPeaks
+from perfscope.profiler.ahead.torch.ops import OpRecorder
+from perfscope.profiler.ahead.torch.processes import JobPlan
+from perfscope.profiler.session import annotate
+from perfscope.profiler.session.steps import StepFinder
+from perfscope.profiler.torch.hooks import Hooks
+from perfscope.profiler.torch.op_graph.frames import Frames
+
+EAGER, PLANNED, EXTRA = 0, 1, 2
+"""Steps counted from the first that begins after steps are known."""
+
+
+class StopPlanningError(BaseException):
+    """Ends the program: no ``Exception``, which it might catch."""
+
+
+class PlanSteps:
+    """The recorder of a `StepFinder`. ``compiles()``: whether the program has compiled a graph by itself."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        frames: Frames,
+        *,
+        compiles: Callable[[], bool],
+        backend: Callable[..., Any],
+        memory: StepPeaks,
+        processes: JobPlan,
+    ) -> None:
+        self._folder, self._name, self._frames, self._memory = folder, name, frames, memory
+        self._compiles, self._backend, self._processes = compiles, backend, processes
+        self._hooks = Hooks()
+        self._finder = StepFinder(CaptureOptions(warmup=1, quiet=True), self, self._hooks.forget)
+        self._recorder: OpRecorder | None = None
+        self._call = torch.nn.Module.__call__
+        self._wraps = False
+        self._number = -1
+        self._first = 0
+        self.compiled_by: str | None = None
+        """``program`` or ``perfscope``, once it is known."""
+        self.source: str | None = None
+        self.counting = False
+        """Whether calls of graphs are those of the planned step."""
+        self.stopped = ""
+        self.eager_file: str | None = None
+        self.outside_file: str | None = None
+        self.problems: list[str] = []
+        self.optimizers: set[str] = set()
+        """Classes of those that stepped."""
+        self.seen_planned = False
+
+    def install(self) -> None:
+        """Listen for steps."""
+        self._hooks.install(self._finder, ours=lambda: False, make_way=lambda: None)
+        annotate.listen(self._finder)
+
+    def settled(self, source: str, completed: int) -> None:
+        """Steps are known."""
+        self.source = source
+
+    def unsettled(self) -> None:
+        """A better source came: begin again with its steps."""
+        self._close()
+        self._number, self.seen_planned, self.counting = -1, False, False
+        self._unwrap()
+        torch.compiler.set_stance("default")
+
+    def broken(self, error: Exception) -> None:
+        """The search failed: the plan is of what was seen."""
+        self.problems.append(f"steps: {type(error).__name__}: {error}")
+
+    def begin(self, number: int) -> None:
+        """A step begins."""
+        if self._number < 0:
+            self._first = number
+        self._number = number
+        what = number - self._first
+        self._memory.begin()
+        self._processes.begin()
+        if what == EAGER:
+            self.decide()
+            torch.compiler.set_stance("force_eager")
+            self._record(f"{self._name}.eager.opgraph.json.gz", number, modules=True)
+        elif what == PLANNED:
+            torch.compiler.set_stance("default")
+            if self.compiled_by == "perfscope":
+                self.wrap()
+            self._record(f"{self._name}.outside.opgraph.json.gz", number, modules=False)
+            self.counting = True
+
+    def end(self, now: int) -> None:
+        """A step ended."""
+        self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
+        what = self._number - self._first
+        self._memory.end(self._hooks.optimizers, eager=what == EAGER)
+        self._processes.end(eager=what == EAGER, planned=what == PLANNED)
+        if what == EAGER:
+            self.eager_file = self._close()
+        elif what == PLANNED:
+            self.counting, self.seen_planned = False, True
+            self.outside_file = self._close()
+        elif what == EXTRA:
+            self.stopped = ALL_STEPS
+            self._hooks.forget_sources()
+            raise StopPlanningError
+
+    @property
+    def ops(self) -> int:
+        """Ops of this step that are in its op graph so far."""
+        return 0 if self._recorder is None else self._recorder.count
+
+    def decide(self) -> None:
+        """Who compiles: known when a whole step was run as the program has it."""
+        self.compiled_by = "program" if self._compiles() else "perfscope"
+
+    def finish(self) -> None:
+        """The program is over."""
+        what = self._number - self._first
+        file = self._close()
+        if self._number >= 0 and file is not None:
+            if what == EAGER:
+                self.eager_file = file
+            elif what == PLANNED:
+                self.outside_file, self.seen_planned = file, True
+        self.counting = False
+        self._hooks.remove()
+        self._unwrap()
+
+    def wrap(self) -> None:
+        """From now on calls of outermost modules go through torch.compile."""
+        if self._wraps:
+            return
+        self._wraps = True
+        original, steps = self._call, self
+
+        def compiled_call(module: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                return original(module, *arguments, **named)  # the module that it wraps is the outermost
+            torch.nn.Module.__call__ = original
+            try:
+                if getattr(module, "_compiled_call_impl", None) is None:
+                    _compile(module, steps._backend)
+                return original(module, *arguments, **named)
+            finally:
+                if steps._wraps:
+                    torch.nn.Module.__call__ = compiled_call
+
+        torch.nn.Module.__call__ = compiled_call
+
+    def _unwrap(self) -> None:
+        self._wraps = False
+        torch.nn.Module.__call__ = self._call
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While what runs is no op of the program's own."""
+        recorder = self._recorder
+        if recorder is None:
+            yield
+            return
+        with recorder.paused():
+            yield
+
+    def _record(self, file: str, number: int, *, modules: bool) -> None:
+        self._recorder = OpRecorder(self._folder / file, self._frames, modules=modules)
+        self._recorder.start(number)
+
+    def _close(self) -> str | None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return None
+        problem = recorder.stop()
+        if problem is not None:
+            self.problems.append(problem)
+            return None
+        return recorder.path.name
+
+
+def _compile(module: Any, backend: Callable[..., Any]) -> None:
+    """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
+    if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
+        from torch._dynamo.external_utils import wrap_inline
+
+        module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
+    else:
+        module.compile(backend=backend)

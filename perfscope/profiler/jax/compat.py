@@ -1,0 +1,525 @@
+"""Everything of jax that is not public, in one place (here and ``jax_compat_calls``), each found by looking for it.
+
+A function here answers ``None`` (or does nothing) where this jax has no such thing; who calls says
+what is missing then. Checked on jax 0.6.0 and 0.10.2. Import it only in a process that has imported jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Undo = Callable[[], None]
+
+TRANSFORMATION = "perfscope"
+"""Name under which the callback on compiled modules is registered."""
+
+
+def installed() -> bool:
+    """Whether jax can be imported here; it is not."""
+    return "jax" in sys.modules or importlib.util.find_spec("jax") is not None
+
+
+def version() -> tuple[str, str]:
+    """Versions of jax and jaxlib."""
+    import jax
+
+    return str(jax.__version__), str(find("jaxlib.version", "__version__"))
+
+
+def package_folders() -> tuple[str, ...]:
+    """Folders of jax and jaxlib with a slash behind them: what lies below is not the user's code."""
+    folders = []
+    for name in ("jax", "jaxlib"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            folders.append(f"{Path(file).parent}/")
+    return tuple(folders)
+
+
+def find(module: str, name: str) -> Any:
+    """An attribute of a module of jax's own, ``None`` where either is not there."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def private_apis() -> dict[str, bool]:
+    """What we use beyond the public interface, by purpose, and whether this jax has it."""
+    return {
+        "trace as bytes (ProfilerSession)": has_session(),
+        "calls of jitted functions (post hook)": has_post_hook(),
+        "calls that miss the fast path": miss_path() is not None,
+        "reason of each retrace (explain_cache_misses)": _explain_flag() is not None,
+        "donated buffers that are not usable (mlir.warnings)": find("jax._src.interpreters.mlir", "warnings")
+        is not None,
+        "modules as they are compiled (hlo_module_transformation)": _transformation("register") is not None,
+        "arrays (ArrayImpl)": array_class() is not None,
+    }
+
+
+def backends() -> tuple[str, ...]:
+    """Platforms whose backend is up; never starts one."""
+    held = find("jax._src.xla_bridge", "_backends")
+    return tuple(sorted(str(name) for name in held)) if held else ()
+
+
+def devices() -> list[Any]:
+    """Local devices of the default backend; empty while none is up, so that looking starts nothing."""
+    if not backends():
+        return []
+    import jax
+
+    return list(jax.local_devices())
+
+
+def process() -> tuple[int, int] | None:
+    """Number of this process and how many there are, where ``jax.distributed`` was initialised."""
+    state = find("jax._src.distributed", "global_state")
+    if state is None or getattr(state, "client", None) is None:
+        return None
+    return int(state.process_id or 0), int(state.num_processes or 1)
+
+
+def synchronise() -> None:
+    """Wait for the work of all arrays that are alive, on all devices, and for callbacks into Python.
+
+    Results do not change; the caller's time does. Work whose results nobody holds is waited for only as far
+    as a device takes its work in turn: jax has no public way to ask for it.
+    """
+    if not backends():
+        return
+    import jax
+
+    for array in jax.live_arrays():
+        # What failed in it, or that it is gone meanwhile, the program learns when it reads the array itself.
+        with contextlib.suppress(RuntimeError):
+            if not array.is_deleted():
+                array.block_until_ready()
+    # A callback that raised leaves its token, so that the program is told as it would have been.
+    with contextlib.suppress(RuntimeError):
+        jax.effects_barrier()
+
+
+def has_memory_profile() -> bool:
+    """Whether a device memory profile can be had."""
+    return find("jax.profiler", "device_memory_profile") is not None
+
+
+def memory_profile() -> bytes:
+    """What arrays and programs hold on the devices now, by stack: a gzipped pprof profile."""
+    import jax
+
+    taken: bytes = jax.profiler.device_memory_profile()
+    return taken
+
+
+# Profiler ---------------------------------------------------------------------------------------------------
+
+
+def _profiler() -> Any:
+    found = find("jax._src.lib", "_profiler") or getattr(find("jax._src.lib", "xla_client"), "profiler", None)
+    return found if hasattr(found, "ProfilerSession") and hasattr(found, "ProfileOptions") else None
+
+
+def has_session() -> bool:
+    """Whether a trace can be had as bytes."""
+    return _profiler() is not None
+
+
+def options(*, host_tracer_level: int) -> Any:
+    """Options of a trace: no Python tracer, the compiled programs embedded; ``None`` where there are none."""
+    profiler = _profiler()
+    kind = find("jax.profiler", "ProfileOptions") or getattr(profiler, "ProfileOptions", None)
+    if kind is None:
+        return None
+    made = kind()
+    made.host_tracer_level = host_tracer_level
+    made.python_tracer_level = 0
+    made.enable_hlo_proto = True
+    return made
+
+
+def session(*, host_tracer_level: int) -> Any:
+    """A profiler that records from now on; its ``stop()`` gives a serialized XSpace. ``None`` if there is none."""
+    profiler = _profiler()
+    return None if profiler is None else profiler.ProfilerSession(options(host_tracer_level=host_tracer_level))
+
+
+def is_tracing() -> bool:
+    """Whether the calling thread is inside a function that jax traces."""
+    clean = trace_state_clean()
+    return clean is not None and not clean()
+
+
+@functools.cache
+def trace_state_clean() -> Callable[[], bool] | None:
+    """jax's question whether the calling thread traces nothing; ``None`` where it is not where we know it."""
+    found: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
+    return found
+
+
+_ours_runs = False
+
+
+def set_our_trace(on: bool) -> None:
+    """Note whether a trace of our own runs, which jax's public state does not show."""
+    global _ours_runs
+    _ours_runs = on
+
+
+def our_trace_runs() -> bool:
+    """Whether a trace of our own runs."""
+    return _ours_runs
+
+
+def trace_runs() -> bool:
+    """Whether the program itself records a jax trace now, or serves a profiler that may."""
+    module = sys.modules.get("jax._src.profiler")
+    if module is None:
+        return False
+    state = getattr(module, "_profile_state", None)
+    return getattr(state, "profile_session", None) is not None or getattr(module, "_profiler_server", None) is not None
+
+
+# Compilation ---------------------------------------------------------------------------------------------------
+
+
+def on_events(event: Callable[..., None], duration: Callable[..., None]) -> Undo:
+    """Listen to ``jax.monitoring``: ``event(name, **facts)`` and ``duration(name, seconds, **facts)``."""
+    from jax import monitoring
+
+    monitoring.register_event_listener(event)
+    monitoring.register_event_duration_secs_listener(duration)
+
+    def undo() -> None:
+        for kind, listener in (("event", event), ("event_duration", duration)):
+            remove = find("jax._src.monitoring", f"unregister_{kind}_listener") or find(
+                "jax._src.monitoring", f"_unregister_{kind}_listener_by_callback"
+            )
+            if remove is not None:
+                try:
+                    remove(listener)
+                except (AssertionError, ValueError):  # the program cleared all listeners
+                    return
+
+    return undo
+
+
+def _explain_flag() -> Any:
+    return find("jax._src.config", "explain_cache_misses")
+
+
+_EXPLAINERS = ("jax._src.interpreters.partial_eval", "jax._src.pjit")
+"""Modules, and loggers, that write why a function is traced again (the second: jax 0.6)."""
+_ALSO_SAID = ("jax._src.compiler", "jax._src.compilation_cache")
+"""Loggers that speak up of the persistent cache when they are asked to explain misses."""
+_ALSO_SAYS = ("PERSISTENT COMPILATION CACHE MISS", "Not writing persistent cache entry", "Writing ")
+
+
+def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
+    """Have jax say why it traces, to us and not to the program's log. ``None`` if it cannot, or already does."""
+    flag = _explain_flag()
+    if flag is None or flag.value:
+        return None
+    import jax
+
+    class Take(logging.Filter):
+        """Takes what we asked for out of the program's log."""
+
+        def filter(self, record: logging.LogRecord) -> bool:
+            text = str(record.msg)
+            if "TRACING CACHE MISS" in text:
+                explained(record.getMessage())
+                return False
+            return not (record.name in _ALSO_SAID and text.startswith(_ALSO_SAYS))
+
+    taker = Take()
+    loggers = [logging.getLogger(name) for name in (*_EXPLAINERS, *_ALSO_SAID)]
+    for one in loggers:
+        one.addFilter(taker)
+    guards = [_guard_explanation(module) for module in _EXPLAINERS]
+    jax.config.update("jax_explain_cache_misses", True)
+
+    def undo() -> None:
+        jax.config.update("jax_explain_cache_misses", False)
+        for one in loggers:
+            one.removeFilter(taker)
+        for restore in guards:
+            restore()
+
+    return undo
+
+
+def _guard_explanation(module: str) -> Undo:
+    """Explaining is a debugging aid of jax's, off by default: a slip in it must not become the program's error."""
+    original = find(module, "diff_tracing_cache_keys")
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def differences(*keys: Any) -> Any:
+        try:
+            return original(*keys)
+        except Exception:
+            old_form = len(keys) == 3  # jax 0.6 hands the debug info over too, and wants (texts, size)
+            return (["no explanation"], 0) if old_form else (sys.maxsize, 0, "no explanation")
+
+    holder = sys.modules[module]
+    setattr(holder, "diff_tracing_cache_keys", differences)  # noqa: B010 (mypy knows no such attribute)
+
+    def restore() -> None:
+        if getattr(holder, "diff_tracing_cache_keys", None) is differences:
+            setattr(holder, "diff_tracing_cache_keys", original)  # noqa: B010
+
+    return restore
+
+
+def _transformation(verb: str) -> Any:
+    if find("jax._src.lib", "_xla") is None:
+        return None
+    return find("jax.extend.xla", f"{verb}_hlo_module_transformation")
+
+
+def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
+    """Give each scheduled module (serialized HloModuleProto) away as it is compiled; ``None`` before jaxlib 0.10.2."""
+    register, clear = _transformation("register"), _transformation("clear")
+    stages = find("jax.extend.xla", "PipelineStage")
+    if register is None or clear is None or stages is None:
+        return None
+
+    def look(module: bytes) -> None:
+        compiled(module)  # its answer, None, leaves the module as it is
+
+    register(look, name=TRANSFORMATION, stage=stages.POST_SCHEDULER)
+
+    def undo() -> None:
+        clear(TRANSFORMATION, stage=stages.POST_SCHEDULER)
+
+    return undo
+
+
+@functools.cache
+def array_class() -> Any:
+    """The class of arrays; ``None`` where it is not where we know it."""
+    return find("jax._src.array", "ArrayImpl")
+
+
+# Calls of jitted functions as jax's own insides tell of them; the rest of what is not public: ``jax_compat``.
+
+
+Called = Callable[[Any], None]
+"""Told of a call of a jitted function: the function."""
+
+
+def has_post_hook() -> bool:
+    """Whether jitted calls end with a function that can be set (that of ``jax_debug_nans``)."""
+    if hasattr(find("jax._src.api", "_post_hook_state"), "set_global"):
+        return True
+    return hasattr(_global_jit_state(), "post_hook")
+
+
+def _global_jit_state() -> Any:
+    jit = find("jax._src.lib", "jax_jit")
+    return jit.global_state() if hasattr(jit, "global_state") else None
+
+
+def on_fast_call(called: Called) -> Undo | None:
+    """Tell of every jitted call that its compiled program served at once; a hook that was there goes on.
+
+    jax calls it behind the dispatch, on the calling thread, and never for calls inside a function that is traced.
+    """
+    if not has_post_hook():
+        return None
+    listening = True
+
+    def with_ours(theirs: Any) -> Any:
+        def after_call(function: Any, arguments: Any, named: Any, output: Any) -> None:
+            if theirs is not None:
+                theirs(function, arguments, named, output)
+            if listening:
+                called(function)
+
+        return after_call
+
+    # Both forms set the hook again whenever ``jax_debug_nans`` changes, which jax itself does while it
+    # differentiates a scan: what is set then must hold ours too.
+    state = find("jax._src.api", "_post_hook_state")
+    undo = _hook_old_state(with_ours) if state is None else _hook_state(state, with_ours)
+
+    def stop() -> None:
+        nonlocal listening
+        listening = False  # other threads may keep it
+        undo()
+
+    return stop
+
+
+def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
+    api = sys.modules["jax._src.api"]
+
+    class Stand:
+        """Stands in for the state where jax sets it."""
+
+        def __init__(self) -> None:
+            self.theirs = state.get_global()
+            self.theirs_here = state.get_local()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(state, name)
+
+        def set_global(self, hook: Any) -> None:
+            self.theirs = hook
+            state.set_global(with_ours(hook))
+
+        def set_local(self, hook: Any) -> None:
+            self.theirs_here = hook
+            state.set_local(with_ours(hook))  # nothing, too, hides what is set for all threads
+
+    stand = Stand()
+    stand.set_global(stand.theirs)
+    if state.value is not state.get_global():  # this thread has one of its own, or has had
+        stand.set_local(stand.theirs_here)
+    setattr(api, "_post_hook_state", stand)  # noqa: B010 (mypy knows no such attribute)
+
+    def undo() -> None:
+        if getattr(api, "_post_hook_state", None) is stand:
+            setattr(api, "_post_hook_state", state)  # noqa: B010
+        state.set_global(stand.theirs)
+        if state.get_local() is not None:
+            state.set_local(stand.theirs_here)
+
+    return undo
+
+
+def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
+    held = _global_jit_state()
+    before = held.post_hook
+    ours = with_ours(before)
+    held.post_hook = ours
+
+    def undo() -> None:
+        if held.post_hook is ours:
+            held.post_hook = before
+
+    return undo
+
+
+def miss_path() -> tuple[Any, str, int] | None:
+    """Module, name and the position of the function among the arguments of what serves all other calls."""
+    for name, at in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
+        if find("jax._src.pjit", name) is not None:
+            return sys.modules["jax._src.pjit"], name, at
+    return None
+
+
+def on_slow_call(called: Called) -> Undo | None:
+    """Tell of the other jitted calls: the first, those that retrace, and those that never take the fast path."""
+    place = miss_path()
+    clean = trace_state_clean()
+    if place is None or clean is None:
+        return None
+    module, name, at = place
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def run(*arguments: Any, **named: Any) -> Any:
+        answer = original(*arguments, **named)
+        if clean():  # else it is called by a function that is being traced
+            called(arguments[at])
+        return answer
+
+    for of in ("traceback_util", "source_info_util"):
+        exclude = find(f"jax._src.{of}", "register_exclusion")
+        if exclude is not None:
+            exclude(__file__)  # jax names the user's frames, in errors and in programs; this is not one
+    setattr(module, name, run)
+
+    def undo() -> None:
+        if getattr(module, name) is run:
+            setattr(module, name, original)
+
+    return undo
+
+
+# jax's warning that a donated buffer cannot be used, heard where jax gives it: whatever filters the program has.
+#
+# ``warnings`` shows a text once a line, or never, as the program's filters say; its hooks are the program's own. So
+# the
+# name by which the one module of jax's that gives this warning calls ``warnings`` is taken. All it says is handed on.
+
+
+MAX_DONATION_SHAPES = 64
+"""Of one program: a state has more leaves, but their number says the same."""
+
+_MODULE = "jax._src.interpreters.mlir"
+_BEGINS = "Some donated buffers were not usable"
+_SHAPE = re.compile(r"\b([a-z][a-z0-9_]{1,20}\[[0-9,]{0,80}\])")
+_UNSAFE = re.compile(r"[^\w.-]")
+"""What jax replaces in a program's name: ``jit(step)`` is ``jit_step`` in XLA."""
+_MOST_NAME = 120
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableDonation:
+    """Donated buffers of one program that no result could take."""
+
+    module: str | None
+    """Name of the program, ``jit_step``."""
+    shapes: tuple[str, ...]
+    """``float32[8,128]``, at most `MOST_SHAPES` of them; of divided arrays the part of one device."""
+    count: int
+    frame: FrameType
+    """jax's, where it says so."""
+
+
+def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | None:
+    """Give away each such warning as jax makes it; ``None`` where this jax does not make it in the place we know."""
+    held = find(_MODULE, "warnings")
+    if held is not warnings:
+        return None
+    module = sys.modules[_MODULE]
+    listener = _Warnings(heard)
+    setattr(module, "warnings", listener)  # noqa: B010 (mypy knows no such attribute)
+
+    def undo() -> None:
+        if getattr(module, "warnings", None) is listener:
+            setattr(module, "warnings", held)  # noqa: B010
+
+    return undo
+
+
+class _Warnings:
+    """Stands for the module ``warnings``: everything is its own."""
+
+    def __init__(self, heard: Callable[[UnusableDonation], None]) -> None:
+        self._heard = heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, *more: Any, **named: Any) -> None:
+        """As ``warnings.warn``, called from one frame further out."""
+        if isinstance(message, str) and message.startswith(_BEGINS):
+            self._heard(_parse_donation_warning(message, sys._getframe(1)))
+        warnings.warn(message, category, stacklevel + 1, *more, **named)
+
+
+def _parse_donation_warning(message: str, frame: FrameType) -> UnusableDonation:
+    """What is kept of the text: shapes and their number, and of the frame the name of the program."""
+    shapes = _SHAPE.findall(message.partition("\n")[0])
+    name = frame.f_locals.get("module_name")
+    module = _UNSAFE.sub("_", name).rstrip("_")[:_MOST_NAME] if isinstance(name, str) else None
+    return UnusableDonation(module or None, tuple(shapes[:MAX_DONATION_SHAPES]), len(shapes), frame)

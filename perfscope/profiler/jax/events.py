@@ -1,0 +1,179 @@
+"""Compilation as it happens: traces, lowerings, compilations, the persistent cache, and why a function is traced again.
+
+jax tells of the durations through ``jax.monitoring`` (public) and of the reasons through the log of
+``jax_explain_cache_misses``, which is taken out of the program's log again.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import time_ns
+
+from perfscope.model.documents.run import Capture
+from perfscope.profiler.jax import compat
+from perfscope.profiler.jax.compat import Undo, UnusableDonation, on_unusable_donation
+from perfscope.profiler.jax.record_log import CallSites, RecordLog
+
+PASS = "events"  # noqa: S105 (the name of a pass)
+FILE = "events.jsonl"
+SCHEMA = "perfscope.jax_events/1"
+MOST_EVENTS = 20_000
+"""Some 3 MB. A large program compiles a thousand functions; one that retraces each step reaches it in hours."""
+MOST_REASON = 2_000
+"""Characters of a reason: a pytree of thousands of leaves that all differ is cut."""
+
+DURATIONS = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+    "/jax/compilation_cache/cache_retrieval_time_sec": "cache_read",
+    "/jax/compilation_cache/compile_time_saved_sec": "cache_saved",
+}
+EVENTS = {
+    "/jax/compilation_cache/cache_hits": "cache_hit",
+    "/jax/compilation_cache/cache_misses": "cache_miss",
+}
+"""What is kept of ``jax.monitoring``, by the name it gets here; everything else is not ours to read."""
+
+_CALL_SITE = re.compile(
+    r"TRACING CACHE MISS at (?P<file>.+?):(?P<line>\d+)(?::\d+)? \((?P<function>.*?)\)(?: costing.*)?:?"
+)
+_SUBJECT = re.compile(r"^\s*(?:for )?(?P<name>\S+?)(?: id=\d+)?(?: defined at (?P<file>.+):(?P<line>\d+))?$")
+_NEVER_SEEN = "never seen function"
+_REDEFINED = "but seen another function"
+
+
+def available() -> str | None:
+    """Why compilation cannot be listened to, or ``None`` if it can."""
+    return None if compat.installed() else "jax is not installed"
+
+
+class EventLog:
+    """Listens from ``start()`` to ``stop()``. ``step``: the number of the step that runs."""
+
+    def __init__(self, sites: CallSites, step: Callable[[], int | None]) -> None:
+        self._sites = sites
+        self._step = step
+        self._lines = RecordLog(SCHEMA, MOST_EVENTS)
+        self._undo: list[Undo] = []
+        self._explains = False
+        self._hears = False
+        self.compilations = 0
+        """Programs that were compiled since the start, cached ones included."""
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._undo.append(compat.on_events(self._event, self._duration))
+        explained = compat.on_explained_miss(self._explained)
+        self._explains = explained is not None
+        if explained is not None:
+            self._undo.append(explained)
+        donation = on_unusable_donation(self._unusable)
+        self._hears = donation is not None
+        if donation is not None:
+            self._undo.append(donation)
+
+    def stop(self) -> None:
+        """Leave jax as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def save(self, directory: Path, run: Path) -> Capture:
+        """Write what came so far."""
+        path = directory / FILE
+        jax, jaxlib = compat.version()
+        self._lines.save(path, jax=jax, jaxlib=jaxlib, explained=self._explains)
+        reasons = []
+        if not self._explains:
+            reasons.append("no reasons of retraces: jax_explain_cache_misses is on already, or this jax has none")
+        if not self._hears:
+            reasons.append("no donated buffers that are not usable: this jax does not say it where we know")
+        if self._lines.dropped:
+            reasons.append(f"{self._lines.dropped} events beyond the first {MOST_EVENTS} were dropped")
+        return Capture(
+            pass_name=PASS,
+            tool="jax_events",
+            state="recorded",
+            reason="; ".join(reasons) or None,
+            artifact=path.relative_to(run).as_posix(),
+        )
+
+    def _event(self, name: str, **facts: object) -> None:
+        kind = EVENTS.get(name)
+        if kind is not None:
+            self._add(kind, None, facts)
+
+    def _duration(self, name: str, seconds: float, **facts: object) -> None:
+        kind = DURATIONS.get(name)
+        if kind is not None:
+            self.compilations += kind == "compile"
+            self._add(kind, round(seconds * 1e9), facts)
+
+    def _add(self, kind: str, duration_ns: int | None, facts: dict[str, object]) -> None:
+        try:
+            name = facts.get("fun_name")
+            site = self._sites.here(sys._getframe(2))
+            self._lines.add(
+                kind=kind,
+                end_ns=time_ns(),
+                duration_ns=duration_ns,
+                step=self._step(),
+                function=None if name is None else str(name),
+                file=site and site[0],
+                line=site and site[1],
+            )
+        except Exception:  # the program compiles: nothing of ours may stop it
+            self._lines.dropped += 1
+
+    def _unusable(self, found: UnusableDonation) -> None:
+        try:
+            site = self._sites.here(found.frame)
+            self._lines.add(
+                kind="donation_unusable",
+                end_ns=time_ns(),
+                step=self._step(),
+                module=found.module,
+                shapes=found.shapes,
+                count=found.count,
+                file=site and site[0],
+                line=site and site[1],
+            )
+        except Exception:  # as above
+            self._lines.dropped += 1
+
+    def _explained(self, text: str) -> None:
+        try:
+            self._lines.add(end_ns=time_ns(), step=self._step(), **explanation(text, self._sites.name))
+        except Exception:
+            self._lines.dropped += 1
+
+
+def explanation(text: str, name: Callable[[str], str]) -> dict[str, object]:
+    """What jax's words on a miss of its tracing cache say. ``name``: a path as the user would write it.
+
+    ``kind`` is ``first_trace`` for a function that jax has not seen, else ``retrace`` with a ``reason``.
+    """
+    head, *lines = text.splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
+    record: dict[str, object] = {"kind": "retrace"}
+    site = _CALL_SITE.fullmatch(head.removesuffix(" because:").strip())
+    if site is not None:
+        record |= {"file": name(site["file"]), "line": int(site["line"])}
+    never_seen = bool(lines) and lines[0].startswith(_NEVER_SEEN)
+    if never_seen:
+        del lines[0]
+    subject = _SUBJECT.match(lines[0]) if lines else None
+    if subject is not None:
+        record["function"] = subject["name"]
+        if subject["file"] is not None:
+            record |= {"defined_file": name(subject["file"]), "defined_line": int(subject["line"])}
+        del lines[0]
+    if never_seen and not any(line.startswith(_REDEFINED) for line in lines):
+        record["kind"] = "first_trace"
+        return record
+    told = [line for line in lines if not line.startswith("all previously seen cache keys")]
+    record["reason"] = " ".join(told)[:MOST_REASON]
+    return record

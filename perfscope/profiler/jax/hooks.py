@@ -1,0 +1,229 @@
+"""The hooks in jax that step sources need; each can be taken out again and leaves jax as it was."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from perfscope.profiler.jax import compat
+from perfscope.profiler.jax.compat import Undo
+from perfscope.profiler.session.steps import Source, StepFinder
+
+MOST_UNWRAPPED = 20
+"""Decorators looked through for the user's function; a chain that is longer is a loop."""
+LEFT_BEHIND = 4
+"""Calls of another function, with none of the followed one between them, after which the followed one was
+not the loop: a jitted initialiser is called for each layer, and never again."""
+FEW_CALLS = 12
+"""A function with more calls than that was the loop, and what comes behind it is an evaluation."""
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code of the function that was jitted, below ``functools.partial``, methods and jax's transformations."""
+    for _ in range(MOST_UNWRAPPED):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None and isinstance(function, functools.partial):
+            inner = function.func
+        if inner is None:
+            inner = getattr(function, "__func__", None)
+        if inner is None:
+            break
+        function = inner
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that is called, as modules of flax are
+        code = getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
+    return code if isinstance(code, CodeType) else None
+
+
+class CalledFunctions:
+    """Follows the calls of the program's own jitted functions, and says which one makes the steps.
+
+    It is the first one that is called twice. Functions of jax's own (``jnp.where``) are not steps, nor are
+    calls from inside a function that is being traced.
+    """
+
+    def __init__(self, finder: StepFinder) -> None:
+        """Nothing was called yet."""
+        self._finder = finder
+        self._folders = compat.package_folders()
+        self._kinds: dict[int, tuple[CodeType, str | None]] = {}
+        self._calls: dict[int, int] = {}
+        self._followed: int | None = None
+        self._other: int | None = None
+        self._others = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether a jitted function of the program's own was called."""
+        return bool(self._calls)
+
+    def __call__(self, function: Any) -> None:
+        """``function`` was called, and its work is on its way."""
+        try:
+            known = self._know(function)
+        except Exception as error:
+            self._finder.recorder.broken(error)
+            return
+        if known is None:
+            return
+        key, name = known
+        calls = self._calls[key] = self._calls.get(key, 0) + 1
+        before = 0
+        if self._followed is None and calls > 1:
+            self._followed, before = key, calls - 1
+        if key == self._followed:
+            self._others = 0
+            self._finder.called(Source.JITTED, name, before)
+        elif self._followed is not None:
+            self._others = self._others + 1 if key == self._other else 1
+            self._other = key
+            if self._others >= LEFT_BEHIND and self._calls[self._followed] <= FEW_CALLS:
+                self._followed, self._others = key, 0
+                self._finder.mistaken(Source.JITTED)
+                self._finder.called(Source.JITTED, name, calls - 1)
+
+    def _know(self, function: Any) -> tuple[int, str] | None:
+        """The function's identity and name, ``None`` for jax's own.
+
+        The same code is the same function, so that one which is jitted anew in each step is still one.
+        No function is kept: what it closes over would live on.
+        """
+        code = code_of(function)
+        if code is None:  # the program compiled it ahead of time
+            return id(function), "a compiled function"
+        if id(code) not in self._kinds:
+            ours = code.co_filename.startswith(self._folders)
+            # The code is kept, or its id would go to another one.
+            self._kinds[id(code)] = (code, None if ours else code.co_name)
+        name = self._kinds[id(code)][1]
+        return None if name is None else (id(code), name)
+
+
+class JaxHooks:
+    """Listens in jax for steps and for the program's own traces."""
+
+    def __init__(self) -> None:
+        """Nothing is hooked yet."""
+        self._undo: dict[Source, list[Undo]] = {}
+        self._always: list[Undo] = []
+        self._calls: CalledFunctions | None = None
+
+    @property
+    def called(self) -> bool:
+        """Whether the program called a jitted function of its own."""
+        return self._calls is not None and self._calls.any
+
+    def install(
+        self,
+        finder: StepFinder,
+        *,
+        make_way: Callable[[], None],
+        whole: Callable[[], None] | None = None,
+    ) -> None:
+        """Hook jax, which is imported.
+
+        ``make_way()``: called before a trace of the program's own starts; ``whole()``: called once, when the
+        program has called its first jitted function, jax's own among them: before, there is no backend.
+        """
+        self._calls = CalledFunctions(finder)
+        listener = self._calls if whole is None else _once(whole)
+        undos = (compat.on_fast_call(listener), compat.on_slow_call(listener))
+        self._undo = {
+            Source.JITTED: [undo for undo in undos if undo is not None],
+            Source.STEP_TRACE: [_hook_step_annotation(finder)] if whole is None else [],
+        }
+        self._always = _hook_start_trace(make_way)
+
+    def forget(self, source: Source) -> None:
+        """Take the hooks of a source out."""
+        for undo in self._undo.pop(source, ()):
+            undo()
+
+    def remove(self) -> None:
+        """Take everything out."""
+        for source in list(self._undo):
+            self.forget(source)
+        while self._always:
+            self._always.pop()()
+
+
+def _once(tell: Callable[[], None]) -> Callable[[Any], None]:
+    told = False
+
+    def called(_: Any) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            tell()
+
+    return called
+
+
+def _hook_step_annotation(finder: StepFinder) -> Undo:
+    """See ``with jax.profiler.StepTraceAnnotation("train", step_num=n)`` begin and end."""
+    from jax.profiler import StepTraceAnnotation
+
+    held = {name: StepTraceAnnotation.__dict__.get(name) for name in ("__init__", "__enter__", "__exit__")}
+    init, enter, leave = StepTraceAnnotation.__init__, StepTraceAnnotation.__enter__, StepTraceAnnotation.__exit__
+
+    def named(span: Any, name: str, **facts: Any) -> None:
+        # Whether it is recorded is settled when it is made: a trace that is due must run by then.
+        finder.span_enter(Source.STEP_TRACE, name)
+        init(span, name, **facts)
+        span._perfscope_name, span._perfscope_begun = name, True
+
+    def entered(span: Any) -> Any:
+        if not getattr(span, "_perfscope_begun", False):  # it is entered for the second time
+            finder.span_enter(Source.STEP_TRACE, getattr(span, "_perfscope_name", ""))
+        span._perfscope_begun = False
+        return enter(span)
+
+    def left(span: Any, *error: Any) -> Any:
+        answer = leave(span, *error)
+        finder.span_exit(Source.STEP_TRACE, getattr(span, "_perfscope_name", ""))
+        return answer
+
+    ours = {"__init__": named, "__enter__": entered, "__exit__": left}
+    for name, function in ours.items():
+        setattr(StepTraceAnnotation, name, function)
+
+    def undo() -> None:
+        for name, function in ours.items():
+            if StepTraceAnnotation.__dict__.get(name) is not function:
+                continue  # somebody else has put something there since
+            if held[name] is None:
+                delattr(StepTraceAnnotation, name)
+            else:
+                setattr(StepTraceAnnotation, name, held[name])
+
+    return undo
+
+
+def _hook_start_trace(make_way: Callable[[], None]) -> list[Undo]:
+    """See the program start a trace of its own: jax serves one at a time, and theirs comes first."""
+    import jax.profiler
+
+    original = jax.profiler.start_trace
+
+    @functools.wraps(original)
+    def start_trace(*arguments: Any, **named: Any) -> Any:
+        make_way()
+        return original(*arguments, **named)
+
+    return [undo for module in ("jax.profiler", "jax._src.profiler") if (undo := _swap(module, original, start_trace))]
+
+
+def _swap(module: str, original: Any, replacement: Any) -> Undo | None:
+    holder = sys.modules.get(module)
+    if holder is None or getattr(holder, "start_trace", None) is not original:
+        return None
+    setattr(holder, "start_trace", replacement)  # noqa: B010 (a module has no such attribute for mypy)
+
+    def undo() -> None:
+        if getattr(holder, "start_trace", None) is replacement:
+            setattr(holder, "start_trace", original)  # noqa: B010
+
+    return undo

@@ -1,0 +1,180 @@
+"""Starts the user's program as plain Python would, with the bootstrap on its path, and waits for it.
+
+The program gets our stdin, stdout and stderr. Every signal reaches it exactly once: a signal from the
+terminal goes to the whole foreground group, the program's too, so it is not passed on; one that was
+sent to us is. Outside a terminal the program has a process group of its own, so that a signal to our
+group reaches only us, and is passed on once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.model.capture import VARIABLE, Message
+from perfscope.model.errors import NotStartedError
+from perfscope.profiler import bootstrap
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+SI_KERNEL = 0x80
+"""``siginfo.si_code`` of a signal that the kernel sent, as it does for Ctrl-C at a terminal."""
+PR_SET_PDEATHSIG = 1
+INTERRUPTED_BY = signal.SIGINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to start: ``script.py ARGS``, ``-m module ARGS``, or a command of any kind."""
+
+    arguments: tuple[str, ...]
+    """Script, module or command, and everything behind it."""
+    module: bool = False
+    command: bool = False
+
+    def command_line(self) -> list[str]:
+        """The program to start and its arguments; ``NotStartedError`` if it is not there."""
+        first = self.arguments[0]
+        if self.command:
+            found = shutil.which(first)
+            if found is None:
+                raise NotStartedError(f"{first}: no such command")
+            return [found, *self.arguments[1:]]
+        if self.module:
+            return [sys.executable, "-m", *self.arguments]
+        if first != "-" and not Path(first).exists():
+            raise NotStartedError(f"{first}: no such file")
+        return [sys.executable, *self.arguments]
+
+    def name(self) -> str:
+        """What to call a run of it."""
+        first = Path(self.arguments[0]).name
+        return first if self.module or self.command else first.removesuffix(".py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the program ended. ``code``: as a shell gives it, 128 plus the signal that killed it."""
+
+    code: int
+    signal: int | None
+    """The signal that killed it."""
+    interrupted: bool
+    """Whether SIGINT came while it ran."""
+
+
+def launch(target: Target, message: Message) -> Ended:
+    """Start the program, wait for it, and say how it ended; ``NotStartedError`` if it cannot be started."""
+    line = target.command_line()
+    own_group = not _in_foreground()
+    received = (signal.SIGCHLD, *PASSED_ON, *((signal.SIGTSTP,) if own_group else ()))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, received)
+    try:
+        child = _start(line, _environment(message), own_group=own_group, mask=before)
+        return _wait(child, received, own_group=own_group)
+    finally:
+        # What arrived while we were leaving must not kill us before the run is written down.
+        while signal.sigtimedwait(received, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(message: Message) -> dict[str, str]:
+    environment = dict(os.environ)
+    here = str(Path(bootstrap.__file__).parent.resolve())
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, message.pythonpath)))
+    environment[VARIABLE] = message.dump()
+    return environment
+
+
+def end_with_us() -> Callable[[], None]:
+    """What a child does between fork and exec, so that it is killed when we are: without us nobody ends it."""
+    parent = os.getpid()
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        if hasattr(libc, "prctl"):
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare
+
+
+def _start(
+    line: list[str], environment: dict[str, str], *, own_group: bool, mask: set[int | signal.Signals]
+) -> subprocess.Popen[bytes]:
+    ends_with_us = end_with_us()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        ends_with_us()
+
+    try:
+        return subprocess.Popen(
+            line,
+            env=environment,
+            process_group=0 if own_group else None,
+            preexec_fn=prepare,
+            restore_signals=True,
+        )
+    except OSError as error:
+        raise NotStartedError(f"{line[0]}: cannot be started: {error.strerror or error}") from error
+
+
+def _wait(child: subprocess.Popen[bytes], received: tuple[signal.Signals, ...], *, own_group: bool) -> Ended:
+    interrupts = 0
+    while True:
+        code = child.poll()
+        if code is not None:
+            killed = -code if code < 0 else None
+            return Ended(code=128 - code if code < 0 else code, signal=killed, interrupted=interrupts > 0)
+        info = signal.sigwaitinfo(received)
+        if info.si_signo == signal.SIGCHLD:
+            continue
+        if info.si_signo == signal.SIGTSTP:
+            _stop_together(child)
+            continue
+        if info.si_signo == INTERRUPTED_BY:
+            interrupts += 1
+        with contextlib.suppress(ProcessLookupError):
+            if interrupts > 1 and info.si_signo == INTERRUPTED_BY:
+                _send(child, signal.SIGKILL, own_group=own_group)  # a second Ctrl-C kills
+            elif own_group or info.si_code != SI_KERNEL:
+                os.kill(child.pid, info.si_signo)
+
+
+def _send(child: subprocess.Popen[bytes], number: int, *, own_group: bool) -> None:
+    if own_group:
+        os.killpg(child.pid, number)
+    else:
+        os.kill(child.pid, number)
+
+
+def _stop_together(child: subprocess.Popen[bytes]) -> None:
+    """Ctrl-Z for a program in a group of its own: stop it, stop ourselves, go on together."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.killpg(child.pid, signal.SIGCONT)
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal sends its Ctrl-C to our process group."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

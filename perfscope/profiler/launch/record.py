@@ -1,0 +1,169 @@
+"""Runs a program under capture and writes down what came of it: the whole of ``perfscope run`` but its report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfscope.model import environment
+from perfscope.model.capture import CaptureOptions, Message
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Process, Run, RunState
+from perfscope.profiler.launch import shared_run
+from perfscope.profiler.launch.program import Ended, Target, launch
+from perfscope.profiler.nsys.command import NsysRun
+from perfscope.profiler.session.passes import first_step
+from perfscope.profiler.session.process_state import ATTACHED_FILE, FAILURES_FILE
+from perfscope.profiler.session.ranks import Task, task_from_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run that ended. ``code`` is what the program returned, as a shell gives it."""
+
+    directory: Path
+    run: Run
+    code: int
+    task: Task = field(default_factory=Task)
+    leads: bool = True
+    """Whether this task speaks for the run: it is the first of those that write into the directory."""
+    earlier: bool = False
+    """Whether runs of other jobs had the name that was asked for."""
+
+
+def record(
+    target: Target,
+    options: CaptureOptions,
+    *,
+    root: Path,
+    name: str | None = None,
+    follow: bool = False,
+    run_id: str | None = None,
+    wait_s: float = shared_run.WAIT_S,
+) -> Recorded:
+    """Run ``target`` under capture, into a new run directory below ``root``, or the one of the job it is a task of.
+
+    ``follow``: Python processes that it starts capture too (always for a command). ``run_id``: what all tasks of
+    the job call the run, where their launcher does not name the job. The first task waits for the others
+    for up to ``wait_s`` seconds if its own program ended well.
+    ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
+    """
+    target.command_line()  # a program that is not there leaves no run behind
+    nsys = None if options.capture is None else NsysRun(options)
+    task = task_from_environment(os.environ, run_id)
+    joined = None if task.key is None else shared_run.join(root, task)
+    directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory
+    if joined is not None:
+        task = replace(task, number=joined.number)
+    run = _begun(target, options, directory, name or target.name(), task)
+    run_folders.write(directory, run)
+    message = Message(
+        directory=str(directory.resolve()),
+        options=options,
+        pythonpath=os.environ.get("PYTHONPATH"),
+        follow=follow or target.command,
+        recording=None if nsys is None else nsys.place(directory, run.task),
+    )
+    with run_folders.alive(directory, run.task):
+        ended = launch(target if nsys is None else nsys.around(target), message)
+        if nsys is not None:
+            ended = nsys.told(ended)
+            run = replace(run, notes=nsys.collect())
+        leads = shared_run.is_lead_task(directory, run.task)
+        done = _ended(run, ended, directory, options, leads=leads)
+        run_folders.write(directory, done)
+    if joined is not None and task.number == 0 and ended.code == 0:
+        # A failed program's code goes out at once: it is how the launcher learns to end the others.
+        with contextlib.suppress(KeyboardInterrupt):
+            shared_run.await_others(directory, task, wait_s)
+            done = _ended(run, ended, directory, options, leads=leads)
+            run_folders.write(directory, done)
+    if joined is not None:
+        done = run_folders.read(directory)
+    return Recorded(
+        directory=directory,
+        run=done,
+        code=ended.code,
+        task=task,
+        leads=leads,
+        earlier=joined is not None and joined.earlier,
+    )
+
+
+def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
+    number = 0 if task.key is None else task.number
+    gpus = environment.nvidia_gpus()
+    script = None
+    if not target.module and not target.command and target.arguments[0] != "-":
+        script = os.path.relpath(target.arguments[0])
+    command = ("-m", *target.arguments) if target.module else target.arguments
+    return Run(
+        id=directory.name,
+        name=name,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=environment.redact(command),
+        state="running",
+        script=script,
+        task=number,
+        tasks=None if task.key is None else task.count,
+        # A thousand tasks at once are hard on a shared file system, and all would say the same.
+        git=environment.git_facts() if number == 0 else None,
+        python=platform.python_version(),
+        platform=environment.platform_facts(),
+        packages=environment.packages(),
+        devices=tuple({"name": gpu.name} for gpu in gpus),
+        driver=gpus[0].driver if gpus else None,
+        clocks=tuple(gpu.clocks for gpu in gpus),
+        options=_options(options),
+    )
+
+
+def _options(options: CaptureOptions) -> Mapping[str, object]:
+    return {key: value for key, value in dataclasses.asdict(options).items() if key != "quiet"}
+
+
+def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
+    """The manifest of a task whose program ended. What concerns the whole run is told by the one that ``leads``."""
+    notes = list(run.notes)
+    if ended.signal is not None and ended.signal != signal.SIGINT:
+        notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
+    processes: tuple[Process, ...] = ()
+    if leads:
+        processes, damaged = run_folders.read_processes(directory)
+        notes += damaged
+        if not any(process.step_source for process in processes):
+            why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None)
+            if options.capture is not None:
+                why = why.replace("nothing was captured", "no steps are marked in the recording", 1)
+            notes.append(why)
+        failures = directory / FAILURES_FILE
+        if failures.exists():
+            notes.append(failures.read_text(errors="replace").splitlines()[0])
+    state: RunState = "finished"
+    if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
+        state = "interrupted"
+    elif ended.signal is not None:
+        state = "killed"
+    return replace(run, state=state, exit_code=ended.code, notes=tuple(notes), processes=processes)
+
+
+def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool) -> str:
+    """Why no process captured a step, and what to do about it. ``logged``: what torch compiled was logged."""
+    if not (directory / ATTACHED_FILE).exists():
+        return "nothing was captured: no Python process of the program imported torch or jax"
+    what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
+    if options.step_annotation is not None:
+        return f"{what}: no annotation named {options.step_annotation!r} was seen"
+    return (
+        f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, "
+        f"an optimizer's step, calls of a jitted function; {first_step(options)} go by before the first capture). "
+        "Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or take the "
+        "whole program with --whole"
+    )

@@ -1,0 +1,203 @@
+"""Nsight Systems around the whole program: what the installed ``nsys`` can do, and the command line that wraps it.
+
+```
+nsys profile <what it knows of our options> --output RUN/nsys/report  sh -c ...  program
+```
+
+``nsys`` talks on stdout. The program's own stdout and stderr travel past it as two more descriptors, and what
+``nsys`` says goes into a file; stdin, signals and the exit code are handed through by ``nsys`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfscope.model.capture import CaptureOptions
+from perfscope.model.errors import NotStartedError
+from perfscope.profiler.launch.program import Ended, Target
+from perfscope.profiler.nsys import report
+from perfscope.profiler.nsys.marks import CAPTURE_RANGE
+from perfscope.profiler.session.annotate import DOMAIN
+
+SECONDS = 60.0
+"""For a question to ``nsys``; on a cold network file system its start alone takes seconds."""
+
+NEEDED = ("trace", "output", "sample", "cpuctxsw")
+"""Options of ``nsys profile`` without which a recording is none of ours: those of 2020 and later have them."""
+NEEDED_FOR_STEPS = ("capture-range", "capture-range-end", "nvtx-capture", "env-var")
+
+TRACES = {"light": ("cuda", "nvtx"), "default": ("cuda", "nvtx", "osrt"), "deep": ("cuda", "nvtx", "osrt", "cudnn")}
+"""What is traced, by level; of these what the installed version knows. NCCL writes NVTX ranges of its own."""
+
+_OPTION = re.compile(r"^\s*(?:-\w, )?--([a-z][a-z0-9-]+)=", re.MULTILINE)
+_VALUE = re.compile(r"'([a-z][a-z0-9-]*)'")
+_VERSION = re.compile(r"version (\d{4}(?:\.\d+)+)")
+_GPU = re.compile(r"^\s*(?:\d+|cuda-visible|all)\s*[:(]", re.MULTILINE)
+
+OUTSIDE = 'exec 8>&2 9>&1 >"$0" 2>&1; exec "$@"'
+INSIDE = 'umask "$0"; exec "$@" >&9 2>&8 8>&- 9>&-'
+"""What the shell around ``nsys`` and the one inside it do: each becomes the process that it starts.
+
+``nsys`` starts programs with an umask of 0, and what they write would be writable for everybody.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """The ``nsys`` on PATH. ``options``: long names that ``nsys profile`` knows; ``traces``: what it can trace."""
+
+    path: str
+    version: str | None
+    options: frozenset[str]
+    traces: frozenset[str]
+    gpu_metrics: str | None
+    """The option that samples the GPUs' counters, if there are GPUs and this user may; with its dashes."""
+
+
+def available() -> str | None:
+    """Why ``nsys`` cannot record here, or ``None`` if it can."""
+    found = probe(counters=False)
+    return found if isinstance(found, str) else None
+
+
+def probe(*, counters: bool = True) -> Installed | str:
+    """The installed ``nsys``, or why it cannot be used. ``counters``: ask for GPU counters, which takes a second."""
+    path = shutil.which("nsys")
+    if path is None:
+        return "nsys is not on PATH; it is a part of the CUDA toolkit, and a package of its own (Nsight Systems)"
+    said = _ask(path, "--version")
+    if said is None:
+        return f"{path} does not answer"
+    found = _VERSION.search(said)
+    version = found[1] if found else None
+    text = _ask(path, "profile", "--help") or ""
+    options = frozenset(_OPTION.findall(text)) | ({"nvtx-capture"} if "--nvtx-capture" in text else frozenset())
+    lacking = [f"--{name}" for name in NEEDED if name not in options]
+    if lacking:
+        return f"nsys {version or 'of an unknown version'} is too old: `nsys profile` has no {', '.join(lacking)}"
+    section = re.search(r"--trace=\s*\n(.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+    after = text[section.end() :] if section else ""
+    values = (section[1] if section else "") + after.partition("\n\t-")[0]
+    return Installed(
+        path=path,
+        version=version,
+        options=options,
+        traces=frozenset(_VALUE.findall(values)),
+        gpu_metrics=_gpu_metrics(path, options) if counters else None,
+    )
+
+
+def arguments(installed: Installed, options: CaptureOptions, report: Path) -> list[str]:
+    """The ``nsys profile`` of this version that does what ``options`` ask, up to the program."""
+    traces = [one for one in TRACES[options.level] if not installed.traces or one in installed.traces]
+    line = [installed.path, "profile", f"--trace={','.join(traces)}", "--sample=none", "--cpuctxsw=none"]
+    wanted = {"force-overwrite": "true", "wait": "primary"}
+    if options.level == "deep":
+        wanted["cuda-graph-trace"] = "node"  # the kernels in graphs, at a cost for each
+    line += [f"--{name}={value}" for name, value in wanted.items() if name in installed.options]
+    if installed.gpu_metrics is not None and options.level != "light":
+        line.append(f"{installed.gpu_metrics}=all")
+    if options.steps is not None:
+        line += [
+            "--capture-range=nvtx",
+            "--capture-range-end=stop",
+            f"--nvtx-capture={CAPTURE_RANGE}@{DOMAIN}",
+            # The range's name is not registered with NVTX, and nsys looks at registered names alone unless told so.
+            "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+        ]
+    return [*line, f"--output={report}"]
+
+
+def unsupported_options(installed: Installed, options: CaptureOptions) -> str | None:
+    """What this version cannot do of what ``options`` ask, or ``None``."""
+    lacking = [f"--{name}" for name in NEEDED_FOR_STEPS if name not in installed.options]
+    if options.steps is not None and lacking:
+        return f"nsys {installed.version} cannot record --steps alone: `nsys profile` has no {', '.join(lacking)}"
+    return None
+
+
+def wrapped_command(line: list[str], program: list[str], log: Path) -> list[str]:
+    """A command that runs ``program`` under ``line``; what ``nsys`` says goes into ``log``."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return ["/bin/sh", "-c", OUTSIDE, str(log), *line, "/bin/sh", "-c", INSIDE, f"{mask:04o}", *program]
+
+
+def _gpu_metrics(path: str, options: frozenset[str]) -> str | None:
+    """The option's name changed in 2024. Asked for its values, ``nsys`` lists the GPUs that this user may sample."""
+    for name in ("gpu-metrics-devices", "gpu-metrics-device"):
+        if name in options:
+            said = _ask(path, "profile", f"--{name}=help") or ""
+            return (
+                f"--{name}" if _GPU.search(said) and "rivilege" not in said and "ERR_NVGPUCTRPERM" not in said else None
+            )
+    return None
+
+
+def _ask(*command: str) -> str | None:
+    """What ``nsys`` says, on either stream, or ``None`` if it fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
+    return said if done.returncode == 0 else None
+
+
+# One program under Nsight Systems, from the question whether that can be to the notes of what came of it.
+
+
+class NsysRun:
+    """The ``nsys`` around the program of one task. ``NotStartedError`` if it cannot do what ``options`` ask."""
+
+    def __init__(self, options: CaptureOptions) -> None:
+        """Ask the installed version what it can do."""
+        found = probe()
+        problem = found if isinstance(found, str) else unsupported_options(found, options)
+        if problem is not None or isinstance(found, str):
+            raise NotStartedError(f"--capture nsys: {problem}")
+        self._installed = found
+        self._options = options
+        self._directory = Path()
+        self._folder = Path()
+        self._task = 0
+
+    def place(self, directory: Path, task: int) -> str:
+        """Make the folder for what it writes; the export that will lie there, relative to the run directory."""
+        self._directory, self._task = directory.resolve(), task
+        self._folder = report.folder_of(self._directory, task)
+        self._folder.mkdir(mode=0o700)
+        return (self._folder / report.EXPORT).relative_to(self._directory).as_posix()
+
+    def around(self, target: Target) -> Target:
+        """The command that runs ``target`` under ``nsys``."""
+        line = arguments(self._installed, self._options, self._folder / report.REPORT)
+        command = wrapped_command(line, target.command_line(), self._folder / report.LOG)
+        return Target(arguments=tuple(command), command=True)
+
+    def told(self, ended: Ended) -> Ended:
+        """How the program ended, as far as ``nsys`` says it.
+
+        It returns the program's code, but 0 for many a program that Ctrl-C ended: it stops to wait for it.
+        """
+        if ended.interrupted and ended.code == 0:
+            return replace(ended, code=128 + signal.SIGINT)
+        return ended
+
+    def collect(self) -> tuple[str, ...]:
+        """The program ended: export what was recorded. Notes for the run's manifest."""
+        return tuple(
+            report.collect(
+                self._directory,
+                self._folder,
+                self._installed.path,
+                steps_chosen=self._options.steps is not None,
+                task=self._task,
+            )
+        )

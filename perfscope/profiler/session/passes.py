@@ -1,0 +1,108 @@
+"""Which pass runs when, each on steps of its own: timing, then structure, then detail; for jax timing alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfscope.model.capture import CaptureOptions, Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A pass to come: the tool that makes it, how many steps it takes, and what it records."""
+
+    name: str
+    tool: str
+    count: int
+    """Steps."""
+    suffix: str
+    """Of the file name."""
+    shapes: bool = False
+    memory: bool = False
+    stacks: bool = False
+    device_syncs: bool = False
+    """Record synchronisations as the device driver saw them (CUDA)."""
+
+
+TRACE_SUFFIX = ".pt.trace.json.gz"
+GRAPH_SUFFIX = ".opgraph.json.gz"
+XSPACE_SUFFIX = ".xplane.pb"
+
+Framework = Literal["torch", "jax", "none"]
+"""``none``: a program that has neither, and calls ``perfscope.step()``; only its times can be taken."""
+
+TIMING_STEPS = 3
+"""Enough to tell one odd step from two equal ones, few enough that the trace of a large model stays small."""
+DEEP_TIMING_STEPS = 5
+DEEP_DETAIL_STEPS = 3
+
+SETTLING_STEPS = 1
+"""Steps after the last pass that are not timed: the profiler's stop drained the device's queue and
+left the caches cold, so the next step is not like the others."""
+
+
+RESTING_STEPS = 1
+"""Steps between two recordings of torch's profiler: what opened under the first must close before the
+second begins (see `ranges.py`), also the ranges of C++ around an optimizer that steps in the backward pass."""
+
+
+def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
+    """The passes that a level asks for, in the order they run."""
+    if options.times_only:
+        return ()
+    if options.capture is not None:
+        return ()  # one tool at a time can use CUPTI, and the one around the program began first
+    level: Level = options.level
+    deep = level == "deep"
+    count = DEEP_TIMING_STEPS if deep else TIMING_STEPS
+    if options.steps is not None:
+        count = options.steps[1] - options.steps[0]
+    if framework == "jax":
+        # Shapes, programs and memory are in the compiled programs, which need no step of their own.
+        return (Pass(name="timing", tool="jax_profiler", count=1 if options.whole else count, suffix=XSPACE_SUFFIX),)
+    if options.whole:
+        return (_timing(1, shapes=level != "light", stacks=deep, memory=deep, device_syncs=deep),)
+    timing = _timing(count, shapes=deep, device_syncs=deep)
+    if level == "light":
+        return (timing,)
+    detail = Pass(
+        name="detail",
+        tool="torch_profiler",
+        count=DEEP_DETAIL_STEPS if deep else 1,
+        suffix=TRACE_SUFFIX,
+        shapes=True,
+        memory=True,
+        stacks=True,
+        device_syncs=deep,
+    )
+    structure = Pass(name="structure", tool="op_graph", count=1, suffix=GRAPH_SUFFIX)
+    # The structure pass uses no profiler of torch's and keeps apart the two that do (`RESTING_STEPS`).
+    return (timing, structure, detail)
+
+
+def first_step(options: CaptureOptions) -> int:
+    """The number of the first step that may be captured. Step 0 never is: nobody saw it begin."""
+    if options.steps is not None:
+        return options.steps[0]
+    return max(1, options.warmup)
+
+
+def _timing(
+    count: int,
+    *,
+    shapes: bool = False,
+    memory: bool = False,
+    stacks: bool = False,
+    device_syncs: bool = False,
+) -> Pass:
+    return Pass(
+        name="timing",
+        tool="torch_profiler",
+        count=count,
+        suffix=TRACE_SUFFIX,
+        shapes=shapes,
+        memory=memory,
+        stacks=stacks,
+        device_syncs=device_syncs,
+    )

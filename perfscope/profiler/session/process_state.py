@@ -1,0 +1,292 @@
+"""What a session reads of the process around it: rank, devices, memory, and what stands in a capture's way."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfscope.model.capture import CaptureOptions, Message
+from perfscope.profiler.jax import compat, session
+from perfscope.profiler.session.passes import Pass
+from perfscope.profiler.session.ranks import MOST_RANKS, rank_from_environment
+
+ALLOCATOR_COUNTERS = (
+    "allocated_bytes.all.current",
+    "allocated_bytes.all.peak",
+    "reserved_bytes.all.current",
+    "reserved_bytes.all.peak",
+    "inactive_split_bytes.all.current",
+    "num_alloc_retries",
+    "num_ooms",
+)
+"""What is kept of ``torch.cuda.memory_stats()``."""
+
+ATTACHED_FILE = ".framework-seen"
+"""Made by the first process that imports torch or jax: without it the program had neither."""
+FAILURES_FILE = "failures.txt"
+"""One line for each error of our own inside the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """What is known of this process. ``path``: its own directory in the run's."""
+
+    rank: int
+    world_size: int | None
+    path: Path
+    devices: tuple[Mapping[str, str | int], ...]
+    packages: Mapping[str, str]
+    memory: Mapping[str, int]
+    memory_after: Mapping[str, int]
+
+    def manifest(self) -> dict[str, Any]:
+        """These fields of the process' manifest."""
+        return {
+            "rank": self.rank,
+            "directory": self.path.name,
+            "world_size": self.world_size,
+            "devices": self.devices,
+            "packages": self.packages,
+            "memory": self.memory,
+            "memory_after": self.memory_after,
+        }
+
+
+def mark_attached(run: Path) -> None:
+    """Leave a mark that torch or jax was imported under us."""
+    (run / ATTACHED_FILE).touch()
+
+
+def note_failure(run: Path, reason: str) -> None:
+    """Append an error of ours to the run's list, one line."""
+    with (run / FAILURES_FILE).open("a") as stream:
+        stream.write(" ".join(reason.split())[:500] + "\n")
+
+
+def inspect_process(run: Path) -> ProcessInfo:
+    """Find out who this process is, and claim its directory."""
+    torch: Any = sys.modules.get("torch")
+    rank, world_size = _known_rank(torch)
+    rank, path = _claim_directory(run, rank)
+    return ProcessInfo(
+        rank=rank,
+        world_size=world_size,
+        path=path,
+        devices=tuple(_devices(torch)) or tuple(session.devices()),
+        packages={**({} if torch is None else {"torch": str(torch.__version__)}), **session.packages()},
+        memory={},
+        memory_after={},
+    )
+
+
+def refresh_process(seen: ProcessInfo, run: Path) -> ProcessInfo:
+    """The same process later, when its rank and devices are known.
+
+    A directory under a wrong rank is left for one under the right rank; what lies in it goes along.
+    """
+    torch: Any = sys.modules.get("torch")
+    rank, world_size = _known_rank(torch)
+    seen = replace(seen, world_size=world_size, devices=tuple(_devices(torch)) or seen.devices)
+    if rank is None or rank == seen.rank:
+        return seen
+    rank, path = _claim_directory(run, rank)
+    for held in seen.path.iterdir():
+        held.rename(path / held.name)
+    seen.path.rmdir()
+    return replace(seen, rank=rank, path=path)
+
+
+def with_memory(seen: ProcessInfo, purposes: Mapping[str, int]) -> ProcessInfo:
+    """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before.
+
+    ``purposes``: bytes of parameters, gradients ... (`captures/torch_tensors.py`).
+    """
+    return replace(seen, memory={**session.memory(), **purposes, **allocator_counters()})
+
+
+def with_memory_after(seen: ProcessInfo) -> ProcessInfo:
+    """The same with the allocator's counters of now, behind the last pass."""
+    return replace(seen, memory_after={**session.memory(), **allocator_counters()})
+
+
+def allocator_counters() -> dict[str, int]:
+    """The counters of the CUDA allocator that are kept; none where CUDA is not in use. Peaks are since the start."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    counters = torch.cuda.memory_stats()
+    return {key: int(counters[key]) for key in ALLOCATOR_COUNTERS if key in counters}
+
+
+def wait_for_cuda() -> bool:
+    """Wait for the work of torch's current device; False if torch has not begun to use one, or captures a graph."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    if profiler_records() or torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.synchronize()
+    return True
+
+
+def profiler_records() -> bool:
+    """Whether a torch profiler records now."""
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    return bool(profiler is not None and profiler._is_profiler_enabled)
+
+
+def why_no_structure() -> str | None:
+    """Why the op graph of a step cannot be taken in this process, or ``None``."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.counters["stats"].get("unique_graphs"):
+        return "the program runs graphs of torch.compile, whose ops a dispatch mode would push back to eager"
+    if modes_on_stack():
+        return "the program has a dispatch mode of its own around the step"
+    return None
+
+
+def below_compiled_code() -> bool:
+    """Whether a frame that torch.compile made is below us: a profiler that starts there can crash the program."""
+    compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if compiler is None:
+        return False
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code in compiler.output_codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def modes_on_stack() -> int:
+    """Dispatch modes this thread is inside of."""
+    torch: Any = sys.modules["torch"]
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+def print_plan(options: CaptureOptions, seen: ProcessInfo, source: str, first: int, plan: tuple[Pass, ...]) -> None:
+    """One line on the terminal of the first rank."""
+    stream = sys.__stderr__
+    if options.quiet or seen.rank != 0 or stream is None or not stream.isatty():
+        return
+    names = [str(device["name"]) for device in seen.devices]
+    where = f"{len(names)}x {names[0]}" if names else "CPU"
+    parts = []
+    for one in plan:
+        steps = f"step {first}" if one.count == 1 else f"steps {first}-{first + one.count - 1}"
+        parts.append(f"{one.name} on {steps}")
+        first += one.count
+    by = "JAX" if any(one.tool == "jax_profiler" for one in plan) else "PyTorch"
+    version = seen.packages["jax" if by == "JAX" else "torch"]
+    print(f"perfscope: {by} {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
+
+
+def _known_rank(torch: Any) -> tuple[int | None, int | None]:
+    """Rank and world size: what the framework says wins over what the launcher told."""
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    process = compat.process() if "jax" in sys.modules else None
+    if process is not None:
+        return process
+    place = rank_from_environment(os.environ)
+    return (None, None) if place is None else (place.rank, place.world_size)
+
+
+def _claim_directory(run: Path, rank: int | None) -> tuple[int, Path]:
+    """A directory of our own, by atomic mkdir. A known rank that is taken (a restart) gets a suffix."""
+    for attempt in range(MOST_RANKS):
+        number = attempt if rank is None else rank
+        suffix = f"-{attempt + 1}" if rank is not None and attempt else ""
+        path = run / f"rank{number:05d}{suffix}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return number, path
+    raise RuntimeError(f"no free rank directory after {MOST_RANKS} tries")
+
+
+def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
+    """The device this process uses; a process that has not touched one has none."""
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    yield {
+        "name": str(properties.name),
+        "memory_bytes": int(properties.total_memory),
+        "cores": int(properties.multi_processor_count),
+        "capability": f"{properties.major}.{properties.minor}",
+        "platform": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+    }
+
+
+# What a session does at the end of a launch of an A/B: counters of memory, and where its code came from.
+#
+# A package that is installed in editable mode points to the checkout: both arms would run the same code, and the
+# comparison would find, rightly and uselessly, that nothing changed.
+
+
+STRAYS_FILE = "strays.txt"
+"""In the directory of a launch: one module a line."""
+LOADED_FILE = "loaded.txt"
+"""Beside it: one file a line, relative to the top of the arm's worktree."""
+MOST_STRAYS = 20
+
+
+def finish_ab_launch(message: Message, seen: ProcessInfo | None) -> ProcessInfo | None:
+    """``seen`` with the allocators' counters; modules from the checkout are written down, no file if there are none.
+
+    Where more than times was recorded, ``seen`` as it is.
+    """
+    if not message.options.times_only:
+        return seen
+    found = [] if message.checkout is None else modules_from_checkout(Path(message.checkout))
+    if found:
+        with (Path(message.directory) / STRAYS_FILE).open("a", encoding="utf-8") as stream:
+            stream.write("".join(f"{name}\n" for name in found[:MOST_STRAYS]))
+    if message.tree is not None:
+        root = Path(message.tree).resolve()
+        with (Path(message.directory) / LOADED_FILE).open("a", encoding="utf-8") as stream:
+            stream.write("".join(f"{path.relative_to(root)}\n" for _, path in _modules_below(root)))
+    return None if seen is None else with_memory_after(seen)
+
+
+def modules_from_checkout(checkout: Path) -> list[str]:
+    """Modules that were loaded from below ``checkout``, by name; not ours, not of an environment in it."""
+    return [
+        name
+        for name, path in _modules_below(checkout.resolve())
+        if name.partition(".")[0] != "perfscope" and not {"site-packages", "dist-packages"} & set(path.parts)
+    ]
+
+
+def _modules_below(root: Path) -> list[tuple[str, Path]]:
+    """(name, file) of the modules of this process that were loaded from below ``root``, the program itself too."""
+    found = []
+    for name, module in sorted(sys.modules.copy().items()):
+        # Python takes it from the program itself before exit.
+        file = getattr(module, "__file__", sys.argv[0] if name == "__main__" and sys.argv else None)
+        if isinstance(file, str) and (path := Path.cwd() / file).is_relative_to(root):
+            found.append((name, path))
+    return found
+
+
+def read_strays(run: Path) -> tuple[str, ...]:
+    """What the processes of the launch in ``run`` wrote down, each module once."""
+    return tuple(_lines(run / STRAYS_FILE))
+
+
+def read_loaded(run: Path) -> frozenset[str]:
+    """Files of the arm's worktree that the processes of the launch in ``run`` imported."""
+    return frozenset(_lines(run / LOADED_FILE))
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    return list(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace").splitlines()))

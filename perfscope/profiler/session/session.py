@@ -1,0 +1,350 @@
+"""Captures inside one process of the user's program: passes at step boundaries, and what came of them.
+
+Nothing here may reach the program: an error of ours becomes the reason why a capture is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from pathlib import Path
+from time import monotonic, perf_counter_ns
+
+from perfscope.model.capture import REPEATED_WINDOW_SIZES, WINDOW_SIZES, Message, TimedWindows
+from perfscope.model.documents.run import PROCESS_FILE, Process, dump
+from perfscope.model.documents.run_folders import write_atomically
+from perfscope.profiler.jax.session import JaxSession
+from perfscope.profiler.nsys.marks import NsysMarks
+from perfscope.profiler.session import annotate, process_state
+from perfscope.profiler.session.pass_runner import PassRunner
+from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
+from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.torch.compile_log import TorchCompileCapture
+from perfscope.profiler.torch.hooks import Hooks
+from perfscope.profiler.torch.memory import MemoryRecorder
+
+MOST_TIMES = 10_000
+"""Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
+WRITE_EVERY_S = 5.0
+"""Seconds between two writes of step times: what a killed program loses at most."""
+
+_session: Session | None = None
+
+
+def attach(message: Message, framework: Framework) -> None:
+    """Begin to listen in this process; ``framework`` is imported. Called by the bootstrap, once for each."""
+    global _session
+    if _session is None:
+        _session = Session(message)
+        atexit.register(_session.finish)
+        os.register_at_fork(after_in_child=_session.abandon)
+    _session.listen(framework)
+
+
+class Session:
+    """The state of capture in one process."""
+
+    def __init__(self, message: Message) -> None:
+        """Plan the passes; nothing is hooked yet."""
+        self._message = message
+        self.options = message.options
+        self._run = Path(message.directory)
+        self._pid = os.getpid()
+        self._passes = PassRunner(self.options, self._run, self._before)
+        self._first = first_step(self.options)
+        self._hooks = Hooks()
+        self._frameworks: list[Framework] = []
+        self._jax: JaxSession | None = None
+        self._compile: TorchCompileCapture | None = None
+        self._held = MemoryRecorder(wanted=not self.options.times_only)
+        self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
+        self._finder = StepFinder(self.options, self, self._forget)
+        self._seen: process_state.ProcessInfo | None = None
+        self._source: str | None = None
+        self._number = 0
+        self._ended = 0
+        self._running = False
+        self._begin_ns = 0
+        self._settling = 0
+        self._compiled, self._compiles = 0, False
+        """What torch.compile had compiled when the step before began, and whether it compiled in it."""
+        self._times: list[int] = []
+        self._windows = self._new_windows()
+        self._written = 0.0
+
+    def listen(self, framework: Framework) -> None:
+        """Hook the framework and the annotations, or begin at once with ``--whole``."""
+        try:
+            process_state.mark_attached(self._run)
+            self._frameworks.append(framework)
+            if framework == "jax":
+                self._jax = JaxSession(self.options, self._run, lambda: self._number if self._running else None)
+                self._jax.attach(
+                    self._finder,
+                    make_way=lambda: self._make_way("jax_profiler"),
+                    whole=self._begin_whole if self.options.whole else None,
+                )
+            elif framework == "torch":
+                make_way = functools.partial(self._make_way, "torch_profiler")
+                self._hooks.install(self._finder, ours=lambda: self._passes.starting, make_way=make_way)
+                self._compile = TorchCompileCapture(
+                    self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
+                )
+                self._compile.start()
+                self._held.listen()
+            if self._finder.source is not None:
+                for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
+                    self._forget(source)
+            elif not self.options.whole:
+                annotate.listen(self._finder)
+            elif framework == "torch":
+                self._hooks.forget_sources()
+                self._begin_whole()
+        except Exception as error:
+            self.broken(error)
+
+    def _begin_whole(self) -> None:
+        """With ``--whole``: at once, or with the first jitted call, before which jax has no backend."""
+        if self._running:
+            return
+        try:
+            self._first = 0
+            self.settled("whole program", 0)
+            self.begin(0)
+        except Exception as error:
+            self.broken(error)
+
+    def _forget(self, source: Source) -> None:
+        self._hooks.forget(source)
+        if self._jax is not None:
+            self._jax.hooks.forget(source)
+
+    def _framework(self, source: Source | None) -> Framework:
+        """Whose passes run: of the framework that says what a step is, else of the one that computes."""
+        if len(self._frameworks) == 1:
+            return self._frameworks[0]
+        if source in (Source.STEP_TRACE, Source.JITTED):
+            return "jax"
+        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER):
+            return "torch"
+        jax_computes = self._jax is not None and self._jax.hooks.called and not self._hooks.optimizers
+        return "jax" if jax_computes else "torch"
+
+    def settled(self, source: str, completed: int) -> None:
+        """Steps are known now: claim a directory, say what is planned."""
+        self._source = source
+        self._ended = completed
+        self._first = max(self._first, completed)
+        self._passes.plan(self._framework(self._finder.source))
+        if self._seen is None:
+            self._seen = process_state.inspect_process(self._run)
+        else:  # claimed when the first function was compiled: more is known of this process now
+            self._seen = process_state.refresh_process(self._seen, self._run)
+            if self._compile is not None:
+                self._compile.moved(self._seen.path)
+        if self._jax is not None:
+            self._jax.settled(self._finder.source)
+        if self._marks is None:
+            process_state.print_plan(self.options, self._seen, source, self._first, self._passes.to_come)
+        self._write()
+
+    def _place(self) -> Path:
+        """The directory of this process, claimed now if it was not."""
+        if self._seen is None:
+            self._seen = process_state.inspect_process(self._run)
+        return self._seen.path
+
+    def unsettled(self) -> None:
+        """``perfscope.step()`` was called after captures of another source began: start over."""
+        self._passes.start_over(self._number)
+        if self._marks is not None:
+            self._marks.start_over()
+        self._times.clear()
+        self._windows = self._new_windows()
+        self._running = False
+        self._first = first_step(self.options)
+
+    def begin(self, number: int) -> None:
+        """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
+        try:
+            self._number = number
+            compilations = 0 if self._compile is None else self._compile.compilations
+            self._compiles, self._compiled = compilations > self._compiled, compilations
+            if self._passes.active is None and self._passes.to_come and number >= self._first:
+                self._start()
+                if self._passes.active is None:
+                    self._settling = max(self._settling, int(self._passes.rests(number)))
+            if self._passes.active is not None:
+                if self._compile is not None and self._passes.active.due.tool == "torch_profiler":
+                    self._compile.step_begins(number)
+                self._passes.active.begin_step(number)
+            elif self._marks is not None:
+                if monotonic() - self._written > WRITE_EVERY_S:
+                    self._write()
+                self._marks.begin(number)
+            else:
+                if monotonic() - self._written > WRITE_EVERY_S:
+                    self._write()
+                self._open_window(number)
+        except Exception as error:
+            self.broken(error)
+        self._running = True
+        self._begin_ns = perf_counter_ns()
+
+    def end(self, now: int) -> None:
+        """The step that was begun ended at ``now``."""
+        if not self._running:
+            return
+        self._running = False
+        self._ended = self._number + 1
+        try:
+            if self._jax is not None:
+                self._jax.step_ended()
+            if self._passes.active is not None:
+                if self._passes.end_step(self._number):
+                    self._pass_ended()
+            elif self._marks is not None:
+                self._marks.end()  # times under a profiler are not those of the program alone: none are kept
+            elif self._settling > 0:
+                self._settling -= 1
+            else:
+                if len(self._times) < MOST_TIMES:
+                    self._times.append(now - self._begin_ns)
+                self._windows.after_step()
+        except Exception as error:
+            self.broken(error)
+
+    def _new_windows(self) -> TimedWindows:
+        return TimedWindows(
+            self._wait, self._compilations, REPEATED_WINDOW_SIZES if self.options.times_only else WINDOW_SIZES
+        )
+
+    def _compilations(self) -> int:
+        return sum(side.compilations for side in (self._jax, self._compile) if side is not None)
+
+    def _wait(self) -> bool:
+        waited = self._jax is not None and self._jax.wait()
+        return process_state.wait_for_cuda() or waited
+
+    def _open_window(self, number: int) -> None:
+        """Open a window of timed steps behind the last pass, or long enough before the first."""
+        steps = self._windows.next_size
+        if steps and not self._settling and (not self._passes.to_come or number + steps <= self._first):
+            self._windows.before_step()
+
+    def broken(self, error: Exception) -> None:
+        """Something of ours failed: give up in this process and say why."""
+        reason = f"perfscope failed here: {type(error).__name__}: {error}"
+        try:
+            self._passes.give_up(reason)
+            self._silence()
+            process_state.note_failure(self._run, reason)
+            self._write()
+        except Exception:  # noqa: S110 (there is nowhere left to say it, and the program must go on)
+            pass
+
+    def finish(self) -> None:
+        """The process exits: keep what is there."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            now = perf_counter_ns()
+            if self.options.whole:
+                self.end(now)
+            if self._passes.active is not None:
+                self._passes.finish(self._number)
+                self._pass_ended()
+            best = self._finder.best()
+            if self._source is None and best is not None and self._finder.completed[best]:
+                self._source = self._finder.label(best)
+                self._ended = self._finder.completed[best]
+                self._passes.plan(self._framework(best))
+                self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
+                self._place()
+            self._seen = process_state.finish_ab_launch(self._message, self._seen)
+            self._write(last=True)
+            self._silence()
+        except Exception as error:
+            self.broken(error)
+
+    def abandon(self) -> None:
+        """In a forked child (a data loader's worker): everything is the parent's."""
+        try:
+            self._passes.abandon_in_fork()
+            annotate.listen(None)
+            self._hooks.remove()
+            if self._compile is not None:
+                self._compile.abandon_in_fork()
+            self._held.stop()
+            if self._jax is not None:
+                self._jax.abandon_in_fork()
+        except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
+            pass
+
+    def _silence(self) -> None:
+        annotate.listen(None)
+        self._hooks.remove()
+        for side in (self._held, self._compile, self._jax):
+            if side is not None:
+                side.stop()
+
+    def _start(self) -> None:
+        assert self._seen is not None
+        self._windows.drop()
+        profiles = bool(self._hooks.program_profilers)
+        self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles, compiles=self._compiles)
+        if self._passes.active is not None:
+            self._write()
+
+    def _before(self, due: Pass) -> None:
+        """A pass begins: what the program holds now, its recording cannot see."""
+        assert self._seen is not None
+        self._seen = self._held.before(self._seen, due, self._number, self._hooks.optimizers)
+
+    def _pass_ended(self) -> None:
+        assert self._seen is not None
+        self._seen = self._held.after(self._seen, self._number, last=not self._passes.to_come)
+        if not self._passes.to_come:
+            self._settling = SETTLING_STEPS
+        self._write()
+
+    def _make_way(self, tool: str) -> None:
+        """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
+        try:
+            self._windows.drop()
+            if self._passes.make_way(tool):
+                self._write()
+        except Exception as error:
+            self.broken(error)
+
+    def _write(self, *, last: bool = False) -> None:
+        self._written = monotonic()
+        if self._seen is None:
+            return
+        captures = self._passes.captures()
+        if self._marks is not None:
+            captures.append(self._marks.capture())
+        if self._jax is not None:
+            captures += self._jax.save(self._seen.path, last=last)
+        if self._compile is not None:
+            source = self._finder.source if self._finder.source is not None else self._finder.best()
+            captures += self._compile.save(self._seen.path, self._run, source, last=last)
+        captures += self._held.save(self._seen.path, self._run)
+        process = Process(
+            **self._seen.manifest(),
+            step_source=self._source,
+            steps_seen=self._ended,
+            warmup=self.options.warmup,
+            untraced_step_ns=tuple(self._times),
+            window_ns=self._windows.ns,
+            window_steps=self._windows.steps,
+            window_compilations=self._windows.compiled,
+            windows_ns=tuple(self._windows.each_ns) if self.options.times_only else (),
+            torch_compilations=self._compile.compilations
+            if self._compile is not None and self._compile.looks
+            else None,
+            captures=tuple(captures),
+        )
+        # The program waits for this, and a slow disk must not be felt between its steps.
+        write_atomically(self._seen.path / PROCESS_FILE, dump(process), durable=False)

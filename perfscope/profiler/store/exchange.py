@@ -1,0 +1,250 @@
+"""A store, or part of it, as one file that another store takes: a tar of JSON lines and packs (docs/store.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from perfscope.model.documents.stored_run import MOST_BYTES, StoredRun, decode, encode
+from perfscope.model.errors import DataError
+from perfscope.profiler.store.packs import Packed, fetch, members, unpack
+from perfscope.profiler.store.runs import Baseline, RunStore
+
+EXPORT_SCHEMA = "perfscope.store-export/1"
+
+HEAD, RUNS, BASELINES, PACKS = "export.json", "runs.jsonl", "baselines.jsonl", "packs"
+"""Members, in this order; then one pack a file."""
+
+MOST_RUNS = 1_000_000
+MOST_BASELINES = 10_000
+MOST_PACK = 4 << 30
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SUFFIX = ".tar.gz"
+_UID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """How much was written."""
+
+    runs: int
+    baselines: int
+    packs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """How much was new, and how much of it was there already."""
+
+    runs: int
+    runs_there: int
+    baselines: int
+    baselines_there: int
+
+
+def export(store: RunStore, file: Path, *, runs: Sequence[StoredRun], packs: bool = True) -> Exported:
+    """Write runs, baselines of them and, with ``packs``, their files into ``file``: whole or not at all.
+
+    ``DataError``: it cannot be written, or the store is damaged.
+    """
+    uids = {run.uid for run in runs}
+    baselines = [one for one in store.baselines() if one.run.uid in uids]
+    digests = sorted({one.digest for one in baselines if one.digest is not None and packs})
+    head = {
+        "schema": EXPORT_SCHEMA,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs": len(runs),
+        "baselines": len(baselines),
+        "packs": len(digests),
+    }
+    try:
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".perfscope-export.") as scratch:
+            draft = Path(scratch, "export")
+            with tarfile.open(draft, "w", format=tarfile.PAX_FORMAT) as tar:
+                _add(tar, HEAD, json.dumps(head, indent=1).encode())
+                _add_lines(tar, RUNS, (encode(run) for run in runs), Path(scratch, "lines"))
+                _add_lines(tar, BASELINES, map(_baseline_line, baselines), Path(scratch, "lines"))
+                for digest in digests:
+                    packed = fetch(store.database, digest, Path(scratch, "pack"))
+                    with packed.file.open("rb") as content:
+                        tar.addfile(_member(f"{PACKS}/{digest}{_SUFFIX}", packed.bytes), content)
+            draft.replace(file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    return Exported(runs=len(runs), baselines=len(baselines), packs=len(digests))
+
+
+def _baseline_line(one: Baseline) -> str:
+    return json.dumps({"name": one.name, "uid": one.run.uid, "set_utc": one.set_utc, "digest": one.digest})
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    tar.addfile(_member(name, len(content)), io.BytesIO(content))
+
+
+def _add_lines(tar: tarfile.TarFile, name: str, lines: Iterator[str], scratch: Path) -> None:
+    """By way of a file: a tar needs the size first, and a store may hold more than memory does."""
+    with scratch.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+    with scratch.open("rb") as content:
+        tar.addfile(_member(name, scratch.stat().st_size), content)
+
+
+def looks_like_export(file: Path) -> bool:
+    """Whether a file begins as an export does."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(512).startswith(HEAD.encode() + b"\0")
+    except OSError:
+        return False
+
+
+def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], StoredRun]) -> Imported:
+    """Put what an export holds into a store. What is there stays as it is, so a second import changes nothing.
+
+    All of it is read and checked before anything is written. ``clean`` makes texts of strangers fit to keep.
+    ``DataError``: damaged, of another schema, or a member that is none of an export's.
+    """
+    with tempfile.TemporaryDirectory(prefix="perfscope-import-") as scratch:
+        for _ in _read(file, Path(scratch)):
+            pass
+        runs = there = 0
+        known: set[str] = set()
+        added = had = 0
+        wanted: dict[str, list[dict[str, Any]]] = {}
+        for kind, held in _read(file, Path(scratch)):
+            if isinstance(held, StoredRun):
+                new = store.put(clean(held))
+                runs, there = runs + new, there + (not new)
+                known.add(held.uid)
+            elif kind == BASELINES:
+                if held["uid"] in known:
+                    wanted.setdefault(held["digest"] or "", []).append(held)
+            elif isinstance(held, Packed):
+                for one in wanted.pop(held.digest, []):
+                    new = store.import_baseline(one["name"], one["uid"], one["digest"], one["set_utc"], held)
+                    added, had = added + new, had + (not new)
+        for rest in wanted.values():
+            for one in rest:
+                new = store.import_baseline(one["name"], one["uid"], None, one["set_utc"], None)
+                added, had = added + new, had + (not new)
+    return Imported(runs=runs, runs_there=there, baselines=added, baselines_there=had)
+
+
+def _read(file: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
+    """(member, what it holds) of an export, one by one."""
+    expected = iter((HEAD, RUNS, BASELINES))
+    with members(file, str(file), packed=False) as held:
+        for path, size, content in held:
+            name = str(path)
+            if name != next(expected, name):
+                raise DataError(f"{file}: no export of a perfscope store: it begins with {name[:80]!r}")
+            if name == HEAD:
+                _check_head(file, size, content)
+            elif name == RUNS:
+                for number, line in _lines(file, name, content, MOST_RUNS):
+                    record = decode(line, f"{file}: {name}: line {number}")
+                    if not _UID.fullmatch(record.uid):
+                        raise DataError(f"{file}: {name}: line {number}: {record.uid[:40]!r} is no uid")
+                    yield name, record
+            elif name == BASELINES:
+                for number, line in _lines(file, name, content, MOST_BASELINES):
+                    yield name, _baseline(line, f"{file}: {name}: line {number}")
+            else:
+                with _checked_pack(file, name, size, content, scratch) as packed:
+                    yield name, packed
+    missing = next(expected, None)
+    if missing is not None:
+        raise DataError(f"{file}: no export of a perfscope store, or cut off: there is no {missing} in it")
+
+
+def _check_head(file: Path, size: int, content: IO[bytes]) -> None:
+    try:
+        head = json.loads(content.read(min(size, 1 << 16)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: {HEAD}: not valid JSON ({error})") from error
+    schema = head.get("schema") if isinstance(head, dict) else None
+    if schema != EXPORT_SCHEMA:
+        raise DataError(f"{file}: its schema is {schema!r}; this perfscope reads {EXPORT_SCHEMA!r}")
+
+
+def _lines(file: Path, name: str, content: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := content.readline(MOST_BYTES + 1):
+        number += 1
+        if len(line) > MOST_BYTES or number > most:
+            raise DataError(f"{file}: {name}: line {number}: more than any store of ours holds")
+        yield number, line
+
+
+def _baseline(line: bytes, origin: str) -> dict[str, Any]:
+    try:
+        held = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{origin}: not valid JSON ({error})") from error
+    texts = ("name", "uid", "set_utc")
+    fits = isinstance(held, dict) and all(isinstance(held.get(key), str) for key in texts)
+    if not fits or not (held.get("digest") is None or _DIGEST.fullmatch(str(held["digest"]))):
+        raise DataError(f"{origin}: no baseline")
+    check_name(held["name"], origin)
+    if len(held["set_utc"]) > 40 or not held["set_utc"].isprintable():
+        raise DataError(f"{origin}: no baseline")
+    return {key: held.get(key) for key in (*texts, "digest")}
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
+
+
+def check_name(name: str, origin: str | None = None) -> str:
+    """The name of a baseline; ``DataError`` where it is none: letters, digits and ``. _ / + -``, at most 100."""
+    if not _NAME.fullmatch(name):
+        lead = "" if origin is None else f"{origin}: "
+        raise DataError(f"{lead}{name[:100]!r} is no name of a baseline: letters, digits and . _ / + -, at most 100")
+    return name
+
+
+@contextmanager
+def _checked_pack(file: Path, name: str, size: int, content: IO[bytes], scratch: Path) -> Iterator[Packed]:
+    """A pack in a file of its own: what its name says, and one that can be unpacked."""
+    digest = name.removeprefix(f"{PACKS}/").removesuffix(_SUFFIX)
+    if name != f"{PACKS}/{digest}{_SUFFIX}" or not _DIGEST.fullmatch(digest) or size > MOST_PACK:
+        raise DataError(f"{file}: holds {name[:80]!r}, which is no part of an export; refused")
+    place = scratch / "pack"
+    found = hashlib.sha256()
+    with place.open("wb") as stream:
+        while piece := content.read(1 << 20):
+            found.update(piece)
+            stream.write(piece)
+    if found.hexdigest() != digest:
+        raise DataError(f"{file}: {name}: damaged, its digest is another")
+    unpacked, count = _sizes(place, f"{file}: {name}", scratch)
+    yield Packed(file=place, digest=digest, bytes=size, unpacked=unpacked, files=count)
+    place.unlink()
+
+
+def _sizes(place: Path, origin: str, scratch: Path) -> tuple[int, int]:
+    """Bytes and files of a pack, by unpacking it: what cannot be unpacked is not let in."""
+    top = unpack(place, scratch / "unpacked", origin)
+    try:
+        files = [top] if top.is_file() else [path for path in top.rglob("*") if path.is_file()]
+        return sum(path.stat().st_size for path in files), len(files)
+    finally:
+        shutil.rmtree(scratch / "unpacked", ignore_errors=True)

@@ -1,0 +1,288 @@
+"""Files of a run as one pack: made, kept in pieces beside the tables, and unpacked again, whoever sent it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from perfscope.model.errors import DataError
+from perfscope.profiler.store.database import Database, Session
+
+# Reading tar files of strangers: plain files with names that lead nowhere else, and headers of bounded size.
+
+
+MOST_READ = 1 << 20
+"""Bytes of one read: contents are read in pieces, so a larger one is a header that claims to be huge."""
+
+MOST_NAME = 4_096
+"""Characters of a member's name: the longest path that Linux takes."""
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to be read in one go beyond ``MOST_READ``."""
+
+    def __init__(self, inner: IO[bytes] | gzip.GzipFile) -> None:
+        self._inner = inner
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MOST_READ:
+            raise tarfile.ReadError("a header larger than any of ours")
+        return self._inner.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._inner.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+
+@contextlib.contextmanager
+def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple[PurePosixPath, int, IO[bytes]]]]:
+    """Name, size and content of every file in a tar, in order; each content is read before the next is asked for.
+
+    ``packed``: by gzip. ``DataError``, ``origin`` first: damaged, or a member that is refused.
+    """
+    try:
+        with contextlib.ExitStack() as held:
+            raw: IO[bytes] | gzip.GzipFile = held.enter_context(file.open("rb"))
+            if packed:
+                raw = held.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
+            tar = held.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
+            yield _each(tar, raw, origin)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError) as error:
+        raise DataError(f"{origin}: damaged, or no archive of ours: {error}") from error
+    except OSError as error:
+        raise DataError(f"{origin}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _each(
+    tar: tarfile.TarFile, raw: IO[bytes] | gzip.GzipFile, origin: str
+) -> Iterator[tuple[PurePosixPath, int, IO[bytes]]]:
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+        name = _safe_name(member, origin)
+        content = tar.extractfile(member)
+        if content is None:
+            raise DataError(f"{origin}: holds {member.name[:80]!r}, which is no plain file; refused")
+        with content:
+            yield name, member.size, content
+    # To the very end, where a packed stream has its checksum; what stands behind the archive is padding.
+    if raw.read(MOST_READ).strip(b"\0") or raw.read(1):
+        raise DataError(f"{origin}: something stands behind its end; refused")
+
+
+def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
+    """The path of a member that is a plain file inside; ``DataError`` for any other."""
+    said = repr(member.name[:80])
+    if not member.isreg() or member.issparse():
+        raise DataError(f"{origin}: holds {said}, which is no plain file; refused")
+    name = PurePosixPath(member.name)
+    leads_out = name.is_absolute() or ".." in name.parts or "\\" in member.name or "\0" in member.name
+    hidden = not name.parts or any(part.startswith(".") for part in name.parts)
+    if leads_out or hidden or len(member.name) > MOST_NAME:
+        raise DataError(f"{origin}: holds {said}, which leads out of it or hides; refused")
+    return name
+
+
+CHUNK = 1 << 20
+"""Bytes of one row: memory holds one at a time, on both sides of the wire."""
+
+MOST_PACKED = 64 << 20
+"""Bytes of a pack, unless more is asked for: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
+
+MOST_UNPACKED = 4 << 30
+"""Bytes that a pack may become on disk, whatever it claims."""
+
+MOST_FILES = 20_000
+"""As many as ``analyze`` reads below a folder."""
+
+_LEFT_OUT = ("report.",)
+"""Beginnings of names in a run that are written from the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A pack in a file of its own."""
+
+    file: Path
+    digest: str
+    """SHA-256 of the packed bytes."""
+    bytes: int
+    unpacked: int
+    files: int
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files at or below ``place`` that are packed, sorted: no links, nothing hidden, no reports."""
+    if place.is_file():
+        return [place]
+    found = []
+    for root, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(root, name)
+            if not name.startswith((".", *_LEFT_OUT)) and path.is_file() and not path.is_symlink():
+                found.append(path)
+                if len(found) > MOST_FILES:
+                    raise DataError(f"{place}: more than {MOST_FILES:,} files; a baseline is one run")
+    return found
+
+
+def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
+    """Pack a run's folder, or one file, into the new file ``into``.
+
+    ``DataError``: nothing there, or more than ``most`` bytes; no pack is left then.
+    """
+    files = files_of(place)
+    if not files:
+        raise DataError(f"{place}: nothing to keep in it")
+    top = place.resolve().name
+    total = 0
+    try:
+        # No times and no owners: the same run gives the same pack, and says nothing of who made it.
+        with (
+            into.open("wb") as raw,
+            gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as squeezed,
+            tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path in files:
+                name = top if path == place else f"{top}/{path.relative_to(place).as_posix()}"
+                member = tarfile.TarInfo(name)
+                member.size = path.stat().st_size
+                total += member.size
+                with path.open("rb") as content:
+                    tar.addfile(member, content)
+                if raw.tell() > most:
+                    raise DataError(
+                        f"{place}: its files are more than {most >> 20} MiB packed; allow more with --most-mib, or "
+                        "keep only its numbers with --numbers-only"
+                    )
+        size = into.stat().st_size
+        if size > most:
+            raise DataError(
+                f"{place}: its files are {size / (1 << 20):.1f} MiB packed, more than {most >> 20}; allow more with "
+                "--most-mib, or keep only its numbers with --numbers-only"
+            )
+        with into.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        into.unlink(missing_ok=True)
+        raise DataError(f"{place}: cannot be packed: {error.strerror or error}") from error
+    except DataError:
+        into.unlink(missing_ok=True)
+        raise
+    return Packed(file=into, digest=digest, bytes=size, unpacked=total, files=len(files))
+
+
+def add_pack(session: Session, packed: Packed) -> None:
+    """Put a pack into the tables, unless it is there."""
+    new = session.execute(
+        "INSERT INTO perfscope_packs (digest, bytes, unpacked, files) VALUES (:digest, :bytes, :unpacked, :files) "
+        "ON CONFLICT (digest) DO NOTHING",
+        digest=packed.digest,
+        bytes=packed.bytes,
+        unpacked=packed.unpacked,
+        files=packed.files,
+    )
+    if not new:
+        return
+    with packed.file.open("rb") as stream:
+        for number, content in enumerate(iter(lambda: stream.read(CHUNK), b"")):
+            session.execute(
+                "INSERT INTO perfscope_chunks (digest, number, content) VALUES (:digest, :number, :content)",
+                digest=packed.digest,
+                number=number,
+                content=content,
+            )
+
+
+def drop_loose_packs(session: Session) -> None:
+    """Remove packs that no baseline has."""
+    for table in ("perfscope_chunks", "perfscope_packs"):
+        session.execute(
+            f"DELETE FROM {table} WHERE digest NOT IN "  # noqa: S608  (constants)
+            "(SELECT digest FROM perfscope_baselines WHERE digest IS NOT NULL)"
+        )
+
+
+def fetch(database: Database, digest: str, into: Path) -> Packed:
+    """Write a pack of the store to the new file ``into``; ``DataError`` if it is not there, or not what it was."""
+    with database.session(write=False) as session:
+        held = session.rows("SELECT bytes, unpacked, files FROM perfscope_packs WHERE digest = :digest", digest=digest)
+        if not held:
+            raise DataError(f"{database.shown}: the files of this baseline are not in it")
+        size = 0
+        with into.open("wb") as stream:
+            for content in _chunks(session, digest):
+                size += len(content)
+                stream.write(content)
+    with into.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != digest:
+        into.unlink()
+        raise DataError(f"{database.shown}: the files of a baseline are damaged ({size:,} of {held[0][0]:,} bytes)")
+    return Packed(file=into, digest=digest, bytes=size, unpacked=int(held[0][1]), files=int(held[0][2]))
+
+
+def _chunks(session: Session, digest: str) -> Iterator[bytes]:
+    number = 0
+    while rows := session.rows(
+        "SELECT content FROM perfscope_chunks WHERE digest = :digest AND number = :number", digest=digest, number=number
+    ):
+        yield bytes(rows[0][0])
+        number += 1
+
+
+def unpack(file: Path, folder: Path, origin: str) -> Path:
+    """Unpack into ``folder`` (made whole, or not at all) and return the one thing at its top.
+
+    ``DataError``, ``origin`` first: not a pack of ours, a member that is no plain file or leads out, or too much.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise DataError(f"{folder.parent}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    try:
+        _extract(file, draft, origin)
+        tops = list(draft.iterdir())
+        if len(tops) != 1:
+            raise DataError(f"{origin}: a pack with {len(tops)} things at its top, none of ours")
+        try:
+            draft.replace(folder)
+        except OSError as error:
+            if not folder.is_dir():  # else another process was first, with the same content
+                raise DataError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from error
+        return folder / tops[0].name
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _extract(file: Path, folder: Path, origin: str) -> None:
+    total = count = 0
+    with members(file, origin, packed=True) as held:
+        for name, size, content in held:
+            count, total = count + 1, total + size
+            if count > MOST_FILES or total > MOST_UNPACKED:
+                raise DataError(f"{origin}: the pack holds more than a run does")
+            target = folder.joinpath(*name.parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as stream:
+                shutil.copyfileobj(content, stream)

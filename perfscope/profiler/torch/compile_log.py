@@ -1,0 +1,386 @@
+"""Captures what torch.compile does: its structured trace, what inductor would not fuse, and in which steps it compiled.
+
+Begins with the first compilation of the process; a program that compiles nothing gets no file and pays a handler
+in a logger that nobody calls.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import time_ns
+from typing import Any, BinaryIO
+
+from perfscope.model.capture import CaptureOptions, Level
+from perfscope.model.documents.run import Capture
+from perfscope.model.documents.run_folders import write_atomically
+from perfscope.profiler.session.steps import Source
+from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.fusion_log import FusionLog
+
+# Keeps torch's structured trace: the same lines that ``TORCH_TRACE=DIR`` writes, in a file of the run.
+#
+# The file is made by the first record of a compilation, so that a program which compiles nothing has none.
+# Each record is on disk before the program goes on: what a crash leaves is whole but for the last line.
+
+
+TRACE_FILE = "torch_trace.log"
+PACKED_TRACE_FILE = f"{TRACE_FILE}.gz"
+TRACE_COMPRESSION = 1
+"""gzip level: text shrinks to a sixth, at 100 MB a second, which the program's end waits for."""
+MAX_TRACE_BYTES = 256 << 20
+"""A compiled block of a transformer writes 1 MB; a thousand graphs of that size fill it."""
+MAX_PENDING = 200
+"""Records kept from before the first compilation; there are a handful."""
+TRACE_MARKS = ("frame_id", "compiled_autograd_id", "dynamo_start")
+"""Keys of records that belong to a compilation."""
+
+
+class TraceFile(logging.Handler):
+    """A handler of torch's trace logger. ``place()``: the folder for the file, asked for once, when it is due."""
+
+    def __init__(
+        self,
+        formatter: logging.Formatter,
+        place: Callable[[], Path],
+        *,
+        seen: Callable[[dict[str, Any]], None],
+        announce: Callable[[], None],
+    ) -> None:
+        """``seen(facts)``: called for each record from the first compilation on; ``announce()``: a file is there."""
+        super().__init__()
+        self.setFormatter(formatter)
+        self._place = place
+        self._seen = seen
+        self._announce = announce
+        self._stream: BinaryIO | None = None
+        self._pending: list[str] = []
+        self._bytes = 0
+        self.opened = False
+        """Whether a compilation was seen."""
+        self.dropped = 0
+        """Records that there was no room for."""
+        self.problem: str | None = None
+        """Why nothing more is written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record; it never raises, as the program compiles."""
+        if not any(mark in record.metadata for mark in TRACE_MARKS):  # type: ignore[attr-defined]
+            self._keep(record)
+            return
+        # From here on compiled code may log as it runs, and dynamo would compile a method of ours with it.
+        self.emit = compat.uncompiled(self._keep)  # type: ignore[method-assign]
+        self._keep(record)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.acquire()
+        try:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.close()
+        finally:
+            self.release()
+        super().close()
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        if self.problem is not None:
+            return
+        try:
+            facts: dict[str, Any] = record.metadata  # type: ignore[attr-defined]
+            if self.opened or any(mark in facts for mark in TRACE_MARKS):
+                self._seen(facts)
+                self._write(self.format(record))
+            elif len(self._pending) < MAX_PENDING:
+                self._pending.append(self.format(record))
+            else:
+                self.dropped += 1
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def _write(self, line: str) -> None:
+        if not self.opened:
+            self.opened = True
+            folder = self._place()
+            folder.mkdir(exist_ok=True)
+            # Unbuffered: what the program is killed in has its records on disk.
+            self._stream = (folder / TRACE_FILE).open("wb", buffering=0)
+            pending, self._pending = self._pending, []
+            for earlier in (*pending, self._version_line()):
+                self._write(earlier)
+            self._announce()
+        if self._stream is None:
+            return
+        content = line.encode(errors="backslashreplace") + b"\n"
+        if self._bytes + len(content) > MAX_TRACE_BYTES:
+            self.dropped += 1
+            return
+        self._bytes += len(content)
+        self._stream.write(content)
+
+    def _version_line(self) -> str:
+        """The record that torch's own handler begins a file with."""
+        payload = json.dumps({"pytorch_version": compat.torch_version()})
+        record = logging.LogRecord(compat.TRACE_LOGGER, logging.DEBUG, __file__, 0, "", (), None)
+        record.pathname = TRACE_FILE  # nobody's own path
+        record.metadata = {
+            "artifact": {"name": "torch_version", "encoding": "json"},
+            "has_payload": hashlib.md5(payload.encode(), usedforsecurity=False).hexdigest(),
+        }
+        record.payload = payload
+        return self.format(record)
+
+
+def pack_trace(folder: Path) -> str:
+    """Compress the file in ``folder``; the name of what is there now."""
+    draft = folder / f".{PACKED_TRACE_FILE}.part"
+    try:
+        with (
+            (folder / TRACE_FILE).open("rb") as source,
+            gzip.open(draft, "wb", compresslevel=TRACE_COMPRESSION) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+        draft.replace(folder / PACKED_TRACE_FILE)
+        (folder / TRACE_FILE).unlink()
+    except OSError:  # a full disk: the file stays as it is
+        draft.unlink(missing_ok=True)
+        return TRACE_FILE
+    return PACKED_TRACE_FILE
+
+
+# Settings of inductor that make its work readable: which nodes a kernel computes, and its name in a CPU trace.
+#
+# Both change no number, and both are part of the keys of inductor's caches: what the program compiled without them
+# is compiled once more with them, and found again by the next run under capture.
+
+
+WANTED_SETTINGS: dict[str, Any] = {"provenance": 1, "cpp_kernel_names": True}
+"""What each setting is put to."""
+
+
+class InductorSettings:
+    """Put once inductor is loaded, and taken back. What the user has set, by variable or in code, stays."""
+
+    def __init__(self, level: Level) -> None:
+        """``light`` leaves everything as it is: the caches stay those of the program."""
+        self._wanted = {} if level == "light" else WANTED_SETTINGS
+        self._put: dict[str, Any] = {}
+        self._left: list[str] = []
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the settings that are ours now."""
+        return tuple(self._put)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of the settings that this torch does not have."""
+        return tuple(self._left)
+
+    def put(self) -> None:
+        """Inductor is imported and compiles in a moment."""
+        for name, value in self._wanted.items():
+            group_name, setting, variable = compat.SETTINGS[name]
+            group = compat.inductor_group(group_name)
+            if not hasattr(group, setting):
+                self._left.append(name)
+                continue
+            before = getattr(group, setting)
+            if variable not in os.environ and not before:
+                setattr(group, setting, value)
+                self._put[name] = before
+
+    def take_back(self) -> None:
+        """Leave inductor as it was; a value that somebody has put there since stays."""
+        for name, before in self._put.items():
+            group_name, setting, _ = compat.SETTINGS[name]
+            group = compat.inductor_group(group_name)
+            if getattr(group, setting, None) == WANTED_SETTINGS[name]:
+                setattr(group, setting, before)
+
+
+PASS = "compile"  # noqa: S105 (the name of a pass)
+TOOL = "torch_compile"
+FOLDER = "compile"
+STEPS_FILE = "steps.json"
+SCHEMA = "perfscope.compile_steps/1"
+MOST_SPANS = 10_000
+"""Steps that compiled something; a program that compiles in each of so many steps is known by then."""
+MOST_MARKS = 64
+"""Step boundaries whose time by the clock of the log is kept; those of the profiled steps are a handful."""
+
+
+def available() -> str | None:
+    """Why the compiler's log cannot be had, or ``None`` if it can."""
+    if "torch" not in sys.modules:
+        return "PyTorch is not imported"
+    found = compat.trace_formatter()
+    return found if isinstance(found, str) else None
+
+
+class TorchCompileCapture:
+    """Listens from ``start()`` to ``stop()``, on all threads.
+
+    ``place()``: the directory of this process, asked for with the first compilation; ``announce()``: called when a
+    file is there. ``counts()``: complete steps by source; which source is right is known later.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        *,
+        place: Callable[[], Path],
+        announce: Callable[[], None],
+        counts: Callable[[], Mapping[Source, int]],
+    ) -> None:
+        """Nothing is hooked yet."""
+        self._directory = place
+        self._announce = announce
+        self._counts = counts
+        self._whole = options.whole
+        self._settings = InductorSettings(options.level)
+        self._fusion = FusionLog()
+        self._trace: TraceFile | None = None
+        self._reason: str | None = None
+        self._undo: compat.Undo | None = None
+        self._ready = False
+        self._lock = threading.Lock()
+        self._spans: list[tuple[dict[Source, int], list[int]]] = []
+        self._marks: list[tuple[int, int]] = []
+        self._written: tuple[int | None, ...] = ()
+        self._packed = False
+        self.compilations = 0
+        """Frames that dynamo began to compile, each time anew."""
+
+    def start(self) -> None:
+        """torch is imported: wait for the first compilation. Inductor's own helper processes are left alone."""
+        if compat.in_compile_worker():
+            return
+        formatter = compat.trace_formatter()
+        if isinstance(formatter, str):
+            self._reason = formatter
+            return
+        self._trace = TraceFile(formatter, self._place, seen=self._seen, announce=self._announce)
+        self._undo = compat.add_trace_handler(self._trace)
+
+    @property
+    def looks(self) -> bool:
+        """Whether every compilation of the program is seen."""
+        return self._trace is not None
+
+    def stop(self) -> None:
+        """Leave torch as it was."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        self._fusion.stop()
+        self._settings.take_back()
+        if self._trace is not None:
+            self._trace.close()
+
+    def abandon_in_fork(self) -> None:
+        """In a forked child: the files are the parent's."""
+        self.stop()
+
+    def step_begins(self, number: int) -> None:
+        """A profiled step is about to begin: its range in the trace starts a moment after this time."""
+        if len(self._marks) < MOST_MARKS:
+            self._marks.append((number, time_ns()))
+
+    def save(self, directory: Path, run: Path, source: Source | None, *, last: bool = False) -> list[Capture]:
+        """Write what is not on disk yet, and say what is there. ``source``: whose steps are the program's."""
+        trace = self._trace
+        if trace is None or not trace.opened:
+            if self._reason is not None and compat.has_compiled():
+                return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=self._reason)]
+            return []
+        folder = directory / FOLDER
+        if not (self._packed or (folder / TRACE_FILE).exists()):
+            return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=trace.problem or "no file was made")]
+        self._save_steps(folder / STEPS_FILE, source)
+        if last and not self._packed:
+            self.stop()
+            self._packed = pack_trace(folder) == PACKED_TRACE_FILE
+        name = PACKED_TRACE_FILE if self._packed else TRACE_FILE
+        return [
+            Capture(
+                pass_name=PASS,
+                tool=TOOL,
+                state="recorded",
+                reason=self._remark(trace),
+                artifact=(folder / name).relative_to(run).as_posix(),
+            )
+        ]
+
+    def _step(self, counts: Mapping[Source, int], source: Source | None) -> int | None:
+        """The step that ran, or was about to: so many were complete."""
+        if self._whole:
+            return 0
+        return None if source is None else counts.get(source, 0)
+
+    def _remark(self, trace: TraceFile) -> str | None:
+        said = []
+        if trace.problem is not None:
+            said.append(f"the log ends early: {trace.problem}")
+        if trace.dropped:
+            said.append(f"{trace.dropped} records beyond {MAX_TRACE_BYTES >> 20} MiB were dropped")
+        if self._fusion.problem is not None:
+            said.append(f"fusion decisions: {self._fusion.problem}")
+        if self._settings.absent:
+            said.append(f"this torch's inductor has no setting for {', '.join(self._settings.absent)}")
+        return "; ".join(said) or None
+
+    def _place(self) -> Path:
+        folder = self._directory() / FOLDER
+        folder.mkdir(exist_ok=True)
+        self._fusion.place = folder
+        return folder
+
+    def moved(self, directory: Path) -> None:
+        """The process got another directory, and its files went there."""
+        if self._fusion.place is not None:
+            self._fusion.place = directory / FOLDER
+
+    def _seen(self, facts: Mapping[str, Any]) -> None:
+        """A record of a compilation comes, on any thread."""
+        if not self._ready and compat.inductor_loaded():
+            self._ready = True
+            self._settings.put()
+            self._fusion.start()
+        self.compilations += "dynamo_start" in facts
+        now = time_ns()
+        counts = dict(self._counts())
+        with self._lock:
+            if self._spans and (self._spans[-1][0] == counts or len(self._spans) == MOST_SPANS):
+                span = self._spans[-1][1]
+                span[1] = now
+                span[2] += 1
+            else:
+                self._spans.append((counts, [now, now, 1]))
+
+    def _save_steps(self, path: Path, source: Source | None) -> None:
+        with self._lock:
+            spans = [(self._step(counts, source), *span) for counts, span in self._spans]
+        state = (len(spans), spans[-1][3] if spans else 0, len(self._marks), source)
+        if state == self._written:
+            return
+        self._written = state
+        keys = ("step", "start_ns", "end_ns", "records")
+        said: dict[str, Any] = {
+            "schema": SCHEMA,
+            "settings": list(self._settings.changed),
+            "scheduled_graphs": self._fusion.graphs,
+            "fusion_problem": self._fusion.problem,
+            "fusion_left_out": self._fusion.left_out,
+            "spans": [dict(zip(keys, span, strict=True)) for span in spans],
+            "marks": [{"step": number, "time_ns": at} for number, at in self._marks],
+        }
+        write_atomically(path, json.dumps(said).encode(), durable=False)

@@ -1,0 +1,280 @@
+"""The hooks in torch that step sources need; each can be taken out again and leaves torch as it was."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from perfscope.profiler.session.steps import Source, StepFinder
+
+# Keeps torch's profilers apart: a range that opened under one recording must not close under another.
+#
+# A ``record_function`` range remembers a place in the buffers of the recording it opened under. Those
+# buffers are freed when that recording stops. If another records when the range closes, torch writes the
+# end into the freed place and the program dies later, anywhere (seen with torch 2.13: 20 of 22 programs
+# with such a range). A range that closes while nothing records does no harm.
+
+
+Undo = Callable[[], None]
+
+_MARK = "_perfscope_recording"
+
+
+class RangeGuard:
+    """Counts recordings, marks ranges that open under one, and leaves those open that would close under another."""
+
+    def __init__(self) -> None:
+        """No recording yet."""
+        self._recording = 0
+        self._kept: list[object] = []
+        """Handles whose end must not run while a profiler records; they end with the process."""
+
+    def started(self) -> None:
+        """A profiler, ours or the program's, is about to record."""
+        self._recording += 1
+
+    def install(self, replace: Callable[[Any, str, Callable[..., Any]], Undo]) -> list[Undo]:
+        """Watch ``record_function``; ``replace`` puts a function made of the original in its place."""
+        from torch.autograd.profiler import record_function
+
+        return [
+            replace(record_function, "__enter__", self._entering),
+            replace(record_function, "__exit__", self._leaving),
+        ]
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter_range(range_: Any) -> Any:
+            answer = original(range_)
+            if _records():
+                setattr(range_, _MARK, self._recording)
+            return answer
+
+        return enter_range
+
+    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def leave_range(range_: Any, *error: Any) -> Any:
+            mark = range_.__dict__.pop(_MARK, None)
+            if mark is not None and mark != self._recording and _records():
+                self._kept.append(range_.record)
+                return None
+            return original(range_, *error)
+
+        return leave_range
+
+
+def _records() -> bool:
+    import torch
+
+    return bool(torch.autograd._profiler_enabled())
+
+
+class Hooks:
+    """Listens in torch for steps, annotations, optimizers and the program's own profilers."""
+
+    def __init__(self) -> None:
+        """Nothing is hooked yet."""
+        self._undo: dict[Source, list[Undo]] = {}
+        self._always: list[Undo] = []
+        self._guard = RangeGuard()
+        self._first_optimizer: Callable[[], Any] = lambda: None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that have stepped."""
+        self.program_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Profilers of the program's own that record, or are about to."""
+
+    def install(self, finder: StepFinder, *, ours: Callable[[], bool], make_way: Callable[[], None]) -> None:
+        """Hook torch, which is imported.
+
+        ``ours()``: whether the profiler that starts is our own; ``make_way()``: called before one of
+        the program's own starts.
+        """
+        # Before the others: these stay when the hooks of the step sources, which stand on them, go.
+        self._always = [*self._guard.install(_replace), self._hook_profilers(ours, make_way)]
+        self._undo = {
+            Source.OPTIMIZER: [self._hook_optimizers(finder)],
+            Source.PROFILER: [_hook_profiler_step(finder)],
+            Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
+        }
+
+    def forget(self, source: Source) -> None:
+        """Take the hooks of a source out."""
+        for undo in self._undo.pop(source, ()):
+            undo()
+
+    def forget_sources(self) -> None:
+        """Take the hooks of all sources out; the program's own profilers are still seen."""
+        for source in list(self._undo):
+            self.forget(source)
+
+    def remove(self) -> None:
+        """Take everything out."""
+        self.forget_sources()
+        while self._always:
+            self._always.pop()()
+
+    def _hook_optimizers(self, finder: StepFinder) -> Undo:
+        """See every optimizer's step end, outside the range that torch puts around it.
+
+        A post hook of the optimizer would run inside that range, which would then straddle the boundary.
+        """
+        from torch.optim import Optimizer
+
+        original = Optimizer.profile_hook_step
+        listening = [True]
+
+        @functools.wraps(original)
+        def profile_hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
+            hooked = original(function)
+
+            @functools.wraps(hooked)
+            def step(*arguments: Any, **named: Any) -> Any:
+                # Asked first, so that nothing of ours is left in what torch.compile makes of this function:
+                # a profiler that starts below a compiled frame can crash the program.
+                if _is_compiling() or not listening[0]:
+                    return hooked(*arguments, **named)
+                answer = hooked(*arguments, **named)
+                self._stepped(arguments[0], finder)
+                return answer
+
+            return step
+
+        Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+
+        def undo() -> None:
+            listening[0] = False
+            Optimizer.profile_hook_step = staticmethod(original)
+
+        return undo
+
+    def _stepped(self, optimizer: Any, finder: StepFinder) -> None:
+        self.optimizers.add(optimizer)
+        if self._first_optimizer() is None:
+            self._first_optimizer = weakref.ref(optimizer)
+        if self._first_optimizer() is optimizer:
+            finder.edge(Source.OPTIMIZER)
+
+    def _hook_profilers(self, ours: Callable[[], bool], make_way: Callable[[], None]) -> Undo:
+        """See the program's own profilers come and go: Kineto can serve one at a time."""
+        from torch.autograd.profiler import profile
+
+        def prepare(original: Callable[..., Any]) -> Callable[..., Any]:
+            def prepare_trace(profiler: Any, *arguments: Any, **named: Any) -> Any:
+                self._guard.started()
+                if not ours():
+                    self.program_profilers.add(profiler)
+                    make_way()
+                return original(profiler, *arguments, **named)
+
+            return prepare_trace
+
+        def leave(original: Callable[..., Any]) -> Callable[..., Any]:
+            def exit_(profiler: Any, *arguments: Any, **named: Any) -> Any:
+                try:
+                    return original(profiler, *arguments, **named)
+                finally:
+                    self.program_profilers.discard(profiler)
+
+            return exit_
+
+        undo = [_replace(profile, "_prepare_trace", prepare), _replace(profile, "__exit__", leave)]
+        return _all(undo)
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile looks at this call now: it must see nothing of ours, or its graph would break."""
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
+def _replace(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Replace a function by one made of it. The undo leaves alone what somebody else has put there since."""
+    original = holder.__dict__[name]
+    replacement = functools.wraps(original)(make(original))
+    setattr(holder, name, replacement)
+
+    def undo() -> None:
+        if holder.__dict__.get(name) is replacement:
+            setattr(holder, name, original)
+
+    return undo
+
+
+def _all(undos: list[Undo]) -> Undo:
+    def undo() -> None:
+        for one in undos:
+            one()
+
+    return undo
+
+
+def _hook_profiler_step(finder: StepFinder) -> Undo:
+    from torch.profiler import profile
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(profiler: Any, *arguments: Any, **named: Any) -> Any:
+            answer = original(profiler, *arguments, **named)
+            finder.edge(Source.PROFILER)
+            return answer
+
+        return step
+
+    return _replace(profile, "step", make)
+
+
+def _hook_record_function(finder: StepFinder) -> Undo:
+    from torch.autograd.profiler import record_function
+
+    def enter(original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter_range(range_: Any) -> Any:
+            if not _is_compiling():
+                finder.annotation_enter(range_.name)
+            return original(range_)
+
+        return enter_range
+
+    def leave(original: Callable[..., Any]) -> Callable[..., Any]:
+        def leave_range(range_: Any, *error: Any) -> Any:
+            answer = original(range_, *error)
+            if not _is_compiling():
+                finder.annotation_exit(range_.name)
+            return answer
+
+        return leave_range
+
+    undo = [_replace(record_function, "__enter__", enter), _replace(record_function, "__exit__", leave)]
+    return _all(undo)
+
+
+def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
+    """``torch.cuda.nvtx.range_push`` and ``range_pop``, whose ranges are a stack for each thread."""
+    nvtx = sys.modules.get("torch.cuda.nvtx")
+    if nvtx is None:
+        return []
+    open_ranges = threading.local()
+
+    def push(original: Callable[..., Any]) -> Callable[..., Any]:
+        def range_push(message: str) -> Any:
+            if _is_compiling():
+                return original(message)
+            finder.annotation_enter(message)
+            answer = original(message)
+            open_ranges.names = [*getattr(open_ranges, "names", ()), message]
+            return answer
+
+        return range_push
+
+    def pop(original: Callable[..., Any]) -> Callable[..., Any]:
+        def range_pop() -> Any:
+            answer = original()
+            if not _is_compiling() and (names := getattr(open_ranges, "names", None)):
+                finder.annotation_exit(names.pop())
+            return answer
+
+        return range_pop
+
+    return [_replace(nvtx, "range_push", push), _replace(nvtx, "range_pop", pop)]

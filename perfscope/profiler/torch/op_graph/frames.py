@@ -1,0 +1,182 @@
+"""Whose line an op belongs to: one walk of the Python stack, classified by code object."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
+"""What a frame is: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
+
+
+_GENERATED = os.sep + "torchinductor_"
+"""Start of the folder's name (the rest is the user's) to which inductor writes code, unless told otherwise."""
+
+
+class Site(NamedTuple):
+    """What the stack says of the op that is being dispatched."""
+
+    file: str | None
+    line: int | None
+    function: str | None
+    engine_before_user: bool
+    """The autograd engine lies between the op and the user's frame: that frame only says ``backward()``."""
+    optimizer_before_user: bool
+    optimizer: bool
+    checkpoint: bool
+    data: bool
+    """The op belongs to data loading, which stays on the host when the model moves to an accelerator."""
+
+
+class Frames:
+    """Classifies frames once per code object and names files as the user would."""
+
+    def __init__(self, torch_file: str, working_folder: Path) -> None:
+        ours = Path(os.path.abspath(__file__)).parents[2]
+        self._torch = _folder(Path(torch_file).parent)
+        self._ours = _folder(ours)
+        self._workloads = _folder(ours / "workloads")
+        self._stdlib = tuple({_folder(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
+        self._packages = tuple(map(_folder, _package_folders()))
+        self._generated = _folder(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
+        self._roots = _roots(working_folder)
+        # By id, code object kept: two equal functions of two files are equal as code objects, file name or not.
+        self._kinds: dict[int, tuple[CodeType, int]] = {}
+        self._names: dict[str, str] = {}
+
+    def site(self, frame: FrameType | None) -> Site:
+        """Walks outwards from ``frame`` to the bottom of this thread's stack."""
+        found: FrameType | None = None
+        engine = optimizer_before = optimizer = checkpoint = data = False
+        kinds = self._kinds
+        while frame is not None:
+            code = frame.f_code
+            known = kinds.get(id(code))
+            if known is None:
+                known = kinds[id(code)] = (code, self._kind(code))
+            kind = known[1]
+            if kind == USER:
+                if found is None:
+                    found, optimizer_before = frame, optimizer
+            elif kind == ENGINE:
+                engine = engine or found is None
+            elif kind == OPTIMIZER:
+                optimizer = True
+            elif kind == CHECKPOINT:
+                checkpoint = True
+            elif kind == DATA:
+                data = True
+            frame = frame.f_back
+        if found is None:
+            return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
+        code = found.f_code
+        return Site(
+            self.name(code.co_filename),
+            found.f_lineno,
+            code.co_qualname,
+            engine,
+            optimizer_before,
+            optimizer,
+            checkpoint,
+            data,
+        )
+
+    def is_user(self, path: str) -> bool:
+        """Whether a file is the user's, where a stack is known as text only."""
+        return self._kind_of(path, "") == USER
+
+    def _kind(self, code: CodeType) -> int:
+        return self._kind_of(code.co_filename, code.co_name)
+
+    def _kind_of(self, path: str, function: str) -> int:
+        if path.startswith("<"):
+            # Frozen modules and generated code have no line to show; a notebook cell has.
+            return USER if path.startswith("<ipython") else HIDDEN
+        path = os.path.abspath(path)
+        if _GENERATED in path or path.startswith(self._generated):
+            return HIDDEN  # what torch.compile wrote; the user's line is further out
+        if path.startswith(self._torch):
+            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"), function)
+        if path.startswith(self._ours):
+            return USER if path.startswith(self._workloads) else HIDDEN
+        if path.startswith(self._stdlib) and not path.startswith(self._packages):
+            return HIDDEN
+        return USER
+
+    def name(self, path: str) -> str:
+        """The file as the user would call it: below the working folder, else below the import path."""
+        name = self._names.get(path)
+        if name is None:
+            name = path
+            absolute = os.path.abspath(path)
+            for root in () if path.startswith("<") else self._roots:
+                if absolute.startswith(root):
+                    name = absolute[len(root) :].replace(os.sep, "/")
+                    break
+            self._names[path] = name
+        return name
+
+
+def asks_truth(frame: FrameType) -> bool:
+    """True if the frame is deciding a branch (``if t:``, ``while t:``, ``not t``), by its current instruction."""
+    opcode = frame.f_code.co_code[frame.f_lasti]
+    name = dis.opname[opcode]
+    return ("JUMP" in name and "IF" in name) or name in ("TO_BOOL", "UNARY_NOT")
+
+
+def called_function(frame: FrameType) -> str | None:
+    """Name of the function the frame is calling (``F.one_hot(x)``: ``one_hot``); None without its source."""
+    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or None in position:
+        return None
+    first, last, begin, end = (number or 0 for number in position)
+    lines = [linecache.getline(frame.f_code.co_filename, line).encode() for line in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    try:
+        call = ast.parse(b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):  # the file has changed since it was imported
+        return None
+    function = call.func if isinstance(call, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def reads_step_counter(frame: FrameType | None) -> bool:
+    """True inside ``torch.optim``'s ``_get_value``: it reads step counters, which torch keeps on the host."""
+    return frame is not None and frame.f_code.co_name == "_get_value" and "optim" in frame.f_code.co_filename
+
+
+def _torch_kind(path: str, function: str) -> int:
+    if path == "autograd/__init__.py" or (path == "autograd/graph.py" and function == "_engine_run_backward"):
+        return ENGINE
+    if path.startswith("optim/") and path != "optim/lr_scheduler.py":
+        return OPTIMIZER
+    if path == "utils/checkpoint.py":
+        return CHECKPOINT
+    return DATA if path.startswith("utils/data/") else HIDDEN
+
+
+def _package_folders() -> list[str]:
+    return [*site.getsitepackages(), site.getusersitepackages()]
+
+
+def _roots(working_folder: Path) -> tuple[str, ...]:
+    """The working folder first, then the import path, longest first: ``transformers/modeling.py``."""
+    below = sorted({_folder(path) for path in (*sys.path, *_package_folders()) if path}, key=len, reverse=True)
+    return (_folder(working_folder), *below)
+
+
+def _folder(path: str | Path) -> str:
+    """Absolute, links kept as the code objects spell them, with the separator that ends a prefix."""
+    return os.path.abspath(path).rstrip(os.sep) + os.sep

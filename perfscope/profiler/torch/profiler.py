@@ -1,0 +1,192 @@
+"""Captures steps with torch.profiler (Kineto) and keeps the Chrome trace as the tool wrote it, but the host's name."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gzip
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from perfscope.profiler.session.annotate import STEP_RANGE, under_nsys
+from perfscope.profiler.session.passes import Pass
+
+METADATA_KEY = "perfscope"
+"""Top-level key of the trace: pass, complete steps, and the number of a step that was cut off."""
+
+KINETO_QUIET = "99"
+"""A level above every message: libkineto otherwise writes its own marks to the program's stderr."""
+C10_ERROR = 2
+"""c10's log level that keeps errors and drops warnings."""
+COMPRESSION = 1
+"""gzip level: 4 times smaller in a fifth of the time of the default 9, which the program would wait for."""
+HEADER_BYTES = 16 << 20
+"""What Kineto writes before the events: mostly the process groups, 8 bytes for each rank of each."""
+_HOST_NAME = re.compile(rb'"host_name"\s*:\s*"(?:[^"\\]|\\.)*"')
+
+_primed = False
+
+
+def available() -> str | None:
+    """Why torch.profiler cannot capture in this process, or ``None`` if it can."""
+    try:
+        from torch.autograd import kineto_available
+    except ImportError:
+        return "PyTorch is not installed"
+    if not kineto_available():
+        return "this PyTorch was built without Kineto"
+    if under_nsys():
+        return "Nsight Systems profiles this process, and only one tool at a time can use CUPTI"
+    return None
+
+
+class TorchProfilerCapture:
+    """One window over whole steps. Every method is called at step boundaries on the thread of the loop."""
+
+    def __init__(self, settings: Pass) -> None:
+        """Hold what to record; nothing starts yet."""
+        self._settings = settings
+        self._profiler: Any = None
+        self._range: Any = None
+        self._restore_log: Callable[[], None] | None = None
+        self.remark: str | None = None
+        """What could not be recorded though the rest was."""
+
+    def start(self, step: int) -> None:
+        """Begin to record. The first profiler of a process is slow to start, so an empty one goes before it."""
+        global _primed
+        with _quiet_kineto():
+            if not _primed:
+                first = self._make(stacks=False)
+                first.start()
+                first.stop()
+                _primed = True
+            stacks = self._settings.stacks
+            if stacks and sys.getprofile() is not None:
+                stacks = False
+                self.remark = "no Python stacks: the program has a profile function of its own (sys.setprofile)"
+            self._profiler = self._make(stacks=stacks)
+            if self._settings.memory:
+                self._restore_log = _quieten_c10()
+            self._profiler.start()
+
+    def begin_step(self, number: int) -> None:
+        """Open the range that a reader takes for step ``number``."""
+        from torch.autograd.profiler import record_function
+
+        self._range = record_function(f"{STEP_RANGE}{number}")
+        self._range.__enter__()
+
+    def end_step(self) -> None:
+        """Close it."""
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def stop(self, complete: tuple[int, int] | None, cut_off: int | None) -> None:
+        """End it. ``complete``: the steps (half open) that ran whole in it; ``cut_off``: one that did not."""
+        said = {"pass": self._settings.name, "steps": complete, "cut_off": cut_off}
+        try:
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(said))
+            with _quiet_kineto():
+                self._profiler.stop()
+        finally:
+            self._range = None
+            if self._restore_log is not None:
+                self._restore_log()
+                self._restore_log = None
+
+    def save(self, path: Path) -> None:
+        """Write the trace, compressed, to ``path``. It appears there whole or not at all."""
+        raw = path.with_name(f".{path.name}.json")
+        packed = path.with_name(f".{path.name}.part")
+        try:
+            # torch writes the name it was given into the file; a relative one says nothing of the machine.
+            self._profiler.export_chrome_trace(os.path.relpath(raw))
+            with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION) as target:
+                target.write(_without_host(source.read(HEADER_BYTES)))
+                shutil.copyfileobj(source, target, 1 << 20)
+            packed.replace(path)
+        finally:
+            raw.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
+            self._profiler = None
+
+    def abandon_in_fork(self) -> None:
+        """In a child forked while this records: make its ops free again; the recording is the parent's."""
+        import torch
+
+        torch._C._autograd._enable_record_function(False)
+        sys.setprofile(None)
+
+    def _make(self, *, stacks: bool) -> Any:
+        from torch.profiler import ProfilerActivity, profile, supported_activities
+
+        wanted = (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU, ProfilerActivity.MTIA)
+        supported = supported_activities()
+        return profile(
+            activities=[activity for activity in wanted if activity in supported],
+            record_shapes=self._settings.shapes,
+            profile_memory=self._settings.memory,
+            with_stack=stacks,
+            with_modules=stacks,
+            experimental_config=_sync_events() if self._settings.device_syncs else None,
+        )
+
+
+def _without_host(head: bytes) -> bytes:
+    """The beginning of a trace without the machine's name, which Kineto writes before the events."""
+    header, events, rest = head.partition(b'"traceEvents"')
+    return _HOST_NAME.sub(b'"host_name": ""', header) + events + rest
+
+
+def _sync_events() -> Any:
+    """The setting that records synchronisations as the driver saw them; ``None`` where this torch has none."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    try:
+        return _ExperimentalConfig(enable_cuda_sync_events=True)
+    except TypeError:
+        return None
+
+
+@contextlib.contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """libkineto reads its log level when it is first used; the variable is back as it was right after."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:  # the user wants to hear it
+        yield
+        return
+    os.environ[name] = KINETO_QUIET
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def _quieten_c10() -> Callable[[], None] | None:
+    """Silence c10's warnings while memory is recorded, and return what undoes it.
+
+    The CPU allocator warns of every thousandth block that was allocated before the recording, on the
+    program's stderr; nothing else turns that off. Where the flag cannot be found it stays on.
+    """
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        flag = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+    before = flag.value
+    flag.value = max(before, C10_ERROR)
+
+    def restore() -> None:
+        flag.value = before
+
+    return restore

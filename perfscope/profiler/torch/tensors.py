@@ -1,0 +1,332 @@
+"""Lists what a PyTorch program holds when a recording begins: parameters, buffers, gradients, optimizer state.
+
+An allocator's events say nothing of what was allocated before them. No value is read and no device is waited for: an
+address and a size are known on the host. What goes while the recording runs is dated by a weak reference, because
+the CPU allocator does not tell of blocks that it gave out before.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import ReferenceType, ref
+
+from perfscope.model.documents.run import Capture
+
+# Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
+#
+# A tensor does not know its module. Torch calls registration hooks while a model is built, before any step; they cost
+# nothing once it is built, and unlike forward hooks they are nothing that torch.compile would look at. A model that
+# was
+# copied or unpickled as a whole was not built, and has no names here.
+
+
+Undo = Callable[[], None]
+
+
+class ModuleRegistry:
+    """Weak references to the modules that were built, and the names of what they hold."""
+
+    def __init__(self) -> None:
+        # By id() beside a weak reference: a module may define __eq__ and so have no hash.
+        self._modules: dict[int, ReferenceType[Any]] = {}
+        self._undo: list[Undo] = []
+
+    def start(self) -> str | None:
+        """Listen; or a sentence that says why this torch cannot be listened to."""
+        from torch.nn.modules import module
+
+        names = ("register_module_parameter_registration_hook", "register_module_module_registration_hook")
+        hooks = [getattr(module, name, None) for name in names]
+        if any(hook is None for hook in hooks):
+            return "this torch does not say when a module gets its parameters (torch 2.0 and later do)"
+        self._undo = [hook(self._registered).remove for hook in hooks if hook is not None]
+        return None
+
+    def stop(self) -> None:
+        """Listen no more. What is known stays known."""
+        while self._undo:
+            self._undo.pop()()
+
+    def named(self) -> Iterator[tuple[str, str, Any, bool]]:
+        """(name, module, tensor, is a parameter) of every parameter and buffer of the modules that are alive.
+
+        Names as in ``LanguageModel.blocks.0``: class of the outermost module, then the path of attributes; the
+        tensor's name leaves the class out. A tensor that two modules share comes twice.
+        """
+        alive = {
+            id(module): module for reference in list(self._modules.values()) if (module := reference()) is not None
+        }
+        inner = {id(child) for module in alive.values() for child in module._modules.values() if child is not None}
+        for root in [module for address, module in alive.items() if address not in inner]:
+            prefix = type(root).__name__
+            for path, module in root.named_modules():
+                qualified = f"{prefix}.{path}" if path else prefix
+                for held, is_parameter in ((module._parameters, True), (module._buffers, False)):
+                    for name, tensor in held.items():
+                        if tensor is not None:
+                            yield (f"{path}.{name}" if path else name), qualified, tensor, is_parameter
+
+    def _registered(self, module: Any, name: str, held: Any) -> None:
+        address = id(module)
+        known = self._modules.get(address)
+        if known is None or known() is not module:
+            self._modules[address] = ref(module, lambda gone: self._forget(address, gone))
+
+    def _forget(self, address: int, gone: Any) -> None:
+        if self._modules.get(address) is gone:
+            del self._modules[address]
+
+
+TENSORS_SCHEMA = "perfscope.tensors/1"
+TOOL = "torch_tensors"
+FILE = "tensors.json.gz"
+
+MOST_STORAGES = 20_000
+"""Listed by name, the largest first; a model of 10,000 layers has as many. The rest is summed: 2 MB of JSON."""
+DEPTH = 3
+"""Of containers in an optimizer's state: {parameter: {"momentum": [tensors]}}."""
+
+PARAMETER, BUFFER, GRADIENT, OPTIMIZER_STATE = CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state")
+SUMS = {PARAMETER: "parameters_bytes", BUFFER: "buffers_bytes", GRADIENT: "gradients_bytes"} | {
+    OPTIMIZER_STATE: "optimizer_state_bytes"
+}
+"""Of each category: its key among a process' bytes by purpose."""
+
+
+def available() -> str | None:
+    """Why tensors cannot be listed in this process, or None."""
+    import importlib.util
+
+    return None if importlib.util.find_spec("torch") is not None else "PyTorch is not installed"
+
+
+@dataclass(slots=True)
+class StorageRecord:
+    """One storage."""
+
+    name: str
+    module: str | None
+    category: str
+    device: str
+    address: int
+    bytes: int
+    freed_ns: int | None = None
+
+
+@dataclass(slots=True)
+class StorageListing:
+    """The storages of one moment, largest first, and what was not listed by name."""
+
+    held: list[StorageRecord] = field(default_factory=list)
+    rest: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """(category, device) to [bytes, count]."""
+    unreadable: int = 0
+    """Tensors without a storage that could be asked (opaque, fake)."""
+    watches: list[Any] = field(default_factory=list)
+
+    def sums(self) -> dict[str, int]:
+        """Bytes by purpose; empty where nothing is held."""
+        total = dict.fromkeys(SUMS.values(), 0)
+        for one in self.held:
+            total[SUMS[one.category]] += one.bytes
+        for (category, _), (size, _) in self.rest.items():
+            total[SUMS[category]] += size
+        return total if any(total.values()) else {}
+
+
+class _Watch(ref[Any]):
+    """A weak reference that knows what it stood for. It keeps no tensor alive."""
+
+    __slots__ = ("held",)
+
+    held: StorageRecord
+
+
+def _gone(watch: Any) -> None:
+    watch.held.freed_ns = time.time_ns()  # the clock of torch's profiler
+
+
+def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: int = MOST_STORAGES) -> StorageListing:
+    """What is held now. A storage that several tensors share has the first one's name and is there once."""
+    listing = StorageListing()
+    found: dict[tuple[str, int], tuple[StorageRecord, Any]] = {}
+    for name, module, category, tensor in _tensors(list(optimizers), registry):
+        for part in _parts(tensor):
+            storage = _storage(part)
+            if storage is None:
+                listing.unreadable += 1
+                continue
+            address, size = storage.data_ptr(), storage.nbytes()
+            device = str(part.device)
+            if size and address and (device, address) not in found:
+                held = StorageRecord(
+                    name=name, module=module, category=category, device=device, address=address, bytes=size
+                )
+                found[device, address] = held, storage
+    for held, storage in sorted(found.values(), key=lambda one: -one[0].bytes):
+        if len(listing.held) < most:
+            watch = _Watch(storage, _gone)
+            watch.held = held
+            listing.watches.append(watch)
+            listing.held.append(held)
+        else:
+            rest = listing.rest.setdefault((held.category, held.device), [0, 0])
+            rest[0] += held.bytes
+            rest[1] += 1
+    return listing
+
+
+class TorchTensorsCapture:
+    """The listings of a process: one for the first recording and one for the one with allocator events."""
+
+    def __init__(self) -> None:
+        """Nothing is listened to yet."""
+        self._registry = ModuleRegistry()
+        self._listings: dict[str, tuple[int, StorageListing]] = {}
+        self._reason: str | None = None
+        self._changed = False
+
+    def start(self) -> None:
+        """Listen for the names of modules. A torch that does not tell them has tensors without names."""
+        self._registry.start()
+
+    def stop(self) -> None:
+        """Leave torch as it was."""
+        self._registry.stop()
+
+    def begin(self, pass_name: str, step: int, optimizers: Iterable[Any]) -> dict[str, int]:
+        """List what is held before step ``step``, where pass ``pass_name`` begins; bytes by purpose."""
+        try:
+            listing = list_storages(optimizers, self._registry)
+        except Exception as error:  # a tensor class of the program's own may answer with anything
+            self._reason = f"what the program holds could not be listed: {type(error).__name__}: {error}"
+            return {}
+        if listing.held:
+            self._listings[pass_name] = step, listing
+            self._changed = True
+        return listing.sums()
+
+    def end(self) -> None:
+        """The pass ended: what goes from now on is no longer of it."""
+        for _, listing in self._listings.values():
+            self._changed = self._changed or bool(listing.watches)
+            listing.watches.clear()
+
+    def save(self, directory: Path, run: Path) -> list[Capture]:
+        """Write the listings to the process' directory if they changed, and say what is there."""
+        if self._reason is not None and not self._listings:
+            return [Capture(pass_name=TOOL, tool=TOOL, state="missing", reason=self._reason)]
+        if not self._listings:
+            return []
+        path = directory / FILE
+        if self._changed:
+            partial = directory / f".{FILE}.part"
+            partial.write_bytes(gzip.compress(json.dumps(_document(self._listings)).encode(), 1, mtime=0))
+            partial.replace(path)
+            self._changed = False
+        return [
+            Capture(
+                pass_name=TOOL,
+                tool=TOOL,
+                state="recorded",
+                reason=self._reason,
+                artifact=path.relative_to(run).as_posix(),
+            )
+        ]
+
+
+def _tensors(optimizers: list[Any], registry: ModuleRegistry) -> Iterator[tuple[str, str | None, str, Any]]:
+    """(name, module, category, tensor): what is parameters first, so that they name what they share."""
+    named = [(name, module, tensor, own) for name, module, tensor, own in registry.named()]
+    names: dict[int, tuple[str, str | None]] = {id(tensor): (name, module) for name, module, tensor, _ in named}
+    parameters = {id(tensor): tensor for _, _, tensor, own in named if own}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            told = group.get("param_names") or ()
+            for index, parameter in enumerate(group["params"]):
+                parameters.setdefault(id(parameter), parameter)
+                own_name = f"{type(optimizer).__name__}.param_groups[{number}][{index}]"
+                names.setdefault(id(parameter), (told[index] if index < len(told) else own_name, None))
+    for address, parameter in parameters.items():
+        yield (*names[address], PARAMETER, parameter)
+    for name, module, tensor, own in named:
+        if not own:
+            yield name, module, BUFFER, tensor
+    for address, parameter in parameters.items():
+        if parameter.grad is not None:
+            whose, where = names[address]
+            yield f"gradient of {whose}", where, GRADIENT, parameter.grad
+    for optimizer in optimizers:
+        for key, state in optimizer.state.items():
+            whose, where = names.get(id(key), (key[:80] if isinstance(key, str) else type(key).__name__, None))
+            for what, tensor in _of_state(state, DEPTH):
+                yield f"{what} of {whose}" if what else whose, where, OPTIMIZER_STATE, tensor
+
+
+def _of_state(state: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """(key, tensor) of the tensors in an optimizer's state."""
+    torch: Any = sys.modules["torch"]
+    if isinstance(state, torch.Tensor):
+        yield "", state
+    elif depth and isinstance(state, Mapping | list | tuple):
+        items = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in items:
+            for inner, tensor in _of_state(value, depth - 1):
+                yield f"{key}.{inner}" if inner else str(key), tensor
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """The plain tensors that a tensor is made of on this rank: a sharded one (DTensor) has its local part."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is not None:
+        yield from _parts(local)
+    elif hasattr(type(tensor), "__tensor_flatten__"):
+        for name in type(tensor).__tensor_flatten__(tensor)[0]:
+            yield from _parts(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def _storage(tensor: Any) -> Any:
+    """The storage of a tensor, or None where it has none that can be asked."""
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts, fake tensors
+        return None
+    return storage
+
+
+def _document(listings: Mapping[str, tuple[int, StorageListing]]) -> dict[str, Any]:
+    codes: dict[str, int] = {}
+
+    def code(text: str | None) -> int | None:
+        return None if text is None else codes.setdefault(text, len(codes))
+
+    found = [
+        {
+            "pass": name,
+            "step": step,
+            "name": [code(one.name) for one in listing.held],
+            "module": [code(one.module) for one in listing.held],
+            "category": [code(one.category) for one in listing.held],
+            "device": [code(one.device) for one in listing.held],
+            "address": [one.address for one in listing.held],
+            "bytes": [one.bytes for one in listing.held],
+            "freed_ns": [one.freed_ns for one in listing.held],
+            "rest": [
+                {"category": category, "device": device, "bytes": size, "count": count}
+                for (category, device), (size, count) in listing.rest.items()
+            ],
+            "unreadable": listing.unreadable,
+        }
+        for name, (step, listing) in listings.items()
+    ]
+    return {"schema": TENSORS_SCHEMA, "strings": list(codes), "listings": found}

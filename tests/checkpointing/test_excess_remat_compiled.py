@@ -1,0 +1,333 @@
+"""excess_remat on compiled graphs: products made again, elementwise ops left alone, names that only look alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.inductor_recompute import graph_recompute
+from perfscope.analyzers.facts.inductor_remat_bargain import CompiledBargain, compiled_bargain
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.readers.load import load_one
+from perfscope.analyzers.rules import load_rule
+from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Graph, GraphNode
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED, Trace
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
+from tests.memory.build import MemoryBuilder
+from tests.torch_compile.logs import compiled, log_trace
+
+LINE = CodeLine(file="/home/user/train.py", line=30, function="forward")
+RULE = load_rule("excess_remat")
+
+
+def sized_node(name: str, op: str, *inputs: str, kib: int = 100) -> GraphNode:
+    return GraphNode(name=name, op=op, inputs=inputs, dtype="float32", shape=(kib, 256), place=LINE)
+
+
+def recompute_log(*again: GraphNode, saved: tuple[str, ...] = ()) -> CompileLog:
+    """A frame whose backward computes ``again``; the forward saves ``saved``."""
+    inputs = (sized_node("x", "placeholder"), sized_node("w", "placeholder"))
+    first = (sized_node("h", "aten.gelu.default", "x"), *again)
+    forward = Graph(compile_id="0/0", direction="forward", nodes=first, inputs=inputs, outputs=saved)
+    backward = Graph(compile_id="0/0", direction="backward", nodes=again, inputs=inputs,
+                     recomputed=tuple(one.name for one in again))  # fmt: skip
+    return CompileLog(path="x.log", compiles=(compiled(),), graphs=(forward, backward))
+
+
+def step(
+    *again: GraphNode,
+    forward: int = 200,
+    backward: int = 300,
+    optimizer: int = 0,
+    ran_again: tuple[int, ...] = (500,),
+    capacity_kib: int | None = None,
+    reserved_kib: int = 0,
+    saved: tuple[str, ...] = (),
+    region: str = "Torch-Compiled Region: 0/0",
+) -> Trace:
+    """Forward at 100-300 us with so many KiB in use, backward at 400-700 us, and an optimizer behind both."""
+    b = MemoryBuilder(rank=None, recorded=frozenset({"host_ops", "autograd", "memory", "steps"}))
+    b.device(0)
+    if capacity_kib is not None:
+        b.tables["devices"][-1]["memory_bytes"] = capacity_kib << 10
+    b.step(1, 0, 1000)
+    b.annotation(region, 100, 300)
+    b.op("CompiledFunction", 110, 290, sequence=5)
+    b.op("CompiledFunctionBackward", 400, 700, sequence=5, forward_thread=1)
+    for at in ran_again:
+        b.op("aten::mm", at - 10, at)
+    most = {"reserved_bytes": reserved_kib << 10} if reserved_kib else {}
+    for number, (size, begin, end) in enumerate(((forward, 120, 390), (backward, 480, 690), (optimizer, 800, 900))):
+        if size:
+            b.make(number + 1, size << 10, begin, **most)
+            b.free(number + 1, end, **most)
+    trace = b.build()
+    trace.recorded |= {"compile_log"}
+    trace.compile_log = recompute_log(*again, saved=saved)
+    return trace
+
+
+def bargain_of(*args: GraphNode, **more: object) -> CompiledBargain:
+    return step(*args, **more).fact(compiled_bargain)  # type: ignore[arg-type]
+
+
+MM = sized_node("mm", "aten.mm.default", "h", "w")
+SMALL = sized_node("mm_1", "aten.mm.default", "h", "w", kib=10)
+
+
+def test_the_bound_is_the_curve_with_the_result_from_its_forward_to_where_it_is_made_again() -> None:
+    # held at 110-500: 300 in the forward, 400 in the backward from 480 on
+    found = bargain_of(MM)
+    assert (found.peak_bytes, found.saved_peak_bytes) == (300 << 10, 400 << 10)
+    # made again before the backward is at its fullest: 300 in the forward, and no more
+    found = bargain_of(MM, ran_again=(470,))
+    assert (found.peak_bytes, found.saved_peak_bytes) == (300 << 10, 300 << 10)
+
+
+def test_the_peak_elsewhere() -> None:
+    found = bargain_of(MM, optimizer=900)
+    assert (found.verdict, found.fitting) == ("elsewhere", {("0/0", "mm")})
+
+
+def test_a_peak_that_is_not_lowered() -> None:
+    found = bargain_of(SMALL, forward=5000, backward=100)  # within what counts as the same peak
+    assert found.verdict == "not lowered"
+
+
+def test_headroom() -> None:
+    found = bargain_of(MM, capacity_kib=1000)
+    assert (found.verdict, found.room_bytes) == ("headroom", 900 << 10)
+    # of what the allocator holds beyond the peak there is as much less to use
+    assert bargain_of(MM, capacity_kib=1000, reserved_kib=750).room_bytes == 360 << 10
+
+
+def test_some_can_be_saved_within_todays_peak() -> None:
+    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
+    found = bargain_of(MM, wide, ran_again=(420, 440))
+    assert (found.verdict, found.fitting) == ("dominated", {("0/0", "mm")})
+
+
+def test_some_can_be_saved_within_the_room() -> None:
+    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
+    found = bargain_of(MM, wide, capacity_kib=500)
+    assert (found.verdict, found.fitting) == ("headroom for some", {("0/0", "mm")})
+
+
+def test_needed_and_what_may_not_fit() -> None:
+    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
+    assert bargain_of(wide, capacity_kib=500).verdict == "needed"
+    # h, 100 KiB that are saved today, might go in return: 600 KiB for certain
+    assert bargain_of(wide, capacity_kib=700, saved=("h",)).verdict == "may not fit"
+    assert bargain_of(wide, capacity_kib=650, saved=("h",)).verdict == "needed"
+
+
+def test_without_the_size_of_the_device_room_is_not_judged() -> None:
+    found = bargain_of(MM)
+    assert (found.verdict, found.room_bytes, found.fitting) == ("capacity unknown", None, frozenset())
+
+
+def test_an_op_that_is_not_seen_is_held_to_the_end_of_the_backward() -> None:
+    assert bargain_of(MM, ran_again=()).saved_peak_bytes == 400 << 10
+    assert bargain_of(MM, SMALL, ran_again=(470,)).saved_peak_bytes == 410 << 10, (
+        "one span for two nodes tells of neither"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (step(MM, region="Torch-Compiled Region"), "no call of these graphs"),
+        (step(MM, region="Torch-Compiled Region: 7/0"), "no call of these graphs"),
+        (step(MM, forward=0, backward=0), "what allocators did was not recorded"),
+        (step(replace(MM, shape=("s0", 256))), "a size that the log does not say"),
+        (step(), "nothing is computed again"),
+    ],
+)
+def test_what_is_not_known_is_said(trace: Trace, said: str) -> None:
+    found = trace.fact(compiled_bargain)
+    assert found.verdict == "not known"
+    assert said in found.reason
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (step(MM, optimizer=900), "the peak lies elsewhere, where none of them would be held: 900 KiB with"),
+        (step(SMALL, forward=5000), "it does not lower the peak: 4.88 MiB today, 4.89 MiB at most with all saved"),
+        (step(MM, capacity_kib=1000), "a peak of 400 KiB at most with all saved has room, 900 KiB to use (modelled)"),
+        (step(MM, sized_node("mm_2", "aten.mm.default", "h", "w", kib=500), ran_again=(420, 440)),
+         "1 of 2 can be saved and the peak stays 300 KiB (modelled)"),
+        (step(MM), "with all saved the peak is 400 KiB at most, 300 KiB today (modelled); whether that memory"),
+        (step(MM, forward=0, backward=0), "what it buys is not known: what allocators did was not recorded"),
+    ],
+)  # fmt: skip
+def test_the_finding_says_which(trace: Trace, said: str) -> None:
+    (finding,) = [one for one in judge(RULE, trace).findings if one.subject == "recomputed by the compiled backward"]
+    assert said in finding.title
+    assert ("if the memory is there" in finding.advice) == ("not known" in said or "whether" in said)
+
+
+def test_where_the_memory_is_needed_there_is_no_finding() -> None:
+    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
+    assert judge(RULE, step(wide, capacity_kib=500)).status == "clean"
+
+
+PROGRAM = """
+import functools
+import sys
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+torch.manual_seed(0)
+D = 128
+KEEP = sys.argv[1] == "saved"
+
+
+def policy(ctx, op, *args, **kwargs):
+    if op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
+        return CheckpointPolicy.MUST_SAVE if KEEP else CheckpointPolicy.MUST_RECOMPUTE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = torch.nn.Linear(D, 4 * D), torch.nn.Linear(4 * D, D), torch.nn.LayerNorm(D)
+
+    def inner(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
+
+
+model = torch.nn.Sequential(Block(), Block())
+step = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(9):
+    step(torch.randn(1024, D)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_bound_holds_for_the_program_that_saves_them(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    traces = {}
+    for policy in ("again", "saved"):
+        command = [sys.executable, "-m", "perfscope", "run", "--no-report", "-q", "-o", policy, "train.py", policy]
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
+        assert ended.returncode == 0, ended.stderr
+        traces[policy] = load_one(tmp_path / policy / "latest")
+    (again,) = traces["again"].fact(graph_recompute)
+    assert {one.op for one in again.heavy} == {"aten.addmm.default"}
+    found = traces["again"].fact(compiled_bargain)
+    peaks = {name: max(one.peak()[1] for one in trace.fact(memory_timelines)) for name, trace in traces.items()}
+    assert found.verdict == "capacity unknown", "of the host's memory"
+    assert found.peak_bytes == peaks["again"] < peaks["saved"]
+    assert peaks["saved"] <= found.saved_peak_bytes <= 1.15 * peaks["saved"]
+
+
+KERNEL = CompiledKernel(
+    name="extern_kernels.mm", backend="extern", compile_id="0/0", direction="backward", nodes=("mm",), places=(LINE,),
+    handle="extern_kernels.mm:1",
+)  # fmt: skip
+
+
+def shaped_node(name: str, op: str, *inputs: str, shape: tuple[int | str, ...] = (64, 256)) -> GraphNode:
+    return GraphNode(name=name, op=op, inputs=inputs, dtype="bfloat16", shape=shape, place=LINE)
+
+
+PRODUCT = shaped_node("mm", "aten.mm.default", "x", "w")
+GELU = shaped_node("gelu", "aten.gelu.default", "mm")
+
+
+def backward_log(*again: GraphNode, first: tuple[GraphNode, ...] = (PRODUCT, GELU)) -> CompileLog:
+    """A backward graph that computes ``again``."""
+    inputs = (shaped_node("x", "placeholder", shape=(64, 128)), shaped_node("w", "placeholder", shape=(128, 256)))
+    forward = Graph(compile_id="0/0", direction="forward", nodes=first, inputs=inputs)
+    backward = Graph(
+        compile_id="0/0", direction="backward", nodes=again, inputs=inputs, recomputed=tuple(one.name for one in again)
+    )
+    return CompileLog(path="x.log", compiles=(compiled(),), graphs=(forward, backward))
+
+
+def judge_log(found: CompileLog) -> Outcome:
+    return judge(RULE, log_trace(found))
+
+
+def test_a_product_made_again_is_flagged_with_its_flops() -> None:
+    (finding,) = judge_log(backward_log(PRODUCT, GELU)).findings
+    assert (finding.basis, finding.cost_ns, finding.where.line) == ("structural", None, 30)
+    row = finding.evidence[0]
+    assert (row["flops"], row["result_bytes"]) == (2 * 64 * 128 * 256, 64 * 256 * 2)
+    assert (row["recomputed_in_graph"], row["recomputed_in_graph_bytes"]) == (2, 2 * 64 * 256 * 2)
+    assert "4.19 MFLOPs a run" in finding.title
+
+
+@pytest.mark.parametrize("op", ["aten.gelu.default", "aten.permute.default", "aten.mm_scaled.default"])
+def test_cheap_ops_are_rightly_made_again(op: str) -> None:
+    cheap = shaped_node("gelu", op, "mm")
+    assert judge_log(backward_log(cheap, first=(PRODUCT, cheap))).status == "clean"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        shaped_node("mm", "aten.mm.default", "tangents", "w"),
+        shaped_node("mm", "aten.mm.default", "x", "w", shape=(8, 8)),
+    ],
+)
+def test_a_name_given_twice_is_not_the_same_product(other: GraphNode) -> None:
+    assert judge_log(backward_log(other)).status == "clean"
+
+
+def test_dynamic_sizes_have_no_flops() -> None:
+    dynamic = shaped_node("mm", "aten.mm.default", "x", "w", shape=("s0", 256))
+    (finding,) = judge_log(backward_log(dynamic, first=(dynamic,))).findings
+    assert finding.evidence[0]["flops"] is None
+
+
+def recorded(product_us: float) -> Trace:
+    """A step of 1 ms whose backward calls the product for so long."""
+    build = TraceBuilder(recorded=frozenset({"host_ops", "autograd", "steps"}))
+    build.step(1, 0, 1000)
+    build.annotation("## Call CompiledFxGraph fabc ##", 100, 900)
+    build.op("aten::mm", 200, 200 + product_us)
+    trace = build.build()
+    trace.compile_log = replace(backward_log(PRODUCT), kernels=(KERNEL,))
+    return trace
+
+
+def test_its_time_is_that_of_its_kernel() -> None:
+    (finding,) = judge(RULE, recorded(60)).findings
+    assert (finding.basis, finding.cost_ns, finding.cost_ns_per_step) == ("measured", 60_000, 60_000)
+    assert finding.severity == "high"
+
+
+def test_below_the_threshold_it_is_clean() -> None:
+    assert judge(RULE, recorded(9.9)).status == "clean"
+    assert judge(RULE, recorded(10)).status == "flagged"
+
+
+def test_a_log_without_a_backward_abstains() -> None:
+    found = backward_log(PRODUCT)
+    outcome = judge_log(replace(found, graphs=found.graphs[:1]))
+    assert outcome.reason == f"not recorded: {RECORDED['host_ops']}; {RECORDED['autograd']}"
+    assert log_trace(replace(found, graphs=found.graphs[:1])).fact(graph_recompute) == ()

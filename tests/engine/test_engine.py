@@ -1,0 +1,179 @@
+"""The engine: abstention is never clean, ranks are merged, a broken rule costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers import engine
+from perfscope.analyzers.engine import analyze, judge
+from perfscope.model.errors import UsageError
+from perfscope.model.finding import AbstainError, Finding, Rule, Span, Where, severity_of
+from perfscope.model.trace import Trace
+from tests.build import EVERYTHING, TraceBuilder
+
+
+def finding(cost: int | None, subject: str = "thing", line: int = 1) -> Finding:
+    return Finding(
+        subject=subject,
+        title=f"{subject} costs {cost}",
+        severity="low",
+        basis="measured",
+        advice="mend it",
+        cost_ns_per_step=cost,
+        where=Where(file="train.py", line=line),
+        evidence=({"wait_ns": cost},),
+    )
+
+
+def rule(check: Callable[[Trace], Iterable[Finding]], *needs: str) -> Rule:
+    return Rule(id="made_up", doc="A rule.", needs=needs, check=check)
+
+
+def trace(rank: int | None = 0, *, recorded: frozenset[str] = EVERYTHING) -> Trace:
+    build = TraceBuilder(rank=rank, recorded=recorded)
+    build.step(0, 0, 100)
+    build.kernel("k", 0, 50)
+    return build.build()
+
+
+def outcome_of_rule(monkeypatch: pytest.MonkeyPatch, made: Rule, *traces: Trace) -> engine.Outcome:
+    monkeypatch.setattr(engine, "load_rule", lambda name: made)
+    (outcome,) = analyze(traces, rules=["made_up"])
+    return outcome
+
+
+def test_flagged_is_sorted_by_cost_with_timeless_ones_last() -> None:
+    outcome = judge(rule(lambda _: [finding(None), finding(5), finding(9)]), trace())
+    assert outcome.status == "flagged"
+    assert [found.cost_ns_per_step for found in outcome.findings] == [9, 5, None]
+
+
+def test_nothing_found_is_clean_and_nothing_recorded_is_not() -> None:
+    assert judge(rule(lambda _: []), trace()).status == "clean"
+    blind = judge(rule(lambda _: [], "memory", "shapes"), trace(recorded=EVERYTHING - {"memory", "shapes"}))
+    assert blind.status == "abstained"
+    assert blind.reason == "not recorded: allocator events; input shapes of ops"
+
+
+def test_no_device_work_is_reason_enough() -> None:
+    none = trace(recorded=EVERYTHING - {"device_work", "launch_links"})
+    blind = judge(rule(lambda _: [], "launch_links", "device_work"), none)
+    assert blind.reason == "not recorded: kernels and copies of an accelerator"
+
+
+def test_a_rule_may_abstain_in_its_own_words() -> None:
+    def check(_: Trace) -> Iterable[Finding]:
+        raise AbstainError("one rank only; record all of them")
+
+    outcome = judge(rule(check), trace())
+    assert (outcome.status, outcome.reason) == ("abstained", "one rank only; record all of them")
+
+
+def test_a_broken_rule_abstains_and_says_so() -> None:
+    def check(_: Trace) -> Iterable[Finding]:
+        yield finding(1)
+        raise ZeroDivisionError("by zero")
+
+    outcome = judge(rule(check), trace())
+    assert (outcome.status, outcome.findings) == ("abstained", ())
+    assert outcome.reason == "the rule failed: ZeroDivisionError: by zero"
+
+
+def test_the_same_finding_on_several_ranks_is_one_with_the_worst_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {0: 5, 1: 9, 2: None}
+    made = rule(lambda t: [finding(cost)] if (cost := costs[t.source.rank or 0]) else [])
+    outcome = outcome_of_rule(monkeypatch, made, *(trace(rank) for rank in costs))
+    (found,) = outcome.findings
+    assert (found.cost_ns_per_step, found.ranks) == (9, (0, 1))
+    assert found.evidence == ({"source": "rank 1", "wait_ns": 9}, {"source": "rank 0", "wait_ns": 5})
+
+
+def test_spans_name_the_trace_on_whose_clock_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(one: Trace) -> list[Finding]:
+        begins = 1_000 * (one.source.rank or 0)
+        return [replace(finding(5), spans=(Span(start_ns=begins, end_ns=begins + 10),))]
+
+    (found,) = outcome_of_rule(monkeypatch, rule(late), trace(0), trace(3)).findings
+    assert [(one.source, one.start_ns) for one in found.spans] == [(0, 0), (1, 3_000)]
+
+
+def test_spans_of_a_comparison_are_of_the_rank_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (Span(start_ns=7, end_ns=9, rank=3), Span(start_ns=1, end_ns=2, rank=8))
+    made = replace(rule(lambda _: []), compare=lambda _: [replace(finding(5), spans=spans)])
+    (found,) = outcome_of_rule(monkeypatch, made, trace(0), trace(3), trace(8), trace(8)).findings
+    assert found.spans == (Span(start_ns=7, end_ns=9, rank=3, source=1),)  # two traces call themselves rank 8
+
+
+def test_each_source_says_when_it_begins() -> None:
+    build = TraceBuilder()
+    build.kernel("k", 20, 50)
+    assert analyze(build.build(), rules=[]).starts_ns == (20_000,)
+
+
+def test_other_lines_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rule(lambda t: [finding(5, line=t.source.rank or 0)])
+    outcome = outcome_of_rule(monkeypatch, made, trace(1), trace(2))
+    assert [found.where.line for found in outcome.findings] == [1, 2]
+
+
+def test_clean_needs_every_rank_to_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = trace(1, recorded=EVERYTHING - {"memory"})
+    outcome = outcome_of_rule(monkeypatch, rule(lambda _: [], "memory"), trace(0), blind)
+    assert outcome.status == "abstained"
+    assert outcome.reason == "rank 1: not recorded: allocator events"
+    flagged = outcome_of_rule(monkeypatch, rule(lambda _: [finding(3)], "memory"), trace(0), blind)
+    assert (flagged.status, flagged.reason) == ("flagged", "rank 1: not recorded: allocator events")
+
+
+def test_unknown_rules_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"no_such: no such rule"):
+        analyze(trace(), rules=["no_such"])
+
+
+def test_every_rule_answers_an_empty_trace() -> None:
+    """Nothing recorded at all: everything abstains, nothing is clean."""
+    nothing = TraceBuilder(recorded=frozenset()).build()
+    assert {outcome.status for outcome in analyze(nothing)} == {"abstained"}
+
+
+def test_a_rule_that_cannot_be_imported_abstains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engine.load_rule.__globals__["RULES"], "gone", "no.such.module")
+    (outcome,) = analyze(trace(), rules=["gone"])
+    assert outcome.status == "abstained"
+    assert outcome.reason == "the rule cannot be loaded: ModuleNotFoundError: No module named 'no'"
+
+
+def test_evidence_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rule(lambda t: [finding(t.source.rank)])
+    outcome = outcome_of_rule(monkeypatch, made, *(trace(rank) for rank in range(engine.MOST_EVIDENCE + 5)))
+    (found,) = outcome.findings
+    assert len(found.evidence) == engine.MOST_EVIDENCE
+    assert found.evidence[0] == {"source": "rank 64", "wait_ns": 64}
+    assert len(found.ranks) == 65
+
+
+def test_severity_follows_the_share() -> None:
+    assert [severity_of(cost, 1000) for cost in (0, 9, 10, 49, 50)] == ["low", "low", "medium", "medium", "high"]
+    assert severity_of(5, 0) == "low"
+
+
+def test_a_rule_that_cannot_compare_abstains_unless_it_found_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> Iterable[Finding]:
+        raise AbstainError("one rank")
+
+    alone = replace(rule(lambda _: []), compare=refuse)
+    outcome = outcome_of_rule(monkeypatch, alone, trace())
+    assert (outcome.status, outcome.reason) == ("abstained", "one rank")
+    found = outcome_of_rule(monkeypatch, replace(rule(lambda _: [finding(5)]), compare=refuse), trace())
+    assert (found.status, found.reason) == ("flagged", None)
+    blind = replace(rule(lambda _: [], "memory"), compare=refuse)
+    reason = outcome_of_rule(monkeypatch, blind, trace(recorded=EVERYTHING - {"memory"})).reason
+    assert reason == "not recorded: allocator events"
+
+
+def test_a_path_is_no_trace() -> None:
+    with pytest.raises(TypeError, match=r"perfscope.analyze\(perfscope.load\(path\)\)"):
+        analyze("runs/latest")  # type: ignore[arg-type]

@@ -1,0 +1,405 @@
+"""Leaks: planted in built recordings, in profiles of JAX, and in real programs; and what only looks like one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.memory_growth import MemoryGrowth, memory_growth, trend
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.rules.memory_leak import LEAST_BYTES
+from perfscope.model.finding import Outcome
+from perfscope.model.memory import AllocatorCounters
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
+from tests.build import EVERYTHING
+from tests.memory.build import MemoryBuilder
+
+
+def _steps(kept: list[int], *, capacity: int = -1, recorded: bool = True) -> MemoryGrowth:
+    """Steps of 100 us: each makes and frees 500 B, and keeps ``kept[step]`` B for good (0: nothing)."""
+    b = MemoryBuilder()
+    b.row("devices", ordinal=0, name=b.code("GPU"), cores=1, memory_bytes=capacity)
+    b._devices[0] = 0
+    b.starts_with(10_000)
+    address = 1
+    for number, size in enumerate(kept):
+        at = 100 * number
+        if recorded:
+            b.step(number, at, at + 100)
+        else:
+            b.annotation("Optimizer.step#SGD.step", at + 80, at + 90)
+        b.python("train.py(3): main", at, at + 99)
+        b.python("train.py(9): remember", at + 10, at + 20)
+        b.op("aten::clone", at + 11, at + 19)
+        if size:
+            b.make(address, size, at + 12)
+        b.make(address + 1, 500, at + 30)
+        b.free(address + 1, at + 60)
+        address += 2
+    (growth,) = memory_growth(b.build())
+    return growth
+
+
+def test_a_leak_has_its_slope_line_and_end():
+    growth = _steps([64] * 8, capacity=20_000)
+    assert growth.growing
+    assert growth.judged
+    assert (growth.how, growth.warm_up, growth.slope_bytes, growth.sure) == ("recorded", 1, 64.0, 1.0)
+    assert growth.live_bytes.tolist() == [10_000 + 64 * step for step in range(1, 9)]
+    (leak,) = growth.leaks
+    assert (leak.bytes_per_step, leak.steps, leak.blocks, leak.op) == (64, 6, 6, "aten::clone")
+    assert leak.line is not None
+    assert (leak.line.file, leak.line.line, leak.line.function) == ("train.py", 9, "remember")
+    assert leak.category is MemoryCategory.UNKNOWN
+    assert growth.steps_left == (20_000 - 10_512) // 64
+
+
+def test_a_step_that_lets_all_go_does_not_grow():
+    growth = _steps([0] * 8)
+    assert not growth.growing
+    assert (growth.slope_bytes, growth.leaks, growth.steps_left) == (0.0, (), None)
+
+
+def test_a_cache_that_levels_off_is_no_leak():
+    growth = _steps([64] * 6 + [0] * 6)
+    assert not growth.growing
+    assert growth.leaks == ()
+
+
+def test_state_made_in_the_first_step_is_no_growth():
+    growth = _steps([5000] + [0] * 7)
+    assert not growth.growing
+    assert growth.slope_bytes == 0.0
+
+
+def test_a_few_steps_are_not_judged():
+    growth = _steps([64] * 4)
+    assert not growth.judged
+    assert not growth.growing
+    assert [leak.steps for leak in growth.leaks] == [2]  # but what they leave behind is there to see
+
+
+def test_growth_by_optimizer_steps():
+    growth = _steps([64] * 8, recorded=False)
+    assert growth.how == "optimizer"
+    assert growth.growing
+
+
+def test_noise_does_not_hide_a_leak_and_is_none():
+    rng = np.random.default_rng(3)
+    noise = rng.integers(-20, 20, 40)
+    slope, sure = trend(np.arange(40) * 64 + noise)
+    assert slope == pytest.approx(64, abs=3)
+    assert sure > 0.98
+    slope, sure = trend(noise)
+    assert abs(slope) < 1
+    assert 0.3 < sure < 0.7
+
+
+def test_trend_of_little():
+    assert trend(np.array([5])) == (0.0, 0.0)
+    assert trend(np.array([], np.int64)) == (0.0, 0.0)
+
+
+def _loop(modules: bool) -> tuple[MemoryGrowth, ...]:
+    """A loop without steps, known by its stacks: a batch, three equal layers in a module, a result that stays."""
+    b = MemoryBuilder(recorded=frozenset({"memory", "memory_state"}))
+
+    def frame(file: str, name: str, parent: int = -1, line: int = 1) -> int:
+        rows = b.tables.setdefault("frames", [])
+        rows.append({"file": b.code(file), "line": line, "name": b.code(name), "parent": parent})
+        return len(rows) - 1
+
+    main = frame("/home/me/serve.py", "<module>")
+    batch = frame("/home/me/serve.py", "batch", main, line=4)
+    called = frame("/x/site-packages/torch/nn/modules/module.py" if modules else "/home/me/m.py", "_call_impl", main)
+    keep = frame("/home/me/serve.py", "keep", main, line=9)
+    address = 1
+    for number in range(8):
+        at = 100 * number
+        b.make(address, 32, at + 1, frame=batch)
+        for layer in range(3):
+            b.make(address + 1 + layer, 16, at + 10 + layer, frame=called)
+        for offset in range(4):
+            b.free(address + offset, at + 50 + offset)
+        b.make(address + 4, 8, at + 60, frame=keep)
+        address += 5
+    return memory_growth(b.build())
+
+
+def test_a_loop_without_steps_is_known_by_its_period():
+    (growth,) = _loop(modules=True)
+    assert (growth.how, len(growth.ends), growth.slope_bytes, growth.growing) == ("periodic", 8, 8.0, True)
+    (leak,) = growth.leaks
+    assert leak.line is not None
+    assert (leak.line.function, leak.bytes_per_step) == ("keep", 8)
+
+
+def test_layers_are_not_taken_for_steps():
+    assert _loop(modules=False) == ()
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["medium512_train", "medium512_infer", "fragmented", "fwd_bf16_128", "fwd_fp32_128"])
+def test_recordings_of_one_step_have_no_growth(corpus: Path, name: str):
+    """Models of 12 and 24 equal layers: activations rise layer by layer, which is no growth step by step."""
+    trace = torch_memory_reader.read(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    assert memory_growth(trace) == ()
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_a_real_loop(tmp_path: Path, leaks: bool):
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Linear(32, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    history = []
+
+    def train_step() -> None:
+        optimizer.zero_grad()
+        loss = model(torch.randn(64, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        history.append(loss if leaks else loss.item())
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True) as made:
+        for _ in range(9):
+            train_step()
+            made.step()
+    path = tmp_path / "loop.pt.trace.json"
+    made.export_chrome_trace(str(path))
+    (growth,) = memory_growth(kineto_reader.read(path))
+    assert growth.growing is leaks
+    if leaks:
+        assert growth.slope_bytes == 4.0  # the loss is one float; backward let the rest go
+        assert [leak.bytes_per_step for leak in growth.leaks] == [4]
+    else:
+        assert growth.leaks == ()
+
+
+RULE = load_rule("memory_leak")
+MIB = 1 << 20
+ACTIVATIONS = 64 * MIB
+
+
+def steps(
+    kept: list[int], *, first: int = 5, capacity: int = -1, cleared: int | None = None, replaced: bool = False
+) -> MemoryBuilder:
+    """Steps of 100 us: each makes and frees activations, and keeps ``kept[step]`` bytes at ``train.py:9``.
+
+    ``cleared``: the step in which all that was kept is let go. ``replaced``: each step lets go what the last one kept.
+    """
+    b = MemoryBuilder()
+    b.row("devices", ordinal=0, name=b.code("GPU"), cores=1, memory_bytes=capacity)
+    b._devices[0] = 0
+    address = 1000
+    held: list[int] = []
+    for number, size in enumerate(kept):
+        at = 100 * number
+        b.step(first + number, at, at + 100)
+        b.python("train.py(3): main", at, at + 99)
+        b.python("train.py(9): remember", at + 10, at + 20)
+        b.op("aten::clone", at + 11, at + 13)
+        b.op("aten::mm", at + 30, at + 40)
+        if size:
+            address += 1
+            b.make(address, size, at + 12)
+            if replaced and held:
+                b.free(held.pop(), at + 15)
+            held.append(address)
+        b.make(1, ACTIVATIONS, at + 35)
+        b.free(1, at + 60)
+        if number == cleared:
+            while held:
+                b.free(held.pop(), at + 70 + len(held))
+    return b
+
+
+def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None) -> Outcome:
+    trace = builder.build()
+    trace.allocator_counters = counters
+    return judge(RULE, trace)
+
+
+def test_a_leak_is_found_with_its_line_and_its_growth() -> None:
+    (finding,) = outcome_of(steps([MIB] * 8, capacity=1 << 30)).findings
+    assert (finding.where.file, finding.where.line, finding.where.op) == ("train.py", 9, "aten::clone")
+    assert "grows by 1.00 MiB a step, over 7 steps" in finding.title  # the first one is left out
+    assert "train.py:9 holds 1.00 MiB more after each" in finding.title
+    # 1024 MiB hold 64 of activations and 8 kept, at the peak
+    assert "full in about 952 steps" in finding.title
+    assert (finding.severity, finding.basis, finding.cost_bytes) == ("high", "measured", 7 * MIB)
+    assert finding.evidence[0]["per_step_bytes"] == MIB
+    assert finding.evidence[0]["held_bytes"] == 8 * MIB
+
+
+def test_three_equal_steps_of_a_settled_program_suffice() -> None:
+    (finding,) = outcome_of(steps([MIB] * 3)).findings
+    assert "over 3 steps" in finding.title
+    assert finding.where.line == 9
+    assert outcome_of(steps([MIB] * 3, first=0)).status == "abstained"  # things are made for the first time
+    assert outcome_of(steps([MIB] * 2)).status == "abstained"
+
+
+def test_few_steps_that_differ_are_no_evidence() -> None:
+    assert outcome_of(steps([MIB, MIB, 2 * MIB])).status == "clean"
+
+
+def test_scalars_are_no_leak() -> None:
+    small = steps([LEAST_BYTES - 1] * 8)
+    assert outcome_of(small).status == "clean"
+    assert outcome_of(steps([LEAST_BYTES] * 8)).status == "flagged"
+
+
+def test_what_the_next_step_replaces_is_no_leak() -> None:
+    assert outcome_of(steps([MIB] * 8, replaced=True)).status == "clean"
+    assert outcome_of(steps([MIB] * 3, replaced=True)).status == "clean"
+
+
+def test_what_is_replaced_by_something_larger_grows() -> None:
+    (finding,) = outcome_of(steps([MIB * (number + 1) for number in range(8)], replaced=True)).findings
+    assert "grows by 1.00 MiB a step" in finding.title
+    assert finding.evidence[0]["blocks"] == 1
+
+
+def test_a_cache_that_fills_up_is_no_leak() -> None:
+    assert outcome_of(steps([MIB, MIB, MIB, 0, 0, 0, 0, 0])).status == "clean"
+
+
+def test_a_list_that_is_cleared_is_no_leak() -> None:
+    assert outcome_of(steps([MIB] * 8, cleared=5)).status == "clean"
+
+
+def test_memory_of_the_detail_pass_is_judged() -> None:
+    outer = MemoryBuilder(recorded=EVERYTHING - {"memory"})
+    outer.step(1, 0, 10)
+    outer.detail = steps([MIB] * 3).build()
+    assert outcome_of(outer).status == "flagged"
+
+
+def counted(grown: int, taken: int | None = 6) -> AllocatorCounters:
+    key = "allocated_bytes.all.current"
+    return AllocatorCounters(before={key: 1000}, after={key: 1000 + grown}, steps=taken)
+
+
+def test_counters_show_growth_where_one_step_was_recorded() -> None:
+    (finding,) = outcome_of(steps([2 * MIB]), counted(12 * MIB)).findings
+    assert "grew by 12.0 MiB over 6 steps, 2.00 MiB a step" in finding.title
+    assert "the recorded step left 2.00 MiB at train.py:9" in finding.title
+    assert finding.where.line == 9
+
+
+def test_counters_that_do_not_grow_are_clean() -> None:
+    assert outcome_of(steps([2 * MIB]), counted(0)).status == "clean"  # the next step replaces it
+    assert outcome_of(steps([2 * MIB]), counted(12 * MIB, None)).status == "abstained"
+    assert outcome_of(steps([2 * MIB]), counted(12 * MIB, 2)).status == "abstained"
+
+
+def test_growth_without_a_place_weighs_little() -> None:
+    (finding,) = outcome_of(steps([64 * MIB]), counted(12 * MIB)).findings
+    assert (finding.severity, finding.where.line) == ("low", None)
+
+
+def test_without_memory_it_abstains() -> None:
+    outcome = outcome_of(MemoryBuilder(recorded=EVERYTHING - {"memory"}))
+    assert (outcome.status, outcome.reason) == ("abstained", "not recorded: allocator events")
+
+
+def test_one_step_is_too_few_and_says_what_to_do() -> None:
+    outcome = outcome_of(steps([MIB]))
+    assert outcome.status == "abstained"
+    assert "1 step was recorded" in (outcome.reason or "")
+    assert "--level deep" in (outcome.reason or "")
+
+
+def profile(counts: dict[int, int], *, size: int = MIB) -> Trace:
+    """A device memory profile: line of ``loop.py`` -> buffers of ``size`` bytes that it made."""
+    b = MemoryBuilder(recorded=frozenset({"memory_state", "steps"}))
+    for index, (line, count) in enumerate(counts.items()):
+        b.row("frames", file=b.code("loop.py"), line=line, name=b.code("train"), parent=-1)
+        b.row("held", on_device=True, ordinal=0, address=0, bytes=size * count, requested_bytes=-1, count=count,
+              state=0, kind=b.code("buffer"), frame=index)  # fmt: skip
+    for number in range(3):
+        b.step(4 + number, 10 * number, 10 * number + 10)
+    return b.build()
+
+
+def of_profiles(before: dict[int, int], after: dict[int, int], *, size: int = MIB) -> Outcome:
+    trace = profile(after, size=size)
+    trace.held_before = profile(before, size=size)
+    return judge(RULE, trace)
+
+
+def test_arrays_of_a_jax_program_that_nobody_lets_go() -> None:
+    (finding,) = of_profiles({12: 20, 30: 5}, {12: 26, 30: 5}).findings
+    assert "grow by 2.00 MiB a step, over 3 steps: loop.py:12 makes 2 in each" in finding.title
+    assert (finding.where.file, finding.where.line, finding.cost_bytes) == ("loop.py", 12, 6 * MIB)
+
+
+def test_arrays_that_are_replaced_or_few_are_no_leak() -> None:
+    assert of_profiles({12: 20}, {12: 20}).status == "clean"
+    assert of_profiles({12: 20}, {12: 21}).status == "clean"  # one more, after three steps
+    assert of_profiles({12: 20}, {12: 23}, size=100).status == "clean"
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["medium512_train", "fragmented", "tiny"])
+def test_single_steps_of_the_corpus_are_not_judged(corpus: Path, name: str) -> None:
+    (trace,) = load(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    assert judge(RULE, trace).status == "abstained"
+
+
+def test_a_real_program_that_keeps_a_graph(tmp_path: Path) -> None:
+    """torch's own events, on the CPU: the defect is found at its line, the twin is clean."""
+    pytest.importorskip("torch")
+    for detached in (False, True):
+        (trace,) = load(_trained(tmp_path / f"{detached}.pt.trace.json", detached))
+        outcome = judge(RULE, trace)
+        assert len(trace.fact(memory_timelines)) == 1
+        if detached:
+            assert outcome.status == "clean"
+            continue
+        (finding,) = outcome.findings
+        # 256 KiB of the result of exp, which its backward pass would read
+        assert finding.evidence[0]["per_step_bytes"] == pytest.approx(256 * 1024, rel=0.01)
+        assert finding.where.op == "aten::exp"
+
+
+def _trained(path: Path, detached: bool) -> Path:
+    import torch
+
+    weight, data = torch.randn(256, 256, requires_grad=True), torch.randn(256, 256)
+    kept = []
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=8, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        profile_memory=True,
+        with_stack=True,
+    ) as profiler:
+        for _ in range(9):
+            loss = (data @ weight).exp().mean()
+            loss.backward()
+            weight.grad = None
+            metric = weight.exp().mean()
+            kept.append(metric.detach() if detached else metric)
+            profiler.step()
+    return path
+
+
+@pytest.mark.corpus
+def test_a_history_of_one_step_says_so(corpus: Path) -> None:
+    """The report places its peak in step 0, so nobody is told that no step is known."""
+    (trace,) = load(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
+    outcome = judge(RULE, trace)
+    assert outcome.status == "abstained"
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("1 step was recorded with memory")

@@ -1,0 +1,286 @@
+"""Reading the op graph: what was written comes back, and nothing else gets in."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.model.errors import DataError
+from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, live_bytes, saved_for_backward
+from perfscope.profiler.torch.op_graph.table import OP_COLUMNS, OpTable
+from tests.graphs import GraphBuilder
+
+
+def table() -> OpTable:
+    graph = OpTable(step=7, limit=100)
+    x = graph.tensor(storage=0, shape=(2, 3), place=((3, 1), 0), dtype="float32", device="cuda", size=24)
+    y = graph.tensor(storage=1, shape=(), place=((), 0), dtype="int64", device="cpu", size=8)
+    rest: dict[str, Any] = {"pointwise": True, "reduction": False, "view": False, "recompute": False}
+    graph.append(
+        name="aten.add_.Tensor",
+        phase="forward",
+        inputs=[x, x],
+        outputs=[],
+        mutated=[x],
+        flops=None,
+        module="Net.a",
+        line=("net.py", 3, "f"),
+        sequence=5,
+        host_read=None,
+        **rest,
+    )
+    for device in ("cuda", "cpu"):
+        graph.append(
+            name="aten._local_scalar_dense.default",
+            phase="other",
+            inputs=[y],
+            outputs=[],
+            mutated=[],
+            flops=0,
+            module="",
+            line=(None, None, None),
+            sequence=None,
+            host_read=("item", device),
+            **rest,
+        )
+    graph.add_parameter(0)
+    graph.close([0, 1], {"bytes": [32, 8], "born": [None, 1], "died": [None, 3]})
+    return graph
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    table().save(tmp_path / "graph.json")
+    loaded: dict[str, Any] = json.loads((tmp_path / "graph.json").read_text())
+    return loaded
+
+
+def refused(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(DataError) as refusal:
+        read_op_graph(path)
+    message = str(refusal.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 200
+    return message
+
+
+@pytest.mark.parametrize("name", ["graph.json", "graph.json.gz"])
+def test_what_was_written_comes_back(tmp_path: Path, name: str) -> None:
+    table().save(tmp_path / name)
+    graph = read_op_graph(tmp_path / name)
+    assert (graph.step, graph.device, graph.truncated) == (7, "cuda", False)
+    assert graph.live_out == {0, 1}
+    assert graph.parameters == {0}
+    assert graph.tensors[0] == GraphTensor(storage=0, shape=(2, 3), dtype="float32", device="cuda", bytes=24)
+    assert graph.ops[0] == GraphOp(
+        index=0,
+        name="aten.add_.Tensor",
+        phase="forward",
+        inputs=(0, 0),
+        outputs=(),
+        mutated=(0,),
+        pointwise=True,
+        reduction=False,
+        view=False,
+        flops=None,
+        module="Net.a",
+        file="net.py",
+        line=3,
+        function="f",
+        sequence=5,
+    )
+    assert (graph.ops[1].flops, graph.ops[1].file, graph.ops[1].module) == (0, None, "")
+    assert graph.storages == (
+        GraphStorage(bytes=32, born=None, died=None),
+        GraphStorage(bytes=8, born=1, died=3),
+    )
+
+
+def test_an_older_recording_does_not_say_what_was_freed(tmp_path: Path, document: dict[str, Any]) -> None:
+    del document["storages"]
+    (tmp_path / "graph.json").write_text(json.dumps(document))
+    assert read_op_graph(tmp_path / "graph.json").storages is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"born": [None]}, "zip() argument 2 is shorter"),
+        ({"bytes": [32], "born": [None], "died": [None]}, "no such storage: 1"),
+        ({"died": [None, 1]}, "storage 1: freed before op 1, made by op 1, of 3 ops"),
+        ({"died": [None, 4]}, "storage 1: freed before op 4"),
+        ({"born": [9, 1]}, "storage 0: "),
+        ({"bytes": [-1, 8]}, ">= 0"),
+    ],
+)
+def test_storages_that_cannot_be(tmp_path: Path, document: dict[str, Any], changed: Any, reason: str) -> None:
+    document["storages"] |= changed
+    assert reason in refused(tmp_path / "bad.json", json.dumps(document).encode())
+
+
+def test_with_an_accelerator_what_lies_on_the_host_is_free_to_read(tmp_path: Path) -> None:
+    table().save(tmp_path / "graph.json")
+    assert [op.host_read for op in read_op_graph(tmp_path / "graph.json").ops] == [None, "item", None]
+
+
+def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        table().save(tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_columns_are_the_fields_of_an_op() -> None:
+    assert sorted(OP_COLUMNS) == sorted(set(GraphOp.__dataclass_fields__) - {"index"})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_cut_anywhere(tmp_path: Path, data: Any) -> None:
+    for name in ("graph.json", "graph.json.gz"):
+        table().save(tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        refused(tmp_path / f"cut.{name}", whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_flipped_byte_is_read_or_refused_never_raised(tmp_path: Path, data: Any) -> None:
+    table().save(tmp_path / "graph.json.gz")
+    whole = bytearray((tmp_path / "graph.json.gz").read_bytes())
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    (tmp_path / "graph.json.gz").write_bytes(whole)
+    with contextlib.suppress(DataError):  # any other exception fails the test
+        read_op_graph(tmp_path / "graph.json.gz")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 100, b"[" * 100_000, b"{}", b'{"schema": "perfscope.op_graph/2"}', b"not json", b"\x1f\x8b\x08"],
+)
+def test_other_files(tmp_path: Path, content: bytes) -> None:
+    refused(tmp_path / "graph.json", content)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d["ops"]["inputs"].__setitem__(0, [2]), "no such tensor: 2"),
+        (lambda d: d["ops"]["inputs"].__setitem__(0, [-1]), "int"),
+        (lambda d: d["ops"]["name"].__setitem__(0, 99), "no such string: 99"),
+        (lambda d: d["ops"]["file"].__setitem__(0, 99), "no such string: 99"),
+        (lambda d: d["ops"]["phase"].__setitem__(0, d["ops"]["name"][0]), "no such phase"),
+        (lambda d: d["ops"]["line"].pop(), "different length"),
+        (lambda d: d["tensors"]["bytes"].pop(), "zip"),
+        (lambda d: d["ops"].pop("view"), "view"),
+        (lambda d: d.__setitem__("step", -1), "step"),
+    ],
+)
+def test_what_does_not_hold_together(tmp_path: Path, document: dict[str, Any], change: Any, why: str) -> None:
+    change(document)
+    assert why in refused(tmp_path / "changed.json", json.dumps(document).encode())
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.json: No such file"):
+        read_op_graph(tmp_path / "absent.json")
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfscope.analyzers.readers.op_graph.MAX_BYTES", 1 << 20)
+    message = refused(tmp_path / "graph.json.gz", gzip.compress(b" " * (2 << 20)))
+    assert "larger than 1048576 bytes" in message
+
+
+def with_storages(graph: OpGraph, *rows: tuple[int, int | None, int | None]) -> OpGraph:
+    """``rows``: (bytes, born, died); the builder numbers storages from 1."""
+    storages = [GraphStorage(bytes=size, born=born, died=died) for size, born, died in ((0, None, None), *rows)]
+    return replace(graph, storages=tuple(storages))
+
+
+def a_step() -> OpGraph:
+    """weight, x; h = mul(x, weight); t = relu(h); y = exp(h); and one op of the backward that reads h."""
+    builder = GraphBuilder()
+    weight, x = builder.input((4,), parameter=True), builder.input((4,))
+    h = builder.op("mul", [x, weight], phase="forward")
+    t = builder.op("relu", [h], phase="forward")
+    y = builder.op("exp", [t], phase="forward")
+    builder.op("mul", [y, h], phase="backward")
+    return with_storages(
+        builder.graph(), (16, None, None), (16, None, 1), (100, 0, None), (10, 1, 3), (1, 2, 4), (1000, 3, 4)
+    )
+
+
+def test_what_is_alive_at_each_op() -> None:
+    live = live_bytes(a_step())
+    assert live is not None
+    assert live.tolist() == [100, 110, 111, 1101]
+    with_before = live_bytes(a_step(), made_in_step=False)
+    assert with_before is not None
+    assert with_before.tolist() == [132, 126, 127, 1117]
+
+
+def test_other_devices_are_left_out() -> None:
+    live = live_bytes(a_step(), "cuda")
+    assert live is not None
+    assert live.tolist() == [0, 0, 0, 0]
+
+
+def test_what_the_backward_finds_alive_was_saved() -> None:
+    # h outlives the step, y is read by the backward; t is gone before it begins, the last result made in it.
+    assert saved_for_backward(a_step()) == frozenset({3, 5})
+
+
+def test_several_backwards_in_one_step() -> None:
+    builder = GraphBuilder()
+    x = builder.input((4,))
+    for _ in range(2):  # accumulation of gradients
+        y = builder.op("exp", [x], phase="forward")
+        builder.op("mul", [x, y], phase="backward")
+    builder.op("exp", [x], phase="forward")  # behind the last backward: nothing waits for it
+    graph = with_storages(builder.graph(), (16, None, None), (8, 0, 2), (8, 1, 2), (8, 2, 3), (8, 3, 4), (8, 4, None))
+    assert saved_for_backward(graph) == frozenset({2})
+
+
+def test_older_recordings_do_not_say() -> None:
+    graph = replace(a_step(), storages=None)
+    assert live_bytes(graph) is None
+    assert saved_for_backward(graph) is None
+
+
+def accumulation(*, maker_sequence: int, died: int) -> OpGraph:
+    """Two gradients of one value, made by nodes 5 and ``maker_sequence``; added up under node 5."""
+    builder = GraphBuilder()
+    x = builder.input((4,))
+    first = builder.op("neg", [x], phase="backward", sequence=maker_sequence)
+    second = builder.op("exp", [x], phase="backward", sequence=5)
+    builder.op("add", [first, second], phase="backward", sequence=5)
+    builder.op("neg", [x], phase="backward", sequence=4)
+    graph = builder.graph()
+    ops = tuple(replace(op, name="aten.add.Tensor") if "add" in op.name else op for op in graph.ops)
+    return with_storages(
+        replace(graph, ops=ops), (16, None, None), (16, 0, died), (16, 1, 3), (16, 2, 4), (16, 3, None)
+    )
+
+
+def test_gradients_are_added_up_in_place_without_the_recording() -> None:
+    taken_over = live_bytes(accumulation(maker_sequence=6, died=3))
+    assert taken_over is not None
+    assert taken_over.tolist() == [16, 32, 32, 32]
+    for held_longer_or_of_one_formula in (
+        accumulation(maker_sequence=6, died=4),
+        accumulation(maker_sequence=5, died=3),
+    ):
+        live = live_bytes(held_longer_or_of_one_formula)
+        assert live is not None
+        assert live.tolist()[:3] == [16, 32, 48]

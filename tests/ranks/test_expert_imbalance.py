@@ -1,0 +1,82 @@
+"""expert_imbalance: a full rank, ranks full in turn, even ones, hidden ones, sizes that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from perfscope.analyzers.engine import analyze
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED, Trace
+from tests.build import TraceBuilder
+from tests.ranks.build import collective, named, rank_set
+
+KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
+
+
+def outcome_of(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["expert_imbalance"])["expert_imbalance"]
+
+
+def job(
+    received: Sequence[Sequence[int]], *, core: float = 2_000.0, hidden: float = 0.0, span: float = 100_000.0
+) -> list[Trace]:
+    """One all-to-all of ``core`` us for each row; ``received[k][r]``: elements rank ``r`` gets in number ``k``."""
+    size = len(received[0])
+    traces = []
+    for rank in range(size):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.step(0, 0, span)
+        for number, row in enumerate(received):
+            start = 1_000 + number * 2 * core
+            collective(build, start, start + core, operation="all_to_allv", kernel=KERNEL, elements=1000,
+                       received=row[rank], ranks=range(size), sequence=number)  # fmt: skip
+            if hidden:
+                build.kernel("gemm", start, start + hidden * core)
+        traces.append(named(build.build(), world=size))
+    return traces
+
+
+def test_the_fullest_rank_is_named() -> None:
+    (finding,) = outcome_of(job([[900, 900, 1300, 900]] * 5 + [[1000, 1000, 1000, 2000]])).findings
+    assert (finding.subject, finding.ranks, finding.basis) == ("all-to-alls are uneven", (2,), "modelled")
+    assert "6 of 6 all-to-alls over 4 ranks are uneven" in finding.title
+    assert "up to 1.6 times the mean; rank 2 is the fullest in 5 of them" in finding.title
+    # 2 ms x (1 - mean / most): 5 x (1 - 1000 / 1300) + (1 - 1250 / 2000)
+    assert finding.cost_ns == pytest.approx(2e6 * (5 * 300 / 1300 + 0.375), abs=10)
+    row = finding.evidence[0]
+    assert (row["fullest_rank"], row["elements_most"], row["elements_mean"], row["emptiest_rank"]) == (3, 2000, 1250, 0)
+
+
+def test_ranks_that_are_full_in_turn_are_all_named() -> None:
+    turns = [[2000 if rank == number else 1000 for rank in range(4)] for number in range(4)]
+    (finding,) = outcome_of(job(turns)).findings
+    assert finding.ranks == (0, 1, 2, 3)
+    assert "ranks are the fullest in turn" in finding.title
+
+
+def test_what_routers_accept_is_clean() -> None:
+    assert outcome_of(job([[950, 950, 1240, 860]] * 20)).status == "clean"
+    assert outcome_of(job([[1000] * 4] * 20)).status == "clean"
+
+
+def test_what_computing_hides_costs_nothing() -> None:
+    assert outcome_of(job([[900, 900, 1300, 900]] * 6, hidden=0.9)).status == "clean"
+
+
+def test_little_of_the_steps_is_clean() -> None:
+    # 6 x 2 ms x 3/13 = 2.77 ms
+    assert outcome_of(job([[900, 900, 1300, 900]] * 6, span=138_000)).status == "flagged"
+    assert outcome_of(job([[900, 900, 1300, 900]] * 6, span=139_000)).status == "clean"
+
+
+def test_without_sizes_or_ranks_it_abstains() -> None:
+    assert "is not recorded, or a rank is missing" in (outcome_of(job([[-1] * 4] * 3)).reason or "")
+    assert "is not recorded, or a rank is missing" in (outcome_of(job([[900, 900, 1300, 900]] * 3)[1:]).reason or "")
+    assert "one rank alone" in (outcome_of(job([[900, 900, 1300, 900]])[:1]).reason or "")
+    assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
+
+
+def test_a_job_without_all_to_alls_is_clean() -> None:
+    assert outcome_of(rank_set([[0.0, 0.0]])).status == "clean"

@@ -1,0 +1,127 @@
+"""link_contention: slower beside another, at the limits, by chance, beside computing, what cannot be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.digest import reduce_trace
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.ranks.contention import rank_sum
+from perfscope.analyzers.readers.load import load
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED, Trace
+from tests.build import TraceBuilder
+from tests.ranks.build import collective, named
+
+GATHER = "ncclDevKernel_AllGather_RING_LL(x)"
+ALONE = 1_000.0
+
+
+def outcome_of(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["link_contention"])["link_contention"]
+
+
+def job(
+    beside: list[float],
+    alone: list[float],
+    *,
+    overlap: float = 1.0,
+    compute: bool = False,
+    step: float = 60_000.0,
+    late: float = 0.0,
+) -> list[Trace]:
+    """Two ranks whose all-reduces take ``beside`` us next to an all-gather and ``alone`` us by themselves.
+
+    ``compute``: those beside another run beside computing too. ``late``: rank 1 is, to those beside another.
+    """  # fmt: skip
+    traces = []
+    for rank in range(2):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0)
+        build.step(0, 0, step)
+        for number, (core, is_beside) in enumerate(
+            [*((one, True) for one in beside), *((one, False) for one in alone)]
+        ):
+            start = 3_000.0 * number
+            lag = late if is_beside else 0.0
+            begins, ends = start + lag * rank, start + lag + core
+            collective(build, begins, ends, ranks=range(2), sequence=number)
+            if is_beside and overlap:
+                collective(build, start, start + lag + overlap * core, operation="all_gather", kernel=GATHER, stream=30,
+                           ranks=range(2), group="1", sequence=number)  # fmt: skip
+            if is_beside and compute:
+                build.kernel("gemm", start, ends)
+        traces.append(named(build.build(), world=2))
+    return traces
+
+
+def spread(middle: float, count: int = 8) -> list[float]:
+    return [middle + 5 * index for index in range(count)]
+
+
+def test_what_is_slower_beside_another_is_found() -> None:
+    (finding,) = outcome_of(job(spread(2_000), spread(ALONE))).findings
+    assert finding.subject == "all_reduce beside another"
+    assert (
+        "8 all_reduce of 1.91 MiB in a group of 2 run beside all_gather of 2 ranks and take 2.02 ms, 2.0 times the "
+        in (finding.title)
+    )
+    assert (finding.basis, finding.severity, finding.ranks) == ("measured", "high", (0, 1))
+    assert finding.cost_ns == sum(round(1_000 * (one - 1_017.5)) for one in spread(2_000))
+    assert finding.evidence[0]["beside"] == "all_gather of 2 ranks"
+
+
+@pytest.mark.parametrize(("core", "status"), [(1_190, "clean"), (1_250, "flagged")])
+def test_a_fifth_slower_is_the_limit(core: float, status: str) -> None:
+    assert outcome_of(job(spread(core), spread(ALONE), step=24_000)).status == status
+
+
+def test_a_difference_that_chance_makes_is_none() -> None:
+    wild = [400.0, 2_600.0, 900.0, 2_500.0, 500.0, 1_600.0]
+    assert outcome_of(job(wild, [600.0, 2_400.0, 800.0, 1_000.0, 700.0, 2_000.0])).status == "clean"
+
+
+def test_waiting_for_a_late_rank_is_no_contention() -> None:
+    assert outcome_of(job(spread(ALONE), spread(ALONE), late=900)).status == "clean"
+
+
+def test_computing_beside_it_may_explain_it() -> None:
+    outcome = outcome_of(job(spread(2_000), spread(ALONE), compute=True))
+    assert (outcome.status, "nothing to compare" in (outcome.reason or "")) == ("abstained", True)
+
+
+def test_where_there_is_nothing_to_compare_it_abstains() -> None:
+    never = outcome_of(job(spread(ALONE), spread(ALONE), overlap=0))
+    assert (never.status, "no two collectives ran at the same time" in (never.reason or "")) == ("abstained", True)
+    always = outcome_of(job(spread(2_000), []))
+    assert "no kind of collective ran both beside another and alone" in (always.reason or "")
+    few = outcome_of(job(spread(2_000, 4), spread(ALONE)))
+    assert (few.status, "5 times each" in (few.reason or "")) == ("abstained", True)
+    assert "one rank alone" in (outcome_of(job(spread(2_000), spread(ALONE))[:1]).reason or "")
+    assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
+
+
+def test_slim_traces_say_the_same() -> None:
+    traces = job(spread(2_000), spread(ALONE))
+    assert outcome_of([reduce_trace(trace) for trace in traces]).findings == outcome_of(traces).findings
+
+
+def test_the_rank_sum_is_close_to_the_exact_one() -> None:
+    # five above five: one order of C(10, 5) = 252
+    assert rank_sum([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]) == pytest.approx(1 / 252, abs=0.003)
+    assert rank_sum([1, 1, 1], [1, 1, 1]) == 1.0
+    assert rank_sum([], [1]) == 1.0
+    values = np.random.default_rng(1).normal(size=(400, 16))
+    false = np.mean([rank_sum(one[:8], one[8:]) < 0.05 for one in values])
+    assert false < 0.08  # 400 draws of no difference: 5% and three standard errors
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("files", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
+def test_real_jobs_with_one_stream_of_collectives_have_nothing_to_compare(corpus: Path, files: str) -> None:
+    found = sorted((corpus / "kineto").glob(files))
+    assert found
+    assert outcome_of([trace for file in found for trace in load(file)]).status == "abstained"

@@ -1,0 +1,510 @@
+"""nvlink_stall: far below the links, at them, late ranks, contention, latency, protocols, what cannot be told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from perfscope.__main__ import run
+from perfscope.analyzers.digest import reduce_trace
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.facts.link_counters import link_counters
+from perfscope.analyzers.hardware.topology import Network, Topology
+from perfscope.analyzers.ranks.ideal import Placement, across, placement, within
+from perfscope.analyzers.ranks.link_use import has_counters, network_use, nvlink_use
+from perfscope.analyzers.readers.load import load
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED, Trace
+from tests.build import TraceBuilder
+from tests.ranks.build import collective, named
+from tests.readers.nsys.exports import DOMAIN, Export, payload
+
+USER = "GPU 0: NVLink TX Requests User Data [Throughput %]"
+PROTOCOL = "GPU 0: NVLink TX Requests Protocol Data [Throughput %]"
+RECEIVED = "GPU 0: NVLink RX Responses User Data [Throughput %]"
+
+
+def built() -> TraceBuilder:
+    """A communication kernel from 1,000 to 2,000 us."""
+    build = TraceBuilder()
+    build.device(0)
+    build.kernel("ncclDevKernel_AllReduce_RING_LL", 1_000, 2_000, communication=True)
+    return build
+
+
+def sampled(build: TraceBuilder, name: str, values: list[float], *, first: float = 100, every: float = 100) -> None:
+    for place, value in enumerate(values):
+        build.row("counters", time_ns=round((first + every * place) * 1000), name=build.code(name), value=value)
+
+
+def test_parts_of_a_direction_are_added_and_the_fuller_direction_counts() -> None:
+    build = built()
+    sampled(build, USER, [40.0] * 25)
+    sampled(build, PROTOCOL, [5.0] * 25)
+    sampled(build, RECEIVED, [20.0] * 25)
+    trace = build.build()
+    samples = link_counters(trace).nvlink[0]
+    assert samples.values.tolist() == pytest.approx([0.45] * 10)
+    assert (samples.starts_ns[0], samples.ends_ns[-1]) == (1_000_000, 2_000_000)
+    use = nvlink_use(trace, 0, 1_000_000, 2_000_000)
+    assert use is not None
+    assert (use.mean, use.peak, use.idle, use.verdict) == (pytest.approx(0.45), pytest.approx(0.45), 0, "partly")
+
+
+def test_full_and_idle() -> None:
+    build = built()
+    sampled(build, USER, [0.0] * 10 + [100.0] * 3 + [1.0] * 12)
+    trace = build.build()
+    first = nvlink_use(trace, 0, 1_000_000, 1_400_000)
+    whole = nvlink_use(trace, 0, 1_000_000, 2_000_000)
+    assert first is not None
+    assert whole is not None
+    assert (first.verdict, first.idle) == ("partly", 0.25)
+    assert (whole.verdict, whole.idle, whole.peak) == ("idle", 0.7, 1.0)
+    build = built()
+    sampled(build, USER, [0.0] * 10 + [85.0] * 15)
+    use = nvlink_use(build.build(), 0, 1_000_000, 2_000_000)
+    assert use is not None
+    assert use.verdict == "saturated"
+
+
+def test_an_old_export_has_one_counter_a_direction() -> None:
+    build = built()
+    sampled(build, "GPU 0: NVLink TX Throughput", [30.0] * 25)
+    assert link_counters(build.build()).nvlink[0].values.tolist() == pytest.approx([0.3] * 10)
+
+
+@pytest.mark.parametrize("name", [
+    "GPU 0: NVLink TX Requests User Data [bytes]", "machine GPU 0: NVLink TX Requests User Data [Throughput %]",
+    "GPU 1: NVLink TX Requests User Data [Throughput %]", "GPU 0: SMs Active [Throughput %]",
+])  # fmt: skip
+def test_other_units_devices_and_metrics_say_nothing_of_its_links(name: str) -> None:
+    build = built()
+    sampled(build, name, [30.0] * 25)
+    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None
+
+
+def test_links_that_read_full_all_along_are_down() -> None:
+    build = built()
+    sampled(build, USER, [100.0] * 25)
+    trace = build.build()
+    assert not link_counters(trace).nvlink
+    assert not has_counters(trace)
+
+
+def test_lost_samples_are_not_covered() -> None:
+    build = built()
+    for start in (100, 1_700):
+        sampled(build, USER, [50.0] * (11 if start < 1_000 else 8), first=start)
+    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None  # 1,100 to 1,600 us were lost
+
+
+def test_few_samples_say_nothing() -> None:
+    build = built()
+    sampled(build, USER, [0.0, 50.0, 50.0, 50.0, 0.0], first=0, every=500)
+    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None
+
+
+@pytest.mark.parametrize(("unit", "value"), [("bytes/ms", 1e7), ("B/s", 1e10)])
+def test_network_cards_are_added_and_held_to_all_of_them(unit: str, value: float) -> None:
+    build = built()
+    for card in range(2):
+        sampled(build, f"NIC {card}: IB: Bytes sent [{unit}]", [value] * 25, first=100 + 10 * card)
+        sampled(build, f"NIC {card}: IB: Send waits [ticks/ms]", [4.0] * 25)
+    use = network_use(build.build(), 100e9, 1_000_000, 2_000_000)
+    assert use is not None
+    assert (use.mean, use.network, use.verdict) == (pytest.approx(0.2), True, "partly")
+    assert network_use(built().build(), 100e9, 1_000_000, 2_000_000) is None
+
+
+LINK = ("NVLink 4", 450e9)
+HDR = Network(link="InfiniBand HDR", cards=8, card_bandwidth=25e9, source="x")
+NDR = Network(link="InfiniBand NDR", cards=8, card_bandwidth=50e9, source="x")
+TWO_NODE_PLACEMENT = Placement(nodes=2, ranks=8, of=8)
+MESSAGE = 1_600_000_000
+
+
+def test_ranks_lie_in_blocks_of_eight_or_as_the_user_says() -> None:
+    assert placement(range(8), None) == Placement(nodes=1, ranks=8, of=8)
+    assert placement(range(16), None) == Placement(nodes=2, ranks=8, of=8)
+    assert placement((0, 8, 16), None) == Placement(nodes=3, ranks=1, of=8)
+    assert placement(range(4, 11), None) is None  # four and three
+    named = Topology(ranks=2, members=((0, 2), (1, 3)))
+    assert placement((0, 1), named) == Placement(nodes=2, ranks=1, of=2)
+    assert placement((0, 2), named) == Placement(nodes=1, ranks=2, of=2)
+    assert placement((0, 4), named) is None  # nobody says where rank 4 is
+
+
+def test_within_a_node_by_the_factors_of_nccl_tests() -> None:
+    found = within("all_reduce", "RING", MESSAGE, 8, LINK)
+    assert found is not None
+    assert found.sent_bytes == MESSAGE * 14 / 8
+    assert found.ns == pytest.approx(MESSAGE * 14 / 8 / 450, rel=1e-9)
+    nvls = within("all_reduce", "NVLS", MESSAGE, 8, LINK)
+    assert nvls is not None
+    assert nvls.sent_bytes == MESSAGE * 9 / 8
+    assert within("barrier", None, MESSAGE, 8, LINK) is None
+
+
+@pytest.mark.parametrize(("operation", "algorithm", "sent"), [
+    ("all_reduce", "RING", 2 * 15 / 16),  # a ring passes each node once
+    ("all_reduce", None, 2 * 15 / 16),
+    ("all_reduce", "TREE", 2 * 1 / 2),  # a node is one of two
+    ("all_reduce", "NVLS_TREE", 2 * 1 / 2),
+    ("all_reduce", "COLLNET_DIRECT", 1),
+    ("all_gather", "RING", 15 / 16),
+    ("reduce_scatter", "RING", 15 / 16),
+    ("broadcast", "RING", 1),
+    ("all_to_all", None, 8 * 1 / 2),  # half of the buffers of eight ranks
+])  # fmt: skip
+def test_between_nodes_by_algorithm(operation: str, algorithm: str | None, sent: float) -> None:
+    found = across(operation, algorithm, MESSAGE, TWO_NODE_PLACEMENT, LINK, HDR)
+    assert found is not None
+    assert found.network
+    assert found.bandwidth == 200e9
+    assert found.sent_bytes == pytest.approx(MESSAGE * sent)
+
+
+def test_the_slower_stage_counts() -> None:
+    wide = Network(link="own", cards=8, card_bandwidth=200e9, source="x")
+    found = across("all_reduce", "TREE", MESSAGE, TWO_NODE_PLACEMENT, LINK, wide)
+    assert found is not None
+    assert (found.link, found.network, found.sent_bytes) == ("NVLink 4", False, MESSAGE * 14 / 8)
+
+
+def test_one_rank_a_node_needs_no_links_inside() -> None:
+    alone = Placement(nodes=4, ranks=1, of=8)
+    found = across("all_reduce", "RING", MESSAGE, alone, None, NDR)
+    assert found is not None
+    assert (found.bandwidth, found.sent_bytes) == (50e9, MESSAGE * 6 / 4)
+    assert across("all_reduce", "RING", MESSAGE, TWO_NODE_PLACEMENT, None, NDR) is None
+    assert across("send_recv", None, MESSAGE, alone, LINK, NDR) is None
+    assert across("barrier", None, MESSAGE, alone, LINK, NDR) is None
+
+
+KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_SIMPLE(ncclDevComm*)"
+BYTES = 450_000_000
+"""All-reduced by two ranks: each sends as much, in one millisecond of NVLink 4."""
+METRICS = ("NVLink TX Requests User Data [Throughput %]", "NVLink TX Requests Protocol Data [Throughput %]")
+
+
+def export(profile: list[tuple[float, float, int]], *, metrics: bool = True, visible: int = 0) -> Export:
+    """An all-reduce from 1 to 11 ms; ``profile``: (from, to, percent) of its links in ms. CUDA calls the GPU 0."""
+    found = Export()
+    found.add("TARGET_INFO_GPU", id=visible, name="NVIDIA H100 80GB HBM3", smCount=132, totalMemory=80 << 30)
+    found.add("TARGET_INFO_CUDA_DEVICE", gpuId=visible, cudaId=0, pid=100)
+    found.range("NCCL", 0, None, event=DOMAIN, domain=9)
+    identity = ("NCCL communicator ID", 18, None)
+    for schema, entries in (
+        (1, [identity, ("No. of ranks", 5, 8), ("Rank", 5, 12)]), (2, [identity, ("Message size [bytes]", 22, 8)]),
+    ):  # fmt: skip
+        for index, (name, kind, offset) in enumerate(entries):
+            found.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=9, schemaId=schema, idx=index, type=kind, name=name,
+                      offset=offset)  # fmt: skip
+    found.range("ncclCommInitRank", 0, 5, domain=9, registered=True,
+                payload=payload(9, 1, struct.pack("<Qii", 0xABC, 2, 1)))  # fmt: skip
+    found.range("ncclAllReduce", 990, 996, domain=9, registered=True,
+                payload=payload(9, 2, struct.pack("<QQ", 0xABC, BYTES)))  # fmt: skip
+    found.call("cudaLaunchKernel_v7000", 991, 995, correlation=1)
+    found.kernel(KERNEL, 1_000, 11_000, correlation=1)
+    found.call("cudaStreamSynchronize", 1_000, 11_010, correlation=2)
+    for number, name in enumerate(METRICS if metrics else ()):
+        found.add("TARGET_INFO_GPU_METRICS", typeId=0x0200 + visible, metricId=number, metricName=name)
+        for place in range(130):
+            busy = next((share for start, end, share in profile if start <= (place - 0.5) / 10 < end), 0)
+            found.add("GPU_METRICS", timestamp=place * 100_000, typeId=0x0200 + visible, metricId=number,
+                      value=busy if number == 0 else busy // 10)  # fmt: skip
+    return found
+
+
+def nvlink_stall_report(folder: Path, capsys: pytest.CaptureFixture[str], written: Export) -> dict[str, object]:
+    path = written.write(folder / "rank1.sqlite")
+    assert run(["analyze", str(path), "--rule", "nvlink_stall", "--format", "json"]) == 0
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    found: dict[str, object] = outcome
+    return found
+
+
+@pytest.mark.parametrize("visible", [0, 3])
+def test_one_rank_whose_links_are_busy_all_along_stalls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], visible: int
+) -> None:
+    outcome = nvlink_stall_report(tmp_path, capsys, export([(1, 11, 20)], visible=visible))
+    assert outcome["status"] == "flagged"
+    (finding,) = outcome["findings"]  # type: ignore[misc]
+    assert "reach 45.0 GB/s of the 450 GB/s of NVLink 4" in finding["title"]
+    assert "its NVLinks are at 22% of their peak meanwhile" in finding["title"]  # 20 of user data, 2 of protocol
+
+
+def test_one_rank_that_waited_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nvlink_stall_report(tmp_path, capsys, export([(9.6, 11, 75)]))["status"] == "clean"
+
+
+def test_without_metrics_it_abstains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = nvlink_stall_report(tmp_path, capsys, export([], metrics=False))
+    assert outcome["status"] == "abstained"
+    assert "counters of the links, which would tell, are not recorded" in str(outcome["reason"])
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+SIMPLE = "ncclDevKernel_AllReduce_Sum_bf16_RING_SIMPLE(x)"
+LL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)"
+NVLS = "ncclDevKernel_AllReduce_Sum_bf16_NVLS_SIMPLE(x)"
+ELEMENTS = 128_571_429
+"""bfloat16: all-reduced by 8, a device sends 450 MB, one millisecond of NVLink 4."""
+
+
+def outcome_of(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["nvlink_stall"])["nvlink_stall"]
+
+
+def job_with_core(
+    core: float,
+    *,
+    late: float = 0.0,
+    device: str = H100,
+    kernel: str = SIMPLE,
+    size: int = 8,
+    first: int = 0,
+    elements: int = ELEMENTS,
+    beside: float = 0.0,
+    sharing: float = 0.0,
+    span: float = 50_000.0,
+) -> list[Trace]:
+    """Ranks whose large all-reduce takes ``core`` us; one small one of 20 us before it, rank 1 ``late`` to both."""
+    members = range(first, first + size)
+    traces = []
+    for rank in members:
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0, device)
+        build.step(0, 0, span)
+        lag = late if rank == first + 1 else 0.0
+        collective(build, 100 + lag, 100 + late + 20, elements=256, kernel=kernel, ranks=members, sequence=0)
+        begin, end = 1_000 + late + lag, 1_000 + 2 * late + core
+        collective(build, begin, end, elements=elements, kernel=kernel, ranks=members, sequence=1)
+        if beside:
+            build.kernel("gemm", begin, begin + beside * core)
+        if sharing:
+            collective(build, begin, begin + sharing * core, operation="all_gather", elements=-1, ranks=members,
+                       stream=30, group="1", sequence=1)  # fmt: skip
+        traces.append(named(build.build(), world=first + size))
+    return traces
+
+
+def test_a_collective_at_a_tenth_of_its_links_is_found() -> None:
+    (finding,) = outcome_of(job_with_core(10_000)).findings
+    assert finding.subject == "collectives far below their links"
+    assert "1 all_reduce in a group of 8 reach 45.0 GB/s of the 450 GB/s of NVLink 4" in finding.title
+    assert "takes 10.0 ms after the last rank came, where 1.02 ms are ideal" in finding.title
+    assert (finding.basis, finding.severity) == ("modelled", "high")
+    assert finding.cost_ns == pytest.approx(10_000_000 - 1_020_000, abs=10)
+    assert finding.ranks == tuple(range(8))
+
+
+@pytest.mark.parametrize(("core", "kernel", "status"), [
+    (1_980, SIMPLE, "clean"), (2_100, SIMPLE, "flagged"), (3_900, LL, "clean"), (4_200, LL, "flagged"),
+])  # fmt: skip
+def test_the_limit_is_twice_the_ideal_and_four_times_with_ll(core: float, kernel: str, status: str) -> None:
+    assert outcome_of(job_with_core(core, kernel=kernel)).status == status
+
+
+def test_waiting_for_a_late_rank_is_no_stall() -> None:
+    assert outcome_of(job_with_core(1_100, late=15_000)).status == "clean"
+
+
+def test_what_runs_beside_it_may_explain_it() -> None:
+    assert outcome_of(job_with_core(10_000, beside=0.19)).status == "flagged"
+    assert outcome_of(job_with_core(10_000, beside=0.21)).status == "clean"
+    assert outcome_of(job_with_core(10_000, sharing=0.19)).status == "flagged"
+    assert outcome_of(job_with_core(10_000, sharing=0.21)).status == "clean"
+    assert (
+        outcome_of(job_with_core(10_000, sharing=0.15, beside=0.15)).status == "flagged"
+    )  # side by side with each other
+
+
+def test_latency_is_no_stall() -> None:
+    # 18 MB sent in 40 us of link time, twice the latency: small ones are slow whatever the links
+    assert outcome_of(job_with_core(5_000, elements=ELEMENTS // 25)).status == "clean"
+
+
+def test_nvls_is_held_to_what_it_sends() -> None:
+    # 257 MB x (1 + 1/8) take 0.64 ms, not the 1 ms of a ring: 1.5 ms are too long for it and not for a ring
+    assert outcome_of(job_with_core(1_500, kernel=NVLS, span=20_000)).status == "flagged"
+    assert outcome_of(job_with_core(1_500, span=20_000)).status == "clean"
+
+
+def test_little_of_the_steps_is_clean() -> None:
+    assert outcome_of(job_with_core(3_000, span=98_900)).status == "flagged"  # 1.98 ms of 98.9 ms
+    assert outcome_of(job_with_core(3_000, span=99_200)).status == "clean"
+
+
+def test_where_it_cannot_be_told_it_abstains() -> None:
+    traces = job_with_core(10_000)
+    assert "wait or stall, it cannot be told: one rank alone" in (outcome_of(traces[:1]).reason or "")
+    assert "counters of the links, which would tell, are not recorded" in (outcome_of(traces[:1]).reason or "")
+    assert "ranks of the groups are missing" in (outcome_of(traces[:7]).reason or "")
+    assert "groups span nodes with different numbers of ranks" in (
+        outcome_of(job_with_core(10_000, first=4, size=7)).reason or ""
+    )
+    assert "what joins the nodes is not recorded" in (outcome_of(job_with_core(10_000, first=4)).reason or "")
+    assert "links between these devices are not known" in (
+        outcome_of(job_with_core(10_000, device="NVIDIA L4")).reason or ""
+    )
+    assert "sizes of the collectives are not recorded" in (outcome_of(sizeless()).reason or "")
+    assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
+
+
+def sizeless() -> list[Trace]:
+    builds = [TraceBuilder(rank=rank) for rank in range(2)]
+    for build in builds:
+        build.device(0, H100)
+        collective(build, 0, 100, elements=-1, ranks=range(2), sequence=1)
+    return [build.build() for build in builds]
+
+
+@pytest.mark.corpus
+def test_a_real_job_on_nvlink_is_clean(corpus: Path) -> None:
+    files = sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_*"))
+    assert outcome_of([trace for file in files for trace in load(file)]).status == "clean"
+
+
+BEGIN = 1_000.0
+TX = "GPU 0: NVLink TX Requests User Data [Throughput %]"
+CARD = "NIC {}: IB: Bytes sent [bytes/ms]"
+
+
+def job_with_counters(
+    took: float,
+    *,
+    busy: list[tuple[float, float, float]] | None = None,
+    size: int = 8,
+    topology: Topology | None = None,
+    sent: float | None = None,
+    on: int = 0,
+    every: float = 100.0,
+) -> list[Trace]:
+    """Ranks whose large all-reduce takes ``took`` us, one small one of 20 us before it.
+
+    ``busy``: (from, to, percent) of rank ``on``'s links, us from its begin; the rest of the time 1%. ``sent``: bytes/s
+    of each of its eight network cards.
+    """
+    traces = []
+    for rank in range(size):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0, H100)
+        build.step(0, 0, 50_000)
+        collective(build, 100, 120, elements=256, kernel=SIMPLE, ranks=range(size), sequence=0)
+        collective(build, BEGIN, BEGIN + took, elements=ELEMENTS, kernel=SIMPLE, ranks=range(size), sequence=1)
+        for place in range(int(50_000 / every)) if rank == on and (busy is not None or sent is not None) else ():
+            middle = (place - 0.5) * every - BEGIN
+            share = next((percent for start, end, percent in busy or () if start <= middle < end), 1.0)
+            moment = round(place * every * 1000)
+            build.row("counters", time_ns=moment, name=build.code(TX), value=share)
+            for card in range(8) if sent is not None else ():
+                build.row("counters", time_ns=moment, name=build.code(CARD.format(card)), value=sent / 1e3)
+        trace = named(build.build(), world=size)
+        trace.topology = topology
+        traces.append(trace)
+    return traces
+
+
+@pytest.mark.parametrize(("busy", "links", "says", "advice"), [
+    ([(0, 10_000, 90.0)], "saturated", "NVLinks are full meanwhile (90% of their peak): they are the limit",
+     "The links were full"),
+    ([(0, 2_000, 50.0)], "idle", "NVLinks are idle for 80% of it (11% of their peak): they are not the limit",
+     "The links were idle"),
+    ([(0, 10_000, 20.0)], "partly", "NVLinks are at 20% of their peak meanwhile", "Run nccl-tests"),
+])  # fmt: skip
+def test_the_finding_says_how_full_the_links_were(
+    busy: list[tuple[float, float, float]], links: str, says: str, advice: str
+) -> None:
+    (finding,) = outcome_of(job_with_counters(10_000, busy=busy)).findings
+    assert finding.title.endswith(says)
+    assert finding.advice.startswith(advice)
+    row = finding.evidence[0]
+    assert row["links"] == links
+    assert row["links_peak_share"] == busy[0][2] / 100
+
+
+def test_without_counters_it_says_so() -> None:
+    (finding,) = outcome_of(job_with_counters(10_000)).findings
+    assert finding.evidence[0]["links"] == "not recorded"
+    assert "links_mean_share" not in finding.evidence[0]
+    assert finding.advice.startswith("Whether the links were full or idle meanwhile was not recorded")
+
+
+def test_the_counters_of_any_rank_of_the_group_do() -> None:
+    (finding,) = outcome_of(job_with_counters(10_000, busy=[(0, 10_000, 90.0)], on=5)).findings
+    assert finding.evidence[0]["links"] == "saturated"
+
+
+def test_counters_that_are_too_coarse_are_not_used() -> None:
+    (finding,) = outcome_of(job_with_counters(10_000, busy=[(0, 10_000, 90.0)], every=5_000)).findings
+    assert finding.evidence[0]["links"] == "not recorded"
+
+
+def test_slim_traces_say_the_same() -> None:
+    traces = job_with_counters(10_000, busy=[(0, 10_000, 90.0)])
+    assert outcome_of([reduce_trace(trace) for trace in traces]).findings == outcome_of(traces).findings
+
+
+def test_one_rank_alone_that_waited_is_clean() -> None:
+    # eight of ten milliseconds nothing moves, then the links are as full as they get
+    traces = job_with_counters(10_000, busy=[(8_700, 10_000, 80.0)])
+    assert outcome_of(traces[:1]).status == "clean"
+
+
+def test_waiting_in_the_middle_is_waiting_too() -> None:
+    traces = job_with_counters(10_000, busy=[(0, 200, 60.0), (8_900, 10_000, 80.0)])
+    assert outcome_of(traces[:1]).status == "clean"
+
+
+def test_one_rank_alone_whose_links_are_busy_all_along_stalls() -> None:
+    (finding,) = outcome_of(job_with_counters(10_000, busy=[(1_000, 10_000, 12.0)])[:1]).findings
+    assert "takes 9.00 ms without the time its links were idle, where 1.02 ms are ideal" in finding.title
+    assert finding.evidence[0]["longest_wait_ns"] == 1_000_000
+    assert finding.cost_ns == pytest.approx(9_000_000 - 1_020_000, abs=10)
+
+
+def test_links_that_never_carry_it_are_no_waiting() -> None:
+    (finding,) = outcome_of(job_with_counters(10_000, busy=[])[:1]).findings
+    assert "takes 10.0 ms" in finding.title
+    assert "NVLinks are idle for 100% of it" in finding.title
+
+
+def test_one_rank_alone_whose_bytes_would_not_show_abstains() -> None:
+    # one millisecond of the links in 40 ms is less than what counts as idle
+    outcome = outcome_of(job_with_counters(40_000, busy=[])[:1])
+    assert outcome.status == "abstained"
+    assert "too coarse or say nothing" in (outcome.reason or "")
+    coarse = outcome_of(job_with_counters(10_000, busy=[(0, 10_000, 90.0)], every=5_000)[:1])
+    assert coarse.status == "abstained"
+
+
+TWO_NODES = Topology(ranks=8, network=NDR)
+
+
+def test_over_nodes_it_is_held_to_the_network() -> None:
+    # a ring of 16 sends 482 MB out of a node: 1.2 ms of 400 GB/s
+    assert outcome_of(job_with_counters(2_300, size=16, topology=TWO_NODES)).status == "clean"
+    (finding,) = outcome_of(job_with_counters(10_000, size=16, topology=TWO_NODES)).findings
+    assert finding.subject == "collectives far below their network"
+    assert "reach 48.2 GB/s of the 400 GB/s of the network cards (InfiniBand NDR) (median)" in finding.title
+    assert "where 1.23 ms are ideal" in finding.title
+    assert "ibstat" in finding.advice
+
+
+def test_over_nodes_the_network_must_be_known() -> None:
+    outcome = outcome_of(job_with_counters(10_000, size=16))
+    assert outcome.status == "abstained"
+    assert "what joins the nodes is not recorded: name it (--topology FILE with [network]" in (outcome.reason or "")
+
+
+def test_cards_of_the_network_may_be_full_or_idle() -> None:
+    (full,) = outcome_of(job_with_counters(10_000, size=16, topology=TWO_NODES, sent=45e9)).findings
+    assert full.title.endswith("network cards are full meanwhile (90% of their peak): they are the limit")
+    (idle,) = outcome_of(job_with_counters(10_000, size=16, topology=TWO_NODES, sent=1e9)).findings
+    assert idle.title.endswith("network cards are idle for 100% of it (2% of their peak): they are not the limit")

@@ -1,0 +1,420 @@
+"""Sends and receives put together: by peer and order, who waited for whom, what no peer is recorded for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from perfscope.analyzers.collectives_section import collectives_section
+from perfscope.analyzers.digest import reduce_trace
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.ranks.clocks import Clocks
+from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.pairs import kinds_of, pair
+from perfscope.analyzers.ranks.sets import RankSet, rank_sets
+from perfscope.analyzers.readers.kineto.messages import peer_in_group
+from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
+from perfscope.dashboards.reports import render
+from perfscope.model.trace import MISSING, Trace
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
+from tests.ranks.build import collective, named
+
+KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
+TimedMessage = tuple[str, float, float, int | None]
+"""Operation, start and end in us, peer."""
+
+
+def rank(number: int, messages: Sequence[TimedMessage], *, group: Sequence[int] | None = (0, 1, 2, 3),
+         elements: Sequence[int] = (), launched_from: int = 0) -> Trace:  # fmt: skip
+    build = TraceBuilder(rank=number, path=f"rank{number}.json")
+    build.device(0)
+    for at, (operation, start, end, peer) in enumerate(messages):
+        if at >= launched_from:
+            build.call("cudaLaunchKernel", start - 5, start - 4, correlation=at)
+        collective(build, start, end, operation=operation, kernel=KERNEL, ranks=group, stream=20 + at % 2,
+                   elements=elements[at] if elements else 1_000_000, correlation=at)  # fmt: skip
+        build.tables["collectives"][-1]["peer"] = -1 if peer is None else peer
+    return named(build.build(), world=4)
+
+
+def one_set(*traces: Trace) -> RankSet:
+    (found,) = rank_sets(traces)
+    return found
+
+
+def test_the_shorter_side_is_the_transfer_and_the_rest_waits_for_the_other() -> None:
+    found = one_set(
+        rank(0, [("send", 300, 400, 1), ("send", 1000, 1350, 1)]),
+        rank(1, [("recv", 0, 400, 0), ("recv", 1200, 1350, 0)]),
+    ).pairing
+    assert [(one.core_ns, one.send_wait_ns, one.receive_wait_ns) for one in found.pairs] == [
+        (100_000, 0, 300_000), (150_000, 200_000, 0),
+    ]  # fmt: skip
+    for one in found.pairs:
+        assert one.core_ns + one.send_wait_ns == one.send.duration_ns
+        assert one.core_ns + one.receive_wait_ns == one.receive.duration_ns
+    (kind,) = kinds_of(found)
+    assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 2, 2_000_000)
+    assert (kind.core_ns, kind.median_core_ns) == (250_000, 125_000)
+    assert kind.bandwidth == pytest.approx(2_000_000 / 125e-6)
+    assert found.unpaired == 0
+
+
+def test_order_is_that_of_the_two_ranks_and_not_of_the_group() -> None:
+    """Rank 1 receives from 0 and 2 in turn; between it and each of them the order holds."""
+    found = one_set(
+        rank(0, [("send", 90, 100, 1), ("send", 290, 300, 1)]),
+        rank(1, [("recv", 0, 100, 0), ("recv", 100, 200, 2), ("recv", 200, 300, 0)]),
+        rank(2, [("send", 150, 200, 1)]),
+    ).pairing
+    assert [(one.source, one.receive.start_ns) for one in found.pairs] == [(0, 0), (2, 100_000), (0, 200_000)]
+
+
+def test_a_group_of_two_needs_no_peer() -> None:
+    found = one_set(
+        rank(0, [("send", 300, 400, None)], group=(0, 3)), rank(3, [("recv", 0, 400, None)], group=(0, 3))
+    ).pairing
+    assert [(one.source, one.destination) for one in found.pairs] == [(0, 3)]
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2, 3), None])
+def test_where_no_peer_is_recorded_it_is_said_and_not_guessed(group: Sequence[int] | None) -> None:
+    found = one_set(rank(0, [("send", 300, 400, None)], group=group), rank(1, [("recv", 0, 400, None)], group=group))
+    assert (found.pairing.pairs, found.pairing.without_peer, found.pairing.unpaired) == ((), 2, 2)
+    assert any(note.startswith("2 sends and receives do not say with whom") for note in found.notes)
+    judged = analyze([member.trace for member in found.job.members], ["straggler"])
+    assert judged.collectives.jobs[0].unmatched == 2
+    assert "2 sends and receives do not say with whom" in " ".join(render(judged, "text").split())
+
+
+def test_a_side_that_nobody_recorded_is_counted() -> None:
+    found = one_set(rank(0, [("send", 0, 10, 1), ("send", 20, 30, 2)]), rank(1, [("recv", 0, 10, 0)])).pairing
+    assert (len(found.pairs), found.alone) == (1, 1)
+    assert found.notes == ("1 sends and receives have no other side in these recordings",)
+
+
+def test_what_was_launched_before_the_capture_began_is_not_the_first() -> None:
+    found = one_set(
+        rank(0, [("send", 0, 10, 1), ("send", 20, 30, 1)]),
+        rank(1, [("recv", -20, -10, 0), ("recv", 0, 10, 0), ("recv", 20, 30, 0)], launched_from=1),
+    ).pairing
+    assert [one.receive.start_ns for one in found.pairs] == [0, 20_000]
+    assert found.alone == 1
+
+
+def test_sizes_move_a_rank_along_and_what_differs_still_is_not_used() -> None:
+    sends: list[TimedMessage] = [("send", 100 * at, 100 * at + 10, 1) for at in range(4)]
+    receives: list[TimedMessage] = [("recv", 100 * at, 100 * at + 10, 0) for at in range(1, 4)]
+    moved = one_set(rank(0, sends, elements=(5, 6, 7, 8)), rank(1, receives, elements=(6, 7, 8))).pairing
+    assert [one.send.elements for one in moved.pairs] == [6, 7, 8]
+    differing = one_set(rank(0, sends[:3], elements=(5, 6, 7)), rank(1, receives, elements=(5, 9, 7))).pairing
+    assert (len(differing.pairs), differing.disagreeing) == (2, 2)
+
+
+def test_a_message_that_was_sent_ahead_has_no_wait() -> None:
+    """Buffers took it in: on one clock, the send was over before the receive began."""
+    ranks = one_set(rank(0, [("send", 0, 10, 1)]), rank(1, [("recv", 500, 540, 0)]))
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    (one,) = pair(ranks.job, together).pairs
+    assert (one.ahead, one.send_wait_ns, one.receive_wait_ns) == (True, 0, 0)
+    (kind,) = kinds_of(pair(ranks.job, together))
+    assert (kind.ahead, kind.core_ns, kind.bandwidth) == (1, 0, None)
+    # as far as the clocks tell, it may have been at the same time; and these two clocks nothing ties together
+    unsure = replace(together, uncertainty_ns={0: 300_000, 1: 300_000})
+    assert [one.ahead for one in (*pair(ranks.job, unsure).pairs, *ranks.pairing.pairs)] == [False, False]
+
+
+def test_received_before_it_was_sent_is_not_one_message() -> None:
+    ranks = one_set(rank(0, [("send", 500, 540, 1)]), rank(1, [("recv", 0, 10, 0)]))
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    found = pair(ranks.job, together)
+    assert (found.pairs, found.disagreeing) == ((), 2)
+
+
+def pipeline() -> list[Trace]:
+    """Each stage waits for the one before it: 1 ms, 2 ms, 3 ms."""
+    traces = []
+    for number in range(4):
+        messages: list[TimedMessage] = []
+        if number:
+            messages.append(("recv", 0, 1000.0 * number + 50, number - 1))
+        if number < 3:
+            messages.append(("send", 1000.0 * (number + 1), 1000.0 * (number + 1) + 50, number + 1))
+        traces.append(rank(number, messages))
+    return traces
+
+
+def test_the_section_shows_who_waited_for_whom() -> None:
+    (job,) = collectives_section(pipeline()).jobs
+    assert (job.matched, job.paired, job.unmatched) == (0, 3, 0)
+    assert [(one.source, one.destination, one.receive_wait_ns) for one in job.pairs] == [
+        (2, 3, 3_000_000), (1, 2, 2_000_000), (0, 1, 1_000_000),
+    ]  # fmt: skip
+
+
+def test_slim_traces_say_the_same() -> None:
+    assert collectives_section([reduce_trace(trace) for trace in pipeline()]) == collectives_section(pipeline())
+
+
+def test_reports_show_the_messages() -> None:
+    judged = analyze(pipeline(), ["straggler"])
+    document = json.loads(render(judged, "json"))
+    Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())).validate(document)
+    assert document["collectives"]["jobs"][0]["pairs"][0]["receive_wait_ns"] == 3_000_000
+    for face in ("text", "markdown", "html"):
+        shown = render(judged, face)
+        assert "3 messages between two ranks paired" in shown
+        assert "rank 2 to 3" in shown
+
+
+def test_the_pipeline_rule_says_which_neighbour_a_stage_waited_for() -> None:
+    (finding,) = analyze(pipeline(), ["pipeline_bubble"])["pipeline_bubble"].findings
+    assert [(row["rank"], row["mostly_for"], row["wait_ns"]) for row in finding.evidence] == [
+        (3, 2, 3_000_000), (2, 1, 2_000_000), (1, 0, 1_000_000), (0, None, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "peer"),
+    [
+        ({"Collective name": "send", "Dst Rank": 3}, 3), ({"Collective name": "recv", "Src Rank": 1}, 1),
+        ({"Collective name": "recv", "Src Rank": 1, "Dst Rank": 0}, 1), ({"Collective name": "send"}, None),
+        ({"Collective name": "allreduce", "Src Rank": 1}, None), ({"Collective name": "send", "Dst Rank": "x"}, None),
+    ],
+)  # fmt: skip
+def test_kineto_names_the_peer_of_a_kernel(tmp_path: Path, told: dict[str, Any], peer: int | None) -> None:
+    args = {"device": 0, "stream": 20, "correlation": 7, "dtype": "Float", "In msg nelems": 64, "Out msg nelems": 64,
+            "Process Group Name": "1", "Process Group Ranks": "[0, 1, 2, 3]", "Group size": 4, **told}  # fmt: skip
+    kernel = {"ph": "X", "cat": "kernel", "name": KERNEL, "pid": 0, "tid": 20, "ts": 10.0, "dur": 5.0, "args": args}
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [kernel]}))
+    (one,) = load_one(file).fact(locals_of)
+    assert one.peer == peer
+
+
+PROGRAM = """
+import sys, time, torch, torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+message = torch.ones(1 << 18)
+dist.barrier()
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+    for _ in range(4):
+        if rank == 0:
+            dist.isend(message, dst=1).wait()
+        else:
+            time.sleep(0.25)
+            dist.irecv(message, src=0).wait()
+recorded.export_chrome_trace(f"{sys.argv[1]}/rank{rank}.json")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+def test_the_receiver_that_sleeps_keeps_the_sender_waiting(tmp_path: Path) -> None:
+    script = tmp_path / "send.py"
+    script.write_text(PROGRAM)
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(script), str(traces)], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    held = load(traces)
+    # gloo names no group; the head lists one that runs gloo. The ops tell the peer by its number in the group
+    assert {(one.operation, one.ranks, one.peer) for trace in held for one in trace.fact(locals_of)} == {
+        ("send", (0, 1), 1), ("recv", (0, 1), 0),
+    }  # fmt: skip
+    (job,) = collectives_section(held).jobs
+    (kind,) = job.pairs
+    assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 4, 1 << 20)
+    assert kind.send_wait_ns > kind.receive_wait_ns
+    assert job.unmatched == 0
+
+
+SECRET = "do-not-read-4711"
+
+
+def span(category: str, name: str, start: float, length: float, thread: int = 1, inputs: Any = None) -> dict[str, Any]:
+    args = {} if inputs is None else {"Concrete Inputs": inputs}
+    found = {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": thread, "ts": start, "dur": length}
+    return {**found, "args": args}
+
+
+def message(operation: str, start: float, peer: int, thread: int = 1) -> list[dict[str, Any]]:
+    """The op and the span that begins in it and ends behind it."""
+    op = "c10d::send" if operation == "send" else "c10d::recv_"
+    return [
+        span("cpu_op", op, start, 8, thread, ["", "", str(peer), "0"]),
+        span("user_annotation", f"gloo:{operation}", start + 5, 100, thread),
+    ]
+
+
+def kineto_trace(
+    folder: Path, events: Sequence[dict[str, Any]], ranks: Sequence[int] = (0, 1, 2, 3), groups: int = 1
+) -> Trace:
+    config = [
+        {"pg_name": str(number), "backend_config": "cpu:gloo", "pg_size": len(ranks), "ranks": list(ranks)}
+        for number in range(groups)
+    ]
+    head = {"backend": "gloo", "rank": 0, "world_size": 8, "pg_config": config}
+    file = folder / "trace.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": head, "traceEvents": list(events)}))
+    return load_one(file)
+
+
+def operations_with_peers(trace: Trace) -> list[tuple[str, int | None]]:
+    return [(one.operation, one.peer) for one in trace.fact(locals_of)]
+
+
+def test_the_op_in_which_a_span_began_tells_its_peer(tmp_path: Path) -> None:
+    events = message("recv", 0, 1) + message("send", 200, 3) + message("recv", 400, 2)
+    assert operations_with_peers(kineto_trace(tmp_path, events)) == [("recv", 1), ("send", 3), ("recv", 2)]
+
+
+def test_messages_that_are_under_way_at_once_are_told_apart(tmp_path: Path) -> None:
+    """isend, irecv: the spans overlap, each began in an op of its own."""
+    events = message("send", 0, 1) + message("recv", 10, 2) + message("send", 20, 3)
+    assert operations_with_peers(kineto_trace(tmp_path, events)) == [("send", 1), ("recv", 2), ("send", 3)]
+
+
+def test_threads_are_told_apart(tmp_path: Path) -> None:
+    events = message("send", 0, 1, thread=1) + message("send", 2, 3, thread=2)
+    assert operations_with_peers(kineto_trace(tmp_path, events)) == [("send", 1), ("send", 3)]
+
+
+@pytest.mark.parametrize("ranks", [(4, 5, 6, 7), (7, 4, 6, 5)])
+def test_the_number_is_one_of_the_group(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    assert operations_with_peers(kineto_trace(tmp_path, message("send", 0, 2), ranks)) == [("send", ranks[2])]
+
+
+@pytest.mark.parametrize(("ranks", "groups", "peer"), [((0, 1), 1, 5), ((0, 1, 2), 2, 1), ((), 1, 1), ((0, 1), 0, 1)])
+def test_without_the_group_nobody_knows_the_rank(
+    tmp_path: Path, ranks: tuple[int, ...], groups: int, peer: int
+) -> None:
+    """Not in the group; of which of two groups is not recorded; a group without members; no group."""
+    (one,) = kineto_trace(tmp_path, message("send", 0, peer), ranks, groups).fact(locals_of)
+    assert one.peer is None
+
+
+def test_a_span_that_no_op_or_another_began_has_no_peer(tmp_path: Path) -> None:
+    alone = [span("user_annotation", "gloo:send", 0, 50), *message("recv", 100, 2)]
+    late = [span("cpu_op", "c10d::send", 300, 8, 1, ["", "", "1", "0"]), span("user_annotation", "gloo:send", 320, 9)]
+    assert operations_with_peers(kineto_trace(tmp_path, [*alone, *late])) == [
+        ("send", None),
+        ("recv", 2),
+        ("send", None),
+    ]
+
+
+def test_two_spans_in_one_op_are_nobody_s(tmp_path: Path) -> None:
+    events = [*message("send", 0, 1), span("user_annotation", "gloo:send", 6, 50)]
+    assert operations_with_peers(kineto_trace(tmp_path, events)) == [("send", None), ("send", None)]
+
+
+def test_no_other_concrete_input_is_read(tmp_path: Path) -> None:
+    inputs = [SECRET, SECRET, "1", SECRET]
+    events = [
+        span("cpu_op", "c10d::send", 0, 8, 1, inputs), span("user_annotation", "gloo:send", 5, 100),
+        span("cpu_op", "aten::full", 200, 8, 1, [SECRET, SECRET, "1"]),
+        span("cpu_op", "c10d::broadcast_", 300, 8, 1, ["", "", "1", "0"]),
+        span("user_annotation", "gloo:broadcast", 305, 9),
+    ]  # fmt: skip
+    trace = kineto_trace(tmp_path, events)
+    assert operations_with_peers(trace) == [("send", 1), ("broadcast", None)]
+    assert not any(SECRET in text for text in trace.strings)
+
+
+@pytest.mark.parametrize(
+    ("written", "peer"),
+    [
+        (b'["","","3","0"]', 3), (b'["","",3,0]', 3), (b'["","","-1","0"]', MISSING), (b'["","","x","0"]', MISSING),
+        (b'["",""]', MISSING), (b"", MISSING), (b"7", MISSING), (b'["","",[1],"0"]', MISSING), (b'["","","3"', MISSING),
+        (b'["","","99999999999999999999","0"]', MISSING), (b"[" * 5000, MISSING),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_torch_writes_it_tells_nothing(written: bytes, peer: int) -> None:
+    assert peer_in_group(written) == peer
+
+
+MessagePeer = tuple[str, int | None]
+STEP_US = 1000
+SENDS: Sequence[MessagePeer] = (("recv", 0), ("send", 2), ("recv", 2), ("send", 0))
+
+
+def recorded(steps: Sequence[Sequence[MessagePeer]], *, told: bool = True, threads: int = 1, before: int = 0) -> Trace:
+    """A pass with those messages a step; ``before``: of another kind, ahead of the first step."""
+    build = TraceBuilder(rank=1)
+    messages: list[tuple[float, MessagePeer]] = [(-500.0 + at, ("send", 3)) for at in range(before)]
+    for number, found in enumerate(steps):
+        build.step(number, STEP_US * number, STEP_US * number + 900)
+        messages += [(STEP_US * number + 50.0 * at + 10, one) for at, one in enumerate(found)]
+    placed = sorted((at % threads, start, one) for at, (start, one) in enumerate(messages))
+    for row, (thread, start, (operation, peer)) in enumerate(placed):
+        build.op(f"gloo:{operation}", start, start + 40, tid=10 + thread)
+        build.row(
+            "collectives", start_ns=int(start * 1000), end_ns=int(start * 1000) + 40_000, name=build.code(operation),
+            kernel=-1, slice=row, peer=-1 if peer is None or not told else peer,
+        )  # fmt: skip
+    return build.build()
+
+
+def peers_in_order(trace: Trace) -> list[int | None]:
+    return [one.peer for one in trace.fact(locals_of)]
+
+
+def test_the_kth_of_a_step_is_with_whom_the_kth_is_there() -> None:
+    timing, detail = recorded([SENDS] * 3, told=False), recorded([SENDS] * 2)
+    assert carry_peers(timing, detail) == (CARRIED,)
+    assert peers_in_order(timing) == [0, 2, 2, 0] * 3
+
+
+def test_what_lies_outside_of_steps_stays_unknown() -> None:
+    timing = recorded([SENDS], told=False, before=2)
+    assert carry_peers(timing, recorded([SENDS], before=1)) == (CARRIED,)
+    assert peers_in_order(timing) == [None, None, 0, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("timing", "detail"),
+    [
+        ([SENDS, SENDS[:2]], [SENDS]),  # a step of the timing pass has fewer
+        ([SENDS, SENDS[::-1]], [SENDS]),  # or another order
+        ([SENDS], [SENDS, (("recv", 2), ("send", 0), ("recv", 0), ("send", 2))]),  # same order, other ranks
+        ([SENDS], [SENDS, (*SENDS[:3], ("send", None))]),  # one of them does not tell
+    ],
+)
+def test_steps_that_differ_are_not_guessed(
+    timing: Sequence[Sequence[MessagePeer]], detail: Sequence[Sequence[MessagePeer]]
+) -> None:
+    trace = recorded(timing, told=False)
+    assert carry_peers(trace, recorded(detail)) == (DIFFERS,)
+    assert set(peers_in_order(trace)) == {None}
+
+
+def test_several_threads_have_no_order() -> None:
+    trace = recorded([SENDS], told=False, threads=2)
+    assert carry_peers(trace, recorded([SENDS], threads=2)) == (DIFFERS,)
+    assert set(peers_in_order(trace)) == {None}
+
+
+def test_nothing_is_said_where_nothing_is_to_be_filled() -> None:
+    assert carry_peers(recorded([SENDS]), recorded([SENDS])) == ()
+    assert carry_peers(recorded([SENDS], told=False), recorded([SENDS], told=False)) == ()
+    assert carry_peers(recorded([()], told=False, before=1), recorded([SENDS])) == ()
+    assert carry_peers(recorded([]), recorded([])) == ()

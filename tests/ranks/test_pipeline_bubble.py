@@ -1,0 +1,264 @@
+"""pipeline_bubble: too few microbatches, uneven stages, at the limit, transfers, rings, what cannot be told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.collectives_section import collectives_section
+from perfscope.analyzers.digest import reduce_trace
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.pipeline import bubble_share
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.run.peers import CARRIED
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import RECORDED, Trace
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
+from tests.ranks.build import collective, named
+
+Message = tuple[str, float, float, int]
+"""Operation, start and end in us, peer."""
+STEP_US = 1_000.0
+
+
+def stage(
+    rank: int, messages: Sequence[Message], ops: Sequence[tuple[float, float]] = (), *, told: bool = True
+) -> Trace:
+    build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+    build.step(0, 0, STEP_US)
+    for operation, start, end, _ in messages:
+        build.annotation(f"gloo:{operation}", start, end)
+    for start, end in ops:
+        build.op("aten::mm", start, end)
+    order = sorted([start for _, start, _, _ in messages] + [start for start, _ in ops])
+    for operation, start, end, peer in messages:
+        build.row(
+            "collectives", start_ns=int(1000 * start), end_ns=int(1000 * end), name=build.code(operation), kernel=-1,
+            slice=order.index(start), ranks=build.code("[0, 1, 2]"), group_size=3, peer=peer if told else -1,
+        )  # fmt: skip
+    return named(build.build(), world=3)
+
+
+def stages(*, beside: Sequence[tuple[float, float]] = (), told: bool = True) -> list[Trace]:
+    """Stage 1 is busy for 500 us, between its receive and its send; the others for 100 us."""
+    return [
+        stage(0, [("send", 100, 110, 1)]),
+        stage(1, [("recv", 0, 110, 0), ("send", 610, 620, 2)]),
+        stage(2, [("recv", 0, 620, 1)], beside, told=told),
+    ]
+
+
+def findings(traces: Sequence[Trace]) -> dict[int, dict[str, object]]:
+    (finding,) = analyze(traces, ["pipeline_bubble"])["pipeline_bubble"].findings
+    assert finding.cost_ns == sum(int(row["wait_ns"] or 0) for row in finding.evidence) // 3
+    return {int(row["rank"] or 0): dict(row) for row in finding.evidence}
+
+
+def test_what_a_receive_takes_beyond_its_send_is_waiting() -> None:
+    rows = findings(stages())
+    assert [(rows[rank]["wait_ns"], rows[rank]["mostly_for"]) for rank in range(3)] == [
+        (0, None), (100_000, 0), (610_000, 1),
+    ]  # fmt: skip
+    for row in rows.values():
+        assert int(str(row["wait_ns"])) + int(str(row["busy_ns"])) == 1000 * STEP_US
+
+
+def test_an_op_beside_a_receive_is_no_waiting() -> None:
+    assert findings(stages(beside=[(50, 250)]))[2]["wait_ns"] == 410_000
+
+
+def test_with_a_message_whose_other_side_is_not_known_the_rule_abstains() -> None:
+    outcome = analyze(stages(told=False), ["pipeline_bubble"])["pipeline_bubble"]
+    assert (outcome.status, outcome.findings) == ("abstained", ())
+    assert "with whom is not recorded of all" in str(outcome.reason)
+
+
+def test_slim_traces_of_gloo_pipelines_say_the_same() -> None:
+    traces = stages(beside=[(50, 250)])
+    assert findings([reduce_trace(trace) for trace in traces]) == findings(traces)
+
+
+PROGRAM = """
+import sys, time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size, slow = dist.get_rank(), dist.get_world_size(), int(sys.argv[1])
+layer = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+for step in range(16):
+    held = []
+    for _ in range(4):
+        x = torch.randn(16, 64)
+        if rank:
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        time.sleep(0.08 if rank == slow else 0.01)
+        y = layer(x)
+        if rank < size - 1:
+            dist.send(y.detach(), rank + 1)
+        held.append((x, y))
+    for x, y in held:
+        gradient = torch.ones_like(y)
+        if rank < size - 1:
+            dist.recv(gradient, rank + 1)
+        y.backward(gradient)
+        if rank:
+            dist.send(x.grad, rank - 1)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("slow", [2, pytest.param(-1, marks=pytest.mark.slow)])
+def test_the_slow_stage_of_four_real_processes_is_named(tmp_path: Path, slow: int) -> None:
+    script = tmp_path / "pipeline.py"
+    script.write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "perfscope", "run", "--no-report", "-o", str(tmp_path / "runs"), "--", *torchrun,
+         str(script), str(slow)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path, capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder,) = [one for one in (tmp_path / "runs").iterdir() if one.is_dir() and not one.is_symlink()]
+    traces = load(folder)
+    assert all(CARRIED in trace.source.notes for trace in traces)
+    neighbours = {(trace.source.rank, one.peer) for trace in traces for one in trace.fact(locals_of)}
+    assert neighbours == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+    (job,) = collectives_section(traces).jobs
+    assert (job.unmatched, {(one.source, one.destination) for one in job.pairs}) == (0, neighbours)
+    (finding,) = analyze(traces, ["pipeline_bubble"])["pipeline_bubble"].findings
+    if slow < 0:  # even stages: what is left is the bubble that four microbatches cannot do without
+        assert finding.subject == "bubble of the schedule"
+    else:
+        assert finding.subject == "stages of uneven size"
+        assert f"rank {slow} is busy longest" in finding.title
+
+
+KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
+SPAN = 10_000.0
+TRANSFER = 10.0
+
+
+def outcome_of(traces: list[Trace]) -> Outcome:
+    return analyze(traces, ["pipeline_bubble"])["pipeline_bubble"]
+
+
+def job(
+    waits: list[float],
+    *,
+    computes: list[float] | None = None,
+    microbatches: int = 4,
+    description: str = "PIPELINE_MODEL_PARALLEL_GROUP",
+    beside: bool = False,
+    ring: bool = False,
+    pairs: bool = False,
+) -> list[Trace]:
+    """One step of ``SPAN`` us of stages that wait ``waits`` us for what they receive first, besides the transfers."""
+    size = len(waits)
+    traces = []
+    for rank, wait in enumerate(waits):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0)
+        build.step(0, 0, SPAN)
+        neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < size]
+        peers = [other % size for other in (rank - 1, rank + 1)] if ring else neighbours
+        number, now = microbatches * len(peers), 0.0
+        for index in range(number):
+            members = sorted((rank, peers[index % len(peers)])) if pairs else range(size)
+            for operation, extra in (("recv", 0.0 if index else wait), ("send", 0.0)):
+                end = now + TRANSFER + extra
+                collective(build, now, end, operation=operation, kernel=KERNEL, ranks=members, group=str(members),
+                           description=description)  # fmt: skip
+                if beside:
+                    build.kernel("gemm", now, end)
+                now = end
+        build.kernel("gemm", now, now + (computes[rank] if computes else 1_000.0))
+        traces.append(named(build.build(), world=size))
+    return traces
+
+
+def test_a_bubble_is_found_with_what_its_microbatches_cannot_avoid() -> None:
+    (finding,) = outcome_of(job([4_000, 4_200, 4_200, 4_400])).findings
+    assert finding.subject == "bubble of the schedule"
+    assert finding.title == (
+        "4 stages wait 4.20 ms each (42.0%) for their neighbours; uneven stages explain 0.0% of it; "
+        "4 microbatches cannot do with less than 43% without interleaving"
+    )
+    assert (finding.basis, finding.severity, finding.cost_ns) == ("measured", "high", 4_200_000)
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.evidence[0]["rank"] == 3
+    assert "16 leave 16%" in finding.advice
+
+
+def test_the_slowest_stage_is_named_where_it_explains_the_waiting() -> None:
+    (finding,) = outcome_of(job([3_000, 3_000, 3_000, 0], computes=[2_000, 2_000, 2_000, 5_000])).findings
+    assert finding.subject == "stages of uneven size"
+    assert "rank 3 computes longest (5.00 ms), which explains 100.0% of it" in finding.title
+    assert "Move layers from rank 3" in finding.advice
+
+
+@pytest.mark.parametrize(("wait", "status"), [(490, "clean"), (510, "flagged")])
+def test_a_twentieth_of_the_steps_is_the_limit(wait: float, status: str) -> None:
+    assert outcome_of(job([wait] * 4)).status == status
+
+
+def test_waiting_behind_which_a_device_computes_is_no_bubble() -> None:
+    assert outcome_of(job([4_000] * 4, beside=True)).status == "clean"
+
+
+def test_transfers_are_no_bubble() -> None:
+    # 2 x 32 transfers of 10 us on the stages between, 6.4% of the step, and nobody waits
+    assert outcome_of(job([0] * 4, microbatches=32)).status == "clean"
+
+
+def test_groups_of_two_are_joined_to_a_pipeline() -> None:
+    (finding,) = outcome_of(job([4_000] * 4, pairs=True, description="")).findings
+    assert finding.ranks == (0, 1, 2, 3)
+    assert "4 microbatches" in finding.title
+
+
+def test_a_ring_is_a_pipeline_only_if_the_program_says_so() -> None:
+    alike = outcome_of(job([4_000] * 4, ring=True, description="CONTEXT_PARALLEL_GROUP"))
+    assert (alike.status, "ring attention" in (alike.reason or "")) == ("abstained", True)
+    (finding,) = outcome_of(job([4_000] * 4, ring=True)).findings
+    assert "microbatches cannot be counted" in finding.title
+
+
+def test_where_it_cannot_be_told_it_abstains() -> None:
+    traces = job([4_000] * 4)
+    assert "one rank alone does not show a pipeline" in (outcome_of(traces[:1]).reason or "")
+    assert "3 of 4 stages of a pipeline are here" in (outcome_of(traces[:3]).reason or "")
+    assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
+    nameless = [TraceBuilder(rank=rank) for rank in range(2)]
+    for build in nameless:
+        collective(build, 0, 100, operation="recv", kernel=KERNEL)
+    assert "who sends to whom is not recorded" in (outcome_of([build.build() for build in nameless]).reason or "")
+
+
+def test_slim_traces_say_the_same() -> None:
+    traces = job([4_000, 4_200, 4_200, 4_400])
+    assert outcome_of([reduce_trace(trace) for trace in traces]).findings == outcome_of(traces).findings
+
+
+def test_the_share_is_that_of_gpipe() -> None:
+    assert bubble_share(4, 4) == pytest.approx(3 / 7)
+    assert bubble_share(1, 8) == 0
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("files", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
+def test_real_jobs_without_a_pipeline_are_clean(corpus: Path, files: str) -> None:
+    found = sorted((corpus / "kineto").glob(files))
+    assert found
+    assert outcome_of([trace for file in found for trace in load(file)]).status == "clean"

@@ -1,0 +1,182 @@
+"""Real traces of others: device time equals a brute-force sweep of the raw JSON, exactly.
+
+The sweep shares no code with the reader or the facts: stdlib json with decimal text, one event list
+per device, a counter for each class of work moved up and down at every boundary.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter, defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.model.trace import Trace
+from tests.conftest import corpus_files
+
+FILES = corpus_files("kineto", "*.json.gz")
+
+pytestmark = pytest.mark.corpus
+
+COMMUNICATES = re.compile(r"nccl|multimem_all_reduce", re.IGNORECASE)
+"""Every communication kernel of the corpus, found by reading its kernel names."""
+WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}
+MTIA_WORK = {"pe_exe": "kernel", "merge": "kernel", "remote": "kernel", "dma_request": "copy"}
+
+
+def raw(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    return document
+
+
+def nanoseconds(us: Decimal | int) -> int:
+    scaled = Decimal(us) * 1000
+    assert scaled == scaled.to_integral_value()
+    return int(scaled)
+
+
+def brute_force(document: dict[str, Any]) -> dict[int, Counter[str]]:
+    """Per device: span, busy, compute, communication, exposed parts, idle in ns; kernels and their summed time."""
+    moves: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    totals: dict[int, Counter[str]] = defaultdict(Counter)
+    for event in document["traceEvents"]:
+        category = str(event.get("cat", "")).lower()
+        kind = MTIA_WORK.get(event["name"]) if category == "mtia_ccp_events" else WORK.get(category)
+        if event["ph"] != "X" or kind is None:
+            continue
+        device = event.get("args", {}).get("device", event["pid"])
+        start, length = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+        if kind == "kernel":
+            totals[device]["kernels"] += 1
+            totals[device]["kernel_time"] += length
+            if COMMUNICATES.search(event["name"].split("<")[0]):
+                kind = "communication"
+        moves[device] += [(start, 1, kind), (start + length, -1, kind)]
+    for device, marks in moves.items():
+        active: Counter[str] = Counter()
+        marks.sort(key=lambda mark: mark[0])
+        before = marks[0][0]
+        total = totals[device]
+        for time, change, kind in marks:
+            length, before = time - before, time
+            compute, communication, copy = active["kernel"] > 0, active["communication"] > 0, active["copy"] > 0
+            total["span"] += length
+            total["busy"] += length * (compute or communication or copy)
+            total["compute"] += length * compute
+            total["communication"] += length * communication
+            total["exposed_communication"] += length * (communication and not compute)
+            total["exposed_copy"] += length * (copy and not compute and not communication)
+            total["idle"] += length * (not (compute or communication or copy))
+            active[kind] += change
+    return dict(totals)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_device_time_equals_brute_force(path: Path) -> None:
+    trace, document = kineto_reader.read(path), raw(path)
+    trace.check()
+    assert trace.source.events_read == len(document["traceEvents"])
+    assert trace.source.events_unplaced == 0
+    expected = brute_force(document)
+    # a device that shows only syncs is in the table, with no time
+    found = {device.ordinal: device for device in trace.fact(device_times) if device.kernels or device.busy_ns}
+    assert found.keys() == {device for device, total in expected.items() if total["span"]}
+    for ordinal, device in found.items():
+        total = expected[ordinal]
+        assert {
+            "span": device.span_ns,
+            "busy": device.busy_ns,
+            "compute": device.compute_ns,
+            "communication": device.communication_ns,
+            "exposed_communication": device.exposed_communication_ns,
+            "exposed_copy": device.exposed_copy_ns,
+            "idle": device.idle_ns,
+            "kernels": device.kernels,
+            "kernel_time": device.kernel_time_ns,
+        } == {name: total[name] for name in (
+            "span", "busy", "compute", "communication", "exposed_communication", "exposed_copy", "idle",
+            "kernels", "kernel_time",
+        )}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_links_and_times_equal_the_raw_events(path: Path) -> None:
+    """Every kernel's call carries its correlation id, every parent encloses its child, every time is exact."""
+    trace, document = kineto_reader.read(path), raw(path)
+    base = int(document.get("baseTimeNanoseconds", 0))
+    spans = Counter(
+        (base + nanoseconds(event["ts"]), nanoseconds(event["dur"]), event["name"])
+        for event in document["traceEvents"]
+        if event["ph"] == "X" and str(event.get("cat", "")).lower() not in ("trace", "gpu_user_annotation")
+    )
+    shown: Counter[tuple[int, int, str]] = Counter()
+    for table in ("slices", "calls", "kernels", "copies", "sync_records"):
+        rows = trace.rows[table]
+        lengths = rows["end_ns"] - rows["start_ns"]
+        shown.update(
+            zip(rows["start_ns"].tolist(), lengths.tolist(), map(trace.text, rows["name"].tolist()), strict=True)
+        )
+    assert shown == spans
+    for table in ("kernels", "copies"):
+        _check_calls(trace, table)
+        _check_ops(trace, table)
+    slices = trace.rows["slices"]
+    child = np.flatnonzero(slices["parent"] >= 0)
+    parent = slices["parent"][child]
+    assert (slices["start_ns"][parent] <= slices["start_ns"][child]).all()
+    assert (slices["end_ns"][parent] >= slices["end_ns"][child]).all()
+    assert (slices["thread"][parent] == slices["thread"][child]).all()
+
+
+def _check_calls(trace: Trace, table: str) -> None:
+    rows, calls = trace.rows[table], trace.rows["calls"]
+    linked = rows["call"] >= 0
+    assert (calls["correlation"][rows["call"][linked]] == rows["correlation"][linked]).all()
+    orphans = set(rows["correlation"][~linked].tolist())
+    assert not orphans & (set(calls["correlation"].tolist()) - {-1})
+
+
+def _check_ops(trace: Trace, table: str) -> None:
+    """Two ways to the op agree: the id that the profiler wrote, and the place of the launch call."""
+    rows, calls, slices = trace.rows[table], trace.rows["calls"], trace.rows["slices"]
+    linked = np.flatnonzero((rows["op"] >= 0) & (rows["call"] >= 0))
+    op, call = rows["op"][linked], rows["call"][linked]
+    # record_param_comms stands beside the call of its collective, not around it
+    named = np.array([trace.text(code) != "record_param_comms" for code in slices["name"][op].tolist()], bool)
+    op, call = op[named], call[named]
+    assert (slices["start_ns"][op] <= calls["start_ns"][call]).all()
+    assert (slices["end_ns"][op] >= calls["end_ns"][call]).all()
+    assert (slices["thread"][op] == calls["thread"][call]).all()
+
+
+def test_known_answers(corpus: Path) -> None:
+    """Figures published for these files by independent measurements."""
+    (qwen,) = kineto_reader.read(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz").fact(device_times)
+    assert (qwen.busy_ns, qwen.span_ns) == (45_647_300, 49_652_832)
+    for rank in range(8):
+        (device,) = kineto_reader.read(corpus / "kineto" / f"astra-sim__megatron_kineto_{rank}.json.gz").fact(
+            device_times
+        )
+        assert device.rank == rank
+        assert device.exposed_communication_ns > 0.4 * device.span_ns
+
+
+def test_ids_that_repeat_the_correlation_name_no_op(corpus: Path) -> None:
+    """The sampled files write the correlation id as external id on device rows: ops come from the call's place."""
+    trace = kineto_reader.read(corpus / "kineto" / "HolisticTraceAnalysis__sampled_rank-0.json.gz")
+    kernels = trace.rows["kernels"]
+    assert (kernels["external_id"] == kernels["correlation"]).all()
+    linked = kernels["op"] >= 0
+    calls, slices = trace.rows["calls"], trace.rows["slices"]
+    call = kernels["call"][linked]
+    op = kernels["op"][linked]
+    assert (slices["start_ns"][op] <= calls["start_ns"][call]).all()
+    assert (slices["end_ns"][op] >= calls["start_ns"][call]).all()

@@ -1,0 +1,498 @@
+"""Memory snapshots: what the tables say against torch's own code, and against an allocator of known truth."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.readers.flight_recorder import sniff as sniff_flight_recorder
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.torch_memory import timeline as torch_memory_timeline
+from perfscope.analyzers.readers.torch_memory.reader import read, sniff
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+from tests.conftest import corpus_files
+from tests.readers.memory_snapshots import FRAMES, Allocator
+
+SNAPSHOTS = corpus_files("torch_mem", "*.pickle.gz")
+ACTIONS = {"alloc": MemoryAction.ALLOCATE, "free_completed": MemoryAction.FREE}
+GIB = 2**30
+
+
+def write_snapshot(path: Path, snapshot: Any, protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
+    return path
+
+
+def read_snapshot(path: Path) -> Trace:
+    (trace,) = load(path)
+    trace.check()
+    assert trace.source.format == "torch_memory"
+    return trace
+
+
+def stack(trace: Trace, row: int) -> list[tuple[str, int, str]]:
+    frames, found = trace.rows["frames"], []
+    while row >= 0:
+        found.append((trace.text(frames["file"][row]), int(frames["line"][row]), trace.text(frames["name"][row])))
+        row = int(frames["parent"][row])
+    return found
+
+
+def test_an_allocator_of_known_truth(tmp_path: Path) -> None:
+    allocator = Allocator(seed=1).run(400)
+    trace = read_snapshot(write_snapshot(tmp_path / "snapshot.pickle", allocator.snapshot()))
+    memory = trace.rows["memory"]
+    assert trace.recorded >= {"memory", "memory_state"}
+    assert not trace.source.events_only
+    assert (memory["action"] != MemoryAction.HELD_BEFORE).all()
+    assert memory["allocated_bytes"].tolist() == [sum(held.values()) for held, _ in allocator.truth]
+    assert memory["reserved_bytes"].tolist() == [reserved for _, reserved in allocator.truth]
+    assert memory["time_ns"].tolist() == [entry["time_us"] * 1000 for entry in allocator.entries]
+    assert memory["address"].tolist() == [entry["addr"] for entry in allocator.entries]
+    assert set(memory["stream"].tolist()) == {7}
+    for row, entry in enumerate(allocator.entries[:50]):
+        expected = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", [])]
+        assert stack(trace, memory["frame"][row]) == expected
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 1), st.booleans())
+def test_what_was_held_when_a_cut_off_history_begins(seed: int, share: float, timed: bool) -> None:
+    import tempfile
+
+    allocator = Allocator(seed=seed, timed=timed).run(120)
+    keep = int(share * len(allocator.entries))
+    with tempfile.TemporaryDirectory() as folder:
+        trace = read_snapshot(
+            write_snapshot(Path(folder) / "snapshot.pickle", allocator.snapshot(keep=keep), protocol=2 + seed % 4)
+        )
+    cut = len(allocator.entries) - keep
+    memory = trace.rows["memory"]
+    if not keep:
+        assert not len(memory)
+        assert trace.recorded == {"memory_state"}
+        return
+    before = memory["action"] == MemoryAction.HELD_BEFORE
+    truth = allocator.truth[cut - 1][0] if cut else {}
+    found = dict(zip(memory["address"][before].tolist(), memory["bytes"][before].tolist(), strict=True))
+    assert found == truth
+    assert memory["allocated_bytes"][~before].tolist() == [sum(held.values()) for held, _ in allocator.truth[cut:]]
+    assert memory["reserved_bytes"][~before].tolist() == [reserved for _, reserved in allocator.truth[cut:]]
+    assert trace.source.events_only is not timed
+    times = memory["time_ns"]
+    assert (np.diff(times) >= 0).all()
+    if not timed:
+        assert times[~before].tolist() == list(range(keep))
+
+
+def test_blocks_of_the_moment(tmp_path: Path) -> None:
+    allocator = Allocator(seed=5).run(200)
+    trace = read_snapshot(write_snapshot(tmp_path / "snapshot.pickle", allocator.snapshot()))
+    held, segments = trace.rows["held"], trace.rows["segments"]
+    used = held["state"] != HeldState.FREE
+    assert (
+        dict(zip(held["address"][used].tolist(), held["requested_bytes"][used].tolist(), strict=True)) == allocator.live
+    )
+    assert (held["state"] == HeldState.AWAITING_FREE).sum() == len(allocator._awaiting)
+    assert (held["requested_bytes"][~used] == -1).all()
+    assert stack(trace, held["frame"][used][0])[0][2] == FRAMES[0][0]["name"]
+    assert int(segments["bytes"].sum()) == sum(allocator.segments.values())
+    assert np.bincount(held["segment"], held["bytes"]).tolist() == segments["bytes"].tolist()
+    assert (segments["pool"] == -1).all()
+
+
+def test_entries_that_contradict_the_state_are_not_added_up(tmp_path: Path) -> None:
+    allocator = Allocator(seed=2).run(300)
+    snapshot = allocator.snapshot()
+    freed = next(at for at, entry in enumerate(snapshot["device_traces"][0]) if entry["action"] == "free_completed")
+    del snapshot["device_traces"][0][freed]  # as where torch was told to skip this action
+    trace = read_snapshot(write_snapshot(tmp_path / "snapshot.pickle", snapshot))
+    assert (trace.rows["memory"]["allocated_bytes"] == -1).all()
+    assert any("contradict" in note for note in trace.source.notes)
+
+
+def test_several_devices_and_pools(tmp_path: Path) -> None:
+    first, second = Allocator(seed=3).run(100), Allocator(seed=4).run(80)
+    segments = [*first.state(0), *second.state(1)]
+    segments[-1]["segment_pool_id"] = (0, 3)
+    for entry in second.entries:
+        entry["pool_id"] = (0, 3)
+    snapshot = {"segments": segments, "device_traces": [first.entries[20:], second.entries[10:], []]}
+    trace = read_snapshot(write_snapshot(tmp_path / "snapshot.pickle", snapshot))
+    memory = trace.rows["memory"]
+    for ordinal, allocator, cut in ((0, first, 20), (1, second, 10)):
+        mine = (memory["ordinal"] == ordinal) & (memory["action"] != MemoryAction.HELD_BEFORE)
+        assert memory["allocated_bytes"][mine].tolist() == [sum(held.values()) for held, _ in allocator.truth[cut:]]
+        pools = {trace.text(code) for code in memory["pool"][mine].tolist()}
+        assert pools == ({"(0, 3)"} if ordinal else {""})
+    assert trace.text(trace.rows["segments"]["pool"][-1]) == "(0, 3)"
+    before = memory["action"] == MemoryAction.HELD_BEFORE
+    assert before[: int(before.sum())].all()
+    assert (np.diff(memory["time_ns"]) >= 0).all()
+    assert {line.label for line in trace.fact(memory_timelines)} == {"cuda:0", "cuda:1"}
+
+
+def test_out_of_memory_expandable_segments_and_new_keys(tmp_path: Path) -> None:
+    entries = [
+        {"action": "segment_map", "addr": 4096, "size": 2048, "stream": 0, "time_us": 10, "frames": []},
+        {"action": "alloc", "addr": 4096, "size": 1000, "stream": 0, "time_us": 11, "frames": [],
+         "compile_context": "0/1",
+         "user_metadata": "step 3", "forward_frames": ["a", "b"], "weight": 1.5, "nothing": None},
+        {"action": "oom", "device_free": 77, "size": 10**12, "stream": 0, "time_us": 12, "frames": []},
+        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 13},
+        {"action": "new in 2030", "addr": 0, "size": 0, "stream": 0, "time_us": 14},
+    ]  # fmt: skip
+    segment = {
+        "device": 0, "address": 4096, "total_size": 2048, "allocated_size": 1024, "active_size": 1024, "stream": 0,
+        "segment_type": "large", "is_expandable": True,
+        "blocks": [
+            {"size": 1024, "requested_size": 1000, "state": "active_allocated"}, {"size": 1024, "state": "inactive"},
+        ],
+    }  # fmt: skip
+    trace = read_snapshot(write_snapshot(tmp_path / "x.pickle", {"segments": [segment], "device_traces": [entries]}))
+    memory = trace.rows["memory"]
+    assert memory["action"].tolist() == [MemoryAction.RESERVE, MemoryAction.ALLOCATE, MemoryAction.OUT_OF_MEMORY]
+    assert memory["reserved_bytes"].tolist() == [2048, 2048, 2048]
+    assert memory["allocated_bytes"].tolist() == [0, 1000, 1000]
+    assert trace.source.unplaced == {"entries of the action snapshot": 1, "entries of the action new in 2030": 1}
+    assert any("1,000,000,000,000 bytes were asked for, 77 bytes were free" in note for note in trace.source.notes)
+    assert trace.rows["segments"]["expandable"].tolist() == [True]
+    assert trace.rows["held"]["address"].tolist() == [4096, 5120]
+
+
+def test_annotations_are_ranges_around_entries(tmp_path: Path) -> None:
+    def mark(stage: str, name: str, time: int) -> dict[str, Any]:
+        return {"stage": stage, "name": name, "device": 0, "time_us": time}
+
+    entries = [
+        {"action": "alloc", "addr": 512 * n, "size": 1, "stream": 0, "time_us": 100 * n, "frames": []}
+        for n in range(1, 6)
+    ]
+    marks = [
+        mark("START", "ProfilerStep#4", 150), mark("START", "Optimizer.step#AdamW.step", 250),
+        mark("END", "Optimizer.step#AdamW.step", 350), mark("END", "ProfilerStep#4", 450), mark("START", "open", 500),
+    ]  # fmt: skip
+    snapshot = {"segments": [], "device_traces": [entries], "external_annotations": marks}
+    trace = read_snapshot(write_snapshot(tmp_path / "x.pickle", snapshot))
+    slices = trace.rows["slices"]
+    around = [trace.text(slices["name"][op]) if op >= 0 else "" for op in trace.rows["memory"]["op"].tolist()]
+    assert around == ["", "ProfilerStep#4", "Optimizer.step#AdamW.step", "ProfilerStep#4", ""]
+    assert trace.rows["steps"]["number"].tolist() == [4]
+    assert "steps" in trace.recorded
+    assert trace.source.unplaced == {"annotations without their other end": 1}
+
+
+def test_torch_2_0_blocks_with_a_history(tmp_path: Path) -> None:
+    block = {
+        "size": 2048, "state": "active_allocated",
+        "history": [{"addr": 4096, "real_size": 1500, "frames": FRAMES[1]}],
+    }  # fmt: skip
+    segment = {
+        "device": 0, "address": 4096, "total_size": 2048, "allocated_size": 2048, "active_size": 2048, "stream": 0,
+        "segment_type": "large", "blocks": [block],
+    }  # fmt: skip
+    trace = read_snapshot(
+        write_snapshot(tmp_path / "x.pickle", {"segments": [segment], "device_traces": [[]]}, protocol=5)
+    )
+    held = trace.rows["held"]
+    assert held["requested_bytes"].tolist() == [1500]
+    assert stack(trace, held["frame"][0])[0][2] == "backward"
+    assert trace.recorded == {"memory_state"}
+
+
+def test_secrets_of_other_fields_reach_no_string(tmp_path: Path) -> None:
+    snapshot = Allocator(seed=6).run(50).snapshot()
+    snapshot["environment"] = {"TOKEN": "hunter2"}
+    for entry in snapshot["device_traces"][0]:
+        entry["user_metadata"] = "hunter2"
+    trace = read_snapshot(write_snapshot(tmp_path / "x.pickle", snapshot))
+    assert not any("hunter2" in text or "TOKEN" in text for text in trace.strings)
+
+
+@pytest.mark.parametrize("data", [
+    pickle.dumps({"segments": []}), b"\x80\x04}.", b"{}", b"",
+    pickle.dumps({"entries": [], "pg_config": {}, "segments": 1}),
+])  # fmt: skip
+def test_not_every_pickle_is_one(data: bytes) -> None:
+    assert not sniff(Path("x"), data)
+
+
+def test_a_snapshot_is_no_flight_recording() -> None:
+    data = pickle.dumps(Allocator(seed=6).run(50).snapshot())
+    assert sniff(Path("x"), data)
+    assert not sniff_flight_recorder(Path("x"), data)
+
+
+def test_analyze_says_why_rules_do_not_look(tmp_path: Path) -> None:
+    analysis = analyze(load(write_snapshot(tmp_path / "x.pickle", Allocator(seed=1).run(300).snapshot())))
+    abstained = {outcome.rule: outcome.reason for outcome in analysis.outcomes if outcome.status == "abstained"}
+    assert abstained.keys() >= {"launch_bound", "host_sync", "input_stall", "exposed_communication"}
+    assert all(abstained.values())
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name)
+def test_equal_to_what_torchs_own_code_says(path: Path, corpus: Path) -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    snapshot = plain(path)
+    trace = read_snapshot(path)
+    segments, held, memory = (trace.rows[name] for name in ("segments", "held", "memory"))
+    said = viz.segsum(copy.deepcopy(snapshot)).splitlines()
+    used = held["state"] == HeldState.IN_USE
+    assert f"segments: {len(segments)}" in said
+    assert f"total_reserved: {viz.Bytes(int(segments['bytes'].sum()))}" in said
+    assert f"total_allocated: {viz.Bytes(int(held['requested_bytes'][used].sum()))}" in said
+    active = [viz.calc_active(segment) for segment in snapshot["segments"]]
+    assert np.bincount(held["segment"][used], held["bytes"][used], len(segments)).tolist() == active
+    assert segments["allocated_bytes"].tolist() == [segment["allocated_size"] for segment in snapshot["segments"]]
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    asked = [viz._block_extra(block)[1] if block["state"] != "inactive" else -1 for block in blocks]
+    assert held["requested_bytes"].tolist() == asked
+    entries = snapshot["device_traces"][0]
+    assert trace.source.events_read == len(entries)
+    if len(memory):
+        real = memory["action"] != MemoryAction.HELD_BEFORE
+        assert np.abs(memory["bytes"][real]).tolist() == [entry["size"] for entry in entries]
+        totals = replayed(snapshot)
+        assert memory["allocated_bytes"][real].tolist() == totals[1:]
+        (timeline,) = trace.fact(memory_timelines)
+        assert int(timeline.live().bytes.max()) == max(totals)
+
+
+def replayed(snapshot: dict[str, Any]) -> list[int]:
+    """Bytes asked for before the first entry and after each, back from the end as torch's viewer reckons them."""
+    now = sum(b["requested_size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] != "inactive")
+    totals = [now]
+    for entry in reversed(snapshot["device_traces"][0]):
+        now -= {"alloc": entry["size"], "free_completed": -entry["size"]}.get(entry["action"], 0)
+        totals.append(now)
+    return totals[::-1]
+
+
+def plain(path: Path) -> dict[str, Any]:
+    class Nothing(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError(name)
+
+    found: dict[str, Any] = Nothing(io.BytesIO(gzip.decompress(path.read_bytes()))).load()
+    return found
+
+
+CATALOGUE = {
+    "medium512_train": (400, 22_332, 11.8, 6.4),
+    "fragmented": (216, 5_163, 13.2, 1.3),
+    "oom": (176, 1, 11.03, 11.03),
+}
+"""Segments, entries, GiB reserved and allocated as the corpus' catalogue has them."""
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name)
+def test_figures_of_the_catalogue(path: Path, corpus: Path) -> None:
+    known = next((figures for name, figures in CATALOGUE.items() if name in path.name), None)
+    if known is None:
+        pytest.skip("its catalogue gives no totals")
+    trace = read_snapshot(path)
+    segments = trace.rows["segments"]
+    assert (len(segments), trace.source.events_read) == known[:2]
+    assert segments["bytes"].sum() / GIB == pytest.approx(known[2], abs=0.05)
+    assert segments["allocated_bytes"].sum() / GIB == pytest.approx(known[3], abs=0.05)
+
+
+def test_a_snapshot_made_of_a_profile(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.cuda._memory_viz import _profile_to_snapshot
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch.profiler.profile(profile_memory=True, with_stack=True, record_shapes=True) as profile:
+        for _ in range(2):
+            model(torch.randn(32, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    snapshot = _profile_to_snapshot(profile)
+    trace = read_snapshot(write_snapshot(tmp_path / "cpu.pickle", snapshot))
+    memory, held = trace.rows["memory"], trace.rows["held"]
+    entries = snapshot["device_traces"][-1]
+    real = memory["action"] != MemoryAction.HELD_BEFORE
+    assert trace.source.events_only
+    assert int(real.sum()) == len(entries)
+    assert not memory["on_device"].any()
+    assert not len(trace.rows["segments"])
+    said = [entry.get("category", "unknown").upper() for entry in entries]
+    assert [MemoryCategory(code).name for code in memory["category"][real].tolist()] == said
+    assert {"PARAMETER", "GRADIENT", "ACTIVATION"} & set(said)
+    at_end = sum(b["size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] != "inactive")
+    assert int(held["bytes"].sum()) == at_end
+    named = [stack(trace, frame) for frame in memory["frame"][real].tolist() if frame >= 0]
+    assert any(file.endswith(".py") and line > 0 for frames in named for file, line, _ in frames)
+
+
+def test_a_snapshot_of_nothing_says_so(tmp_path: Path) -> None:
+    entry = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": 13}
+    for name, entries in (("empty", []), ("mark", [entry])):
+        path = write_snapshot(tmp_path / f"{name}.pickle", {"segments": [], "device_traces": [entries]})
+        trace = read(path)
+        (note,) = trace.source.notes
+        assert (
+            note == "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
+        )
+
+
+TIMELINES = corpus_files("torch_mem_timeline", "*.gz")
+
+
+def read_timeline(path: Path) -> Trace:
+    (trace,) = load(path)
+    trace.check()
+    assert trace.source.format == "torch_memory_timeline"
+    return trace
+
+
+def write_timeline(path: Path, rows: Any) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+ROWS = [
+    [-1, 1, 1000, 0], [-1, 1, 500, 7],
+    [10, 2, 200, 4], [20, 2, 200, 4], [30, 3, -500, 7], [30, 3, 500, 1], [40, 4, -200, 4], [50, 4, -500, 1],
+]  # fmt: skip
+
+
+def test_rows_become_blocks(tmp_path: Path) -> None:
+    memory = read_timeline(write_timeline(tmp_path / "x.raw.json", ROWS)).rows["memory"]
+    held, made, freed = MemoryAction.HELD_BEFORE, MemoryAction.ALLOCATE, MemoryAction.FREE
+    assert memory["action"].tolist() == [held, held, made, made, freed, made, freed, freed]
+    assert memory["time_ns"].tolist() == [10, 10, 10, 20, 30, 30, 40, 50]
+    assert memory["address"].tolist() == [1, 2, 3, 4, 2, 2, 3, 2]
+    assert memory["allocated_bytes"].tolist() == [1000, 1500, 1700, 1900, 1400, 1900, 1700, 1200]
+    assert [MemoryCategory(code).name for code in memory["category"].tolist()[:3]] == [
+        "PARAMETER",
+        "UNKNOWN",
+        "ACTIVATION",
+    ]
+
+
+def test_what_no_row_made_was_held_before(tmp_path: Path) -> None:
+    trace = read_timeline(write_timeline(tmp_path / "x.raw.json", [[5, 2, 8, 4], [6, 4, -8, 3]]))
+    assert trace.rows["memory"]["address"].tolist() == [1, 2]
+    assert any("1 rows let go" in note for note in trace.source.notes)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-1, 2**62), st.integers(1, 4), st.integers(-(10**12), 10**12), st.integers(0, 7)),
+        min_size=1,
+    )
+)
+def test_any_rows(rows: list[tuple[int, int, int, int]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        trace = read_timeline(write_timeline(Path(folder) / "x.json", rows))
+    memory = trace.rows["memory"]
+    assert memory["bytes"].tolist() == [row[2] for row in rows]
+    assert memory["allocated_bytes"].tolist() == np.cumsum([row[2] for row in rows]).tolist()
+    assert (np.diff(memory["time_ns"]) >= 0).all()
+
+
+def test_files_longer_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_timeline(write_timeline(tmp_path / "x.raw.json", ROWS * 40)).rows["memory"]
+    for piece in (40, 41, 57, 100):
+        monkeypatch.setattr(torch_memory_timeline, "_PIECE", piece)
+        pieces = read_timeline(tmp_path / "x.raw.json").rows["memory"]
+        assert all(np.array_equal(whole[name], pieces[name], equal_nan=True) for name in whole)
+
+
+DAMAGES: tuple[Callable[[str], str], ...] = (
+    lambda text: text[:-30],
+    lambda text: text[:-1],
+    lambda text: text + "x",
+    lambda text: text.replace("], [", "], ", 1),
+    lambda text: text.replace(", 4]", ", 9]", 1),
+    lambda text: text.replace("[40", "[4.5"),
+    lambda text: text.replace("10", '"a"'),
+    lambda text: text.replace("[20,", "[20000000000000000000,"),
+    lambda text: text + ", [1, 2, 3, 4]]",
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_one_line(damage: Callable[[str], str], tmp_path: Path) -> None:
+    path = tmp_path / "x.raw.json"
+    path.write_text(damage(json.dumps(ROWS)))
+    with pytest.raises(DataError) as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_picture_says_what_to_export_instead(tmp_path: Path) -> None:
+    path = tmp_path / "memory.html"
+    path.write_text(
+        '<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>\n'
+        "<img src='data:image/png;base64,AAAA'>\n</body></html>"
+    )
+    with pytest.raises(DataError, match=r"memory\.raw\.json\.gz"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[[1, 2], [3, 4]]", "[]", "[[]]", "[[1, 1, 1, 1, 1]]", "[[1, 5, 1, 1]]", "<html></html>"]
+)
+def test_other_lists_are_not_taken(text: str, tmp_path: Path) -> None:
+    assert not torch_memory_timeline.sniff(tmp_path, text.encode())
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("path", TIMELINES, ids=lambda path: path.name)
+def test_a_real_one_has_the_totals_of_its_rows(path: Path, corpus: Path) -> None:
+    rows = json.loads(gzip.decompress(path.read_bytes()))
+    trace = read_timeline(path)
+    totals = np.cumsum([row[2] for row in rows])
+    assert trace.rows["memory"]["allocated_bytes"].tolist() == totals.tolist()
+    (timeline,) = trace.fact(memory_timelines)
+    assert int(timeline.live().bytes.max()) == int(totals.max())
+    assert not any("rows let go" in note for note in trace.source.notes)  # each has a block of its size and category
+
+
+def test_what_torch_exports(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch.profiler.profile(profile_memory=True, with_stack=True, record_shapes=True) as profile:
+        for _ in range(2):
+            model(torch.randn(32, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name in ("memory.raw.json.gz", "memory.json", "memory.json.gz"):
+        profile.export_memory_timeline(str(tmp_path / name), device="cpu")
+    times, totals = json.loads((tmp_path / "memory.json").read_text())
+    for name in ("memory.json", "memory.json.gz"):
+        trace = read_timeline(tmp_path / name)
+        counters = trace.rows["counters"]
+        assert trace.recorded == frozenset()
+        assert counters["time_ns"][::8].tolist() == [time * 1000 for time in times]
+        assert counters["value"].reshape(-1, 8).tolist() == [row[1:] for row in totals]
+        assert trace.text(counters["name"][0]) == "memory: parameter"
+    memory = read_timeline(tmp_path / "memory.raw.json.gz").rows["memory"]
+    by_category = [
+        int(memory["bytes"][memory["category"] == int(category)].sum()) for category in torch_memory_timeline.CATEGORIES
+    ]
+    assert by_category == totals[-1][1:]

@@ -1,0 +1,322 @@
+"""The pickle machine: equal to pickle on plain pickles, by pattern and by opcode; closed to all others."""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import struct
+import tempfile
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.__main__ import main
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.plain_pickle import load_plain
+from perfscope.analyzers.readers.torch_memory import entries as entries_module
+from perfscope.analyzers.readers.torch_memory import machine as machine_module
+from perfscope.analyzers.readers.torch_memory.entries import NUMBERS, Entries, decode_numbers
+from perfscope.analyzers.readers.torch_memory.machine import Machine
+from perfscope.analyzers.readers.torch_memory.reader import read
+from perfscope.analyzers.readers.torch_memory.stacks import Stacks, Strings
+from perfscope.model.errors import DataError
+from perfscope.model.trace import MISSING
+from tests.conftest import corpus_files
+from tests.readers.memory_snapshots import FRAMES, Allocator
+
+SAMPLES = corpus_files("torch_mem", "*.pickle.gz")
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner) | st.tuples(inner),
+    max_leaves=30,
+)
+FIELD = st.sampled_from([*NUMBERS, "user_metadata", "compile_context", "pool_id", "category", "extra"])
+VALUE = (
+    st.integers(-(2**63), 2**63 - 1) | st.text(max_size=80) | st.tuples(st.integers(0, 2**33), st.integers(0, 5))
+    | st.none() | st.booleans() | st.floats(allow_nan=False)
+)  # fmt: skip
+
+
+def machine(data: bytes, *, fast: bool = True) -> Any:
+    return Machine(data, Stacks(Strings()), fast=fast).load()
+
+
+@given(PLAIN, st.integers(2, 5))
+def test_plain_pickles_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
+    data = pickle.dumps(value, protocol=protocol)
+    assert machine(data) == value
+    assert load_plain(data) == value
+
+
+def test_a_container_within_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append((loop,))
+    with pytest.raises(DataError, match="refers to itself"):
+        machine(pickle.dumps((loop[0], loop)))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_numbers_of_every_width(numbers: list[int]) -> None:
+    raw = [pickle.dumps(number, protocol=2)[2:-1] for number in numbers]
+    raw = [one for one in raw if len(one) <= 10]
+    assert decode_numbers([*raw, b""]).tolist() == [*(pickle.loads(b"\x80\x02" + one + b".") for one in raw), MISSING]
+
+
+def columns(data: bytes, *, fast: bool) -> list[Any]:
+    strings = Strings()
+    stacks = Stacks(strings)
+    found = Machine(data, stacks, fast=fast).load()
+    frames = stacks.rows()
+
+    def stack(row: int) -> tuple[Any, ...]:
+        parts = []
+        while row >= 0:
+            parts.append((frames["file"][row], frames["line"][row], strings.texts[frames["name"][row]]))
+            row = frames["parent"][row]
+        return tuple((int(file) >= 0, int(line), name) for file, line, name in parts)
+
+    histories = []
+    for one in found["device_traces"]:
+        assert type(one) is Entries
+        shown: dict[str, Any] = {name: one.column(name).tolist() for name in NUMBERS}
+        for name, words in one.words.items():
+            shown[name] = [words[code] if code != MISSING else None for code in one.column(name).tolist()]
+        shown["frame"] = [stack(row) for row in one.column("frame").tolist()]
+        histories.append(shown)
+    return histories
+
+
+def expected(snapshot: dict[str, Any]) -> list[Any]:
+    def number(value: Any) -> int:
+        return value if type(value) is int else MISSING
+
+    def word(value: Any) -> str | None:
+        if type(value) is tuple and all(type(part) is int for part in value):
+            return str(value)
+        return value if type(value) is str else None
+
+    def stack(frames: Any) -> tuple[Any, ...]:
+        unknown = ("", "??", "none", "<unknown>")
+        return tuple((f["filename"] not in unknown, f["line"] or MISSING, f["name"]) for f in frames or ())
+
+    return [
+        {
+            **{name: [number(entry.get(name)) for entry in history] for name in NUMBERS},
+            **{name: [word(entry.get(name)) for entry in history] for name in entries_module.WORDS},
+            "frame": [stack(entry.get("frames")) for entry in history],
+        }
+        for history in snapshot["device_traces"]
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.dictionaries(FIELD, VALUE, max_size=6), max_size=30), max_size=3),
+    st.integers(2, 5),
+    st.booleans(),
+)
+def test_histories_by_pattern_and_by_opcode(histories: list[Any], protocol: int, sort: bool) -> None:
+    for number, history in enumerate(histories):
+        for at, entry in enumerate(history):
+            entry["action"] = ("alloc", "free_completed", "oom")[at % 3]
+            if at % 4:
+                entry["frames"] = FRAMES[at % 3] if at % 2 else list(FRAMES[(at + number) % 3])
+        if sort:
+            history[:] = [dict(sorted(entry.items())) for entry in history]
+    snapshot = {"segments": [], "device_traces": histories}
+    data = pickle.dumps(snapshot, protocol=protocol)
+    assert columns(data, fast=True) == columns(data, fast=False) == expected(snapshot)
+
+
+def test_more_entries_than_pickle_writes_at_once() -> None:
+    snapshot = Allocator(seed=8).run(6000).snapshot()
+    data = pickle.dumps(snapshot, protocol=4)
+    assert len(snapshot["device_traces"][0]) > 3000
+    assert columns(data, fast=True) == columns(data, fast=False) == expected(snapshot)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("protocol", [None, 2, 5])
+def test_the_corpus_by_pattern_and_by_opcode(path: Path, protocol: int | None, corpus: Path) -> None:
+    import gzip
+
+    data = gzip.decompress(path.read_bytes())
+    snapshot = pickle.loads(data)
+    if protocol is not None:
+        data = pickle.dumps(snapshot, protocol=protocol)
+    assert columns(data, fast=True) == columns(data, fast=False) == expected(snapshot)
+
+
+def test_most_entries_go_by_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the reader is right but slow: an entry by opcode a frame of pickle's, and the first ones of a layout."""
+    taken = 0
+
+    def take(self: Entries, found: Any) -> None:
+        nonlocal taken
+        taken += len(found)
+
+    snapshot = Allocator(seed=8).run(6000).snapshot()
+    monkeypatch.setattr(Entries, "take", take)
+    found = machine(pickle.dumps(snapshot, protocol=4))
+    assert found["device_traces"][0].count + taken == len(snapshot["device_traces"][0])
+    assert taken < 100
+
+
+class Call:
+    """Pickles as a call of a function."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path(tempfile.gettempdir()) / "perfscope-was-run",))
+
+
+def begin(*parts: bytes) -> bytes:
+    """A pickle that looks like a snapshot up to ``parts``."""
+    return b"\x80\x04}\x94(\x8c\x08segments\x94]\x94\x8c\x0ddevice_traces\x94]\x94" + b"".join(parts) + b"."
+
+
+HOSTILE = {
+    "global": (begin(b"cos\nsystem\n"), "asks for a class"),
+    "stack global": (begin(b"\x8c\x02os\x8c\x06system\x93"), "asks for a class"),
+    "inst": (begin(b"(ios\nsystem\n"), "asks for a class"),
+    "reduce": (begin(b"NNR"), "call something"),
+    "build": (begin(b"}}b"), "build an object"),
+    "newobj": (begin(b"N)\x81"), "build an object"),
+    "newobj_ex": (begin(b"N)}\x92"), "build an object"),
+    "obj": (begin(b"(No"), "build an object"),
+    "persistent": (begin(b"Pid\n"), "persistent"),
+    "binary persistent": (begin(b"NQ"), "persistent"),
+    "extension": (begin(b"\x82\x01"), "extension"),
+    "extension of four bytes": (begin(b"\x84\x01\x00\x00\x00"), "extension"),
+    "a place of a billion": (begin(b"Nr\x00\xca\x9a\x3b"), "claims place 1,000,000,000"),
+    "a get of a billion": (begin(b"j\x00\xca\x9a\x3b"), "nothing is kept at place 1,000,000,000"),
+    "bytes of an exabyte": (begin(b"\x8e" + struct.pack("<Q", 2**60)), "no memory snapshot"),
+    "text of an exabyte": (begin(b"\x8d" + struct.pack("<Q", 2**60)), "ends before"),
+    "text of two GiB": (begin(b"X\xff\xff\xff\x7f"), "ends before"),
+    "a frame of an exabyte": (begin(b"\x95" + struct.pack("<Q", 2**60)), "ends before"),
+    "a bytearray": (begin(b"\x96" + struct.pack("<Q", 2**60)), "no memory snapshot"),
+    "a long of two GiB": (begin(b"\x8b\xff\xff\xff\x7f"), "no memory snapshot"),
+    "a set": (begin(b"\x8f("), "no memory snapshot"),
+    "nested": (begin(b"(]" * 100_000), "nested more than"),
+    "a tuple of tuples as a key": (begin(b"}(" + b")" + b"\x85" * 200_000 + b"Nu"), "a key that is neither"),
+    "a mark too few": (begin(b"uu"), "damaged"),
+    "items of a number": (begin(b"K\x01(NNu"), "no dictionary"),
+    "append to a number": (begin(b"K\x01Na"), "no list"),
+    "ends in a container": (begin(b""), "within a container"),
+    "cut off": (begin(b"")[:-1], "cut off"),
+    "protocol 77": (b"\x80\x4d" + begin()[2:], "protocol 77"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_pickles_are_refused_in_one_line(
+    data: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["analyze", str(path)])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    shown = capsys.readouterr()
+    assert stopped.value.code == 4
+    assert len(shown.err.strip().splitlines()) == 1
+    assert str(path) in shown.err
+    assert said in shown.err
+
+
+def test_what_would_run_is_not_run(tmp_path: Path) -> None:
+    trap = Path(tempfile.gettempdir()) / "perfscope-was-run"
+    trap.unlink(missing_ok=True)
+    snapshot = {**Allocator(seed=8).run(20).snapshot(), "more": Call()}
+    for protocol in (2, 3, 4, 5):
+        path = tmp_path / "snapshot.pickle"
+        path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
+        with pytest.raises(DataError, match="asks for a class"):
+            load(path)
+    assert not trap.exists()
+
+
+def test_an_extension_that_is_known_is_not_used() -> None:
+    copyreg.add_extension("builtins", "print", 0x7F)
+    try:
+        with pytest.raises(DataError, match="extension"):
+            machine(b"\x80\x04\x82\x7f.")
+    finally:
+        copyreg.remove_extension("builtins", "print", 0x7F)
+
+
+@pytest.mark.parametrize("limit", ["MOST_WAITING", "MOST_CONTAINERS", "MOST_VALUES", "MOST_TEXT"])
+def test_floods(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = {
+        "MOST_WAITING": b"N" * 200_000, "MOST_CONTAINERS": b"}0" * 100_000, "MOST_VALUES": b"](NNNNe" * 30_000,
+        "MOST_TEXT": b"\x8c\x04aaaa" * 70_000,
+    }[limit].replace(b"0", b"")  # fmt: skip
+    monkeypatch.setattr(machine_module, limit, 1000)
+    with pytest.raises(DataError, match="more than 1,000"):
+        machine(begin(flood))
+
+
+def test_a_history_that_never_ends_an_entry() -> None:
+    with pytest.raises(DataError):
+        machine(begin(b"]\x94(" + b"}\x94(" * 50))
+
+
+def test_places_of_entries_are_let_go() -> None:
+    snapshot = Allocator(seed=8).run(2000).snapshot()
+    data = pickle.dumps(snapshot, protocol=4)
+    found = Machine(data, Stacks(Strings()))
+    found.load()
+    kept = [one for one in found.memo if type(one) is dict and "action" in one]
+    assert not kept
+    entry = next(at for at, one in enumerate(found.memo) if one is machine_module.FORGOTTEN)
+    with pytest.raises(DataError, match="nothing is kept"):
+        machine(data[:-1] + b"j" + struct.pack("<I", entry) + b".")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_files_end_in_a_trace_or_in_one_line(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 20))
+    raw = bytearray(pickle.dumps(Allocator(seed=seed).run(40).snapshot(), protocol=data.draw(st.integers(2, 5))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(2, len(raw) - 1))
+        kind = data.draw(st.sampled_from(["flip", "cut", "drop", "double"]))
+        if kind == "flip":
+            raw[at] = data.draw(st.integers(0, 255))
+        elif kind == "cut":
+            del raw[at:]
+            raw += b"." if data.draw(st.booleans()) else b""
+        elif kind == "drop":
+            del raw[at : at + data.draw(st.integers(1, 20))]
+        else:
+            raw[at:at] = raw[at : at + 20]
+        if len(raw) < 4:
+            break
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "snapshot.pickle"
+        path.write_bytes(bytes(raw))
+        said = ""
+        try:
+            read(path).check()
+        except DataError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert not said or said.startswith(str(path))
+
+
+@pytest.mark.parametrize("data", [
+    b"\x80\x04}(" + b")" + b"\x85" * 200_000 + b"Nu.", b"\x80\x04\x8f(" + b")" + b"\x85" * 200_000 + b"\x90.",
+    b"\x80\x04}" + b")" + b"\x85" * 200_000 + b"Ns.", b"\x80\x04(" + b")" + b"\x85" * 200_000 + b"Nd.",
+    b"\x80\x04NNR.", b"\x80\x04cos\nsystem\n.", b"\x80\x04\x82\x01.", b"\x80\x04NQ.",
+])  # fmt: skip
+def test_the_plain_unpickler_refuses_what_hashes_deep_or_names(data: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        load_plain(data)

@@ -1,0 +1,130 @@
+"""Sets behind fsspec: listed, fetched one by one, judged as the same files are here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.__main__ import run
+from perfscope.analyzers.judge import judge_paths
+from perfscope.analyzers.readers import remote
+from perfscope.analyzers.readers.remote import fetched, is_remote, remote_files
+from perfscope.analyzers.readers.workers import work_on_cluster
+from perfscope.dashboards.reports import render
+from perfscope.model.errors import DataError, UsageError
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/", recursive=True)
+
+
+def report(paths: list[str], **more: Any) -> dict[str, Any]:
+    """The report without where its sources lie."""
+    held: dict[str, Any] = json.loads(render(judge_paths(paths, **more).analysis, "json"))
+    for source in held["sources"]:
+        source["path"] = source["path"].rpartition("/")[2]
+    return held
+
+
+def megatron(corpus: Path) -> list[Path]:
+    return sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_[0-3]*"))
+
+
+@pytest.mark.corpus
+def test_a_folder_in_memory_is_judged_as_here(corpus: Path, memory: Any) -> None:
+    files = megatron(corpus)
+    for file in files:
+        memory.pipe(f"/job/ranks/{file.name}", file.read_bytes())
+    memory.pipe("/job/.hidden/x.json", b"{}")
+    assert report(["memory://job"], jobs=1) == report([str(file) for file in files], jobs=1)
+    judged = judge_paths([f"memory://job/ranks/{files[2].name}"], jobs=1)
+    (source,) = judged.analysis.sources
+    assert (source.path, source.rank) == (f"memory://job/ranks/{files[2].name}", 2)
+    assert judged.loaded.skipped == ()
+
+
+@pytest.mark.corpus
+def test_a_folder_of_files_in_processes_and_on_a_cluster(corpus: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    for file in megatron(corpus):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    url = tmp_path.as_uri()
+    here = report([str(tmp_path)], jobs=1)
+    assert report([url], jobs=2) == here
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
+    ) as cluster:
+        assert report([url], mapper=partial(work_on_cluster, address=cluster.scheduler_address)) == here
+
+
+@pytest.mark.corpus
+def test_damaged_files_are_said(corpus: Path, memory: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, broken = megatron(corpus)[:2]
+    memory.pipe(f"/job/{whole.name}", whole.read_bytes())
+    memory.pipe(f"/job/{broken.name}", broken.read_bytes()[:100_000])
+    memory.pipe("/job/notes.txt", b"two ranks")
+    assert run(["analyze", "memory://job", "--jobs", "1"]) == 0
+    err = capsys.readouterr().err
+    assert f"memory:///job/{broken.name}: not read: " in err
+    assert "skipped 1 that are no traces: memory:///job/notes.txt" in err
+    assert run(["analyze", "memory://job/notes.txt"]) == 4
+    assert capsys.readouterr().err == "perfscope: memory://job/notes.txt: text\n"
+
+
+@pytest.mark.corpus
+def test_with_a_run_beside_it(corpus: Path, memory: Any, tmp_path: Path) -> None:
+    (file, *_) = megatron(corpus)
+    memory.pipe(f"/job/{file.name}", file.read_bytes())
+    (tmp_path / "notes.txt").write_text("no trace")
+    with pytest.raises(UsageError, match="cannot be analyzed together with files that lie elsewhere"):
+        judge_paths(["memory://job", tmp_path / "notes.txt"], jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "whether"),
+    [("s3://bucket/job", True), ("gs://b/j", True), ("memory://x", True), ("job/s3:/x", False), ("C:/x", False)],
+)
+def test_what_is_remote(path: str, whether: bool) -> None:
+    assert is_remote(path) is whether
+
+
+def test_files_are_listed_and_fetched(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.pipe("/job/b/2.json", b"{2}")
+    memory.pipe("/job/a/1.json", b"{1}")
+    assert remote_files("memory://job") == (("memory:///job/a/1.json", "memory:///job/b/2.json"), True)
+    assert remote_files("memory://job/a/1.json") == (("memory://job/a/1.json",), False)
+    with fetched("memory://job/a/1.json") as copy:
+        assert (copy.name, copy.read_bytes()) == ("1.json", b"{1}")
+    assert not copy.exists()
+    with pytest.raises(DataError, match="memory://gone: "):
+        remote_files("memory://gone")
+    with pytest.raises(DataError, match="memory://gone: "), fetched("memory://gone"):
+        pass
+    monkeypatch.setattr(remote, "MOST_FILES", 1)
+    with pytest.raises(DataError, match="more than 1 files"):
+        remote_files("memory://job")
+    monkeypatch.setattr(remote, "MOST_BYTES", 2)
+    with pytest.raises(DataError, match="3 bytes, of which 2 are fetched at most"), fetched("memory://job/a/1.json"):
+        pass
+
+
+def test_what_is_not_installed_or_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="nonsense://x: Protocol not known: nonsense"):
+        remote_files("nonsense://x")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UsageError, match=r"gs://bucket/x: .*gcsfs"):
+        remote_files("gs://bucket/x")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UsageError, match=r"pip install 'perfscope\[cluster\]'"):
+        remote_files("memory://job")

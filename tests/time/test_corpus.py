@@ -1,0 +1,137 @@
+"""Known answers of real traces for the rules on device time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.facts.gaps import gaps
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.rules import load_rule
+from perfscope.model.trace import Trace
+from tests.conftest import corpus_files
+from tests.time.naive_gaps import naive_totals
+
+pytestmark = pytest.mark.corpus
+
+FILES = corpus_files("kineto", "*.json.gz")
+RULES = ("host_sync", "launch_bound", "small_kernels", "exposed_communication", "input_stall", "pageable_copy")
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path) -> Trace:
+    (trace,) = load(path)
+    return trace
+
+
+def _trace(corpus: Path, name: str) -> Trace:
+    return _read(corpus / "kineto" / f"{name}.json.gz")
+
+
+def _costs(trace: Trace, rule: str) -> dict[str, int | None]:
+    return {finding.subject: finding.cost_ns for finding in judge(load_rule(rule), trace).findings}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
+def test_gaps_of_every_file_sum_to_idle_and_equal_the_naive_attribution(path):
+    trace = _read(path)
+    found = trace.fact(gaps)
+    for device in trace.fact(device_times):
+        totals = found.totals(device.device)
+        assert sum(totals.values()) == device.idle_ns
+        assert all(value >= 0 for value in totals.values())
+    small = [d for d in trace.fact(device_times) if d.kernels <= 1000 and len(trace.rows["slices"]) <= 8000]
+    for device in small:  # the naive way looks at all spans for every gap
+        totals, naive = found.totals(device.device), naive_totals(trace, device.device)
+        assert (totals["unknown"], totals["dependency"]) == (naive["unknown"], naive["dependency"])
+        if not totals["input"]:
+            assert totals["host_sync"] == naive["host_sync"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
+def test_no_rule_breaks_and_no_cost_is_more_than_the_device_has(path):
+    trace = _read(path)
+    devices = trace.fact(device_times)
+    for rule in RULES:
+        outcome = judge(load_rule(rule), trace)
+        assert "the rule failed" not in (outcome.reason or "")
+        for finding in outcome.findings:
+            assert finding.cost_ns is not None
+            assert 0 < finding.cost_ns <= max(device.span_ns for device in devices)
+            assert finding.title
+            assert finding.advice
+            assert len(finding.evidence) <= 20
+            assert len({tuple(row) for row in finding.evidence}) <= 1
+    idle = max((device.idle_ns for device in devices), default=0)
+    from_idle = sum(
+        cost or 0 for rule in ("host_sync", "launch_bound", "input_stall") for cost in _costs(trace, rule).values()
+    )
+    assert from_idle <= idle
+
+
+def test_bert_small_is_launch_bound(corpus):
+    trace = _trace(corpus, "TraceLens__h100_bert-small")
+    assert round(sum(_costs(trace, "launch_bound").values()) / 1e6, 1) == 3.4
+    (device,) = trace.fact(device_times)
+    assert round(device.span_ns / 1e6, 1) == 3.9
+
+
+def test_b200_eager_is_launch_bound(corpus):
+    assert round(sum(_costs(_trace(corpus, "TraceLens__b200_eager"), "launch_bound").values()) / 1e6) == 72
+
+
+@pytest.mark.parametrize("name", ["HolisticTraceAnalysis__ns_resolution_rank0", "TraceLens__h100_qwen1.5-0.5b"])
+def test_traces_that_keep_the_device_busy_are_clean(corpus, name):
+    trace = _trace(corpus, name)
+    statuses = {rule: judge(load_rule(rule), trace).status for rule in RULES}
+    assert statuses == dict.fromkeys(RULES, "clean")
+
+
+def test_exposed_communication_on_all_eight_ranks(corpus):
+    traces = [_trace(corpus, f"astra-sim__megatron_kineto_{rank}") for rank in range(8)]
+    (outcome,) = analyze(traces, ["exposed_communication"])
+    assert outcome.status == "flagged"
+    assert sorted({rank for finding in outcome.findings for rank in finding.ranks}) == list(range(8))
+
+
+def test_a_sleeping_rank_stalls_and_the_others_wait_for_it(corpus):
+    name = "torchrec__sst_sleep_pl_dense_after_backward_2_19488__rank{}"
+    assert 2.99e9 < (_costs(_trace(corpus, name.format(2)), "launch_bound")["host stall"] or 0) < 3.01e9
+    for rank in (0, 1, 3):
+        trace = _trace(corpus, name.format(rank))
+        assert judge(load_rule("launch_bound"), trace).status == "clean"
+        assert sum(cost or 0 for cost in _costs(trace, "exposed_communication").values()) > 3e9
+    assert judge(load_rule("exposed_communication"), _trace(corpus, name.format(2))).status == "clean"
+
+
+def test_the_hundred_millisecond_gaps_of_the_backward_pass_are_memory_calls(corpus):
+    trace = _trace(corpus, "torchrec__sst_long_a2a_optimizer_4_44237__rank0")
+    assert (_costs(trace, "launch_bound")["device memory calls"] or 0) > 108e6
+    (costliest, *_) = judge(load_rule("host_sync"), trace).findings
+    assert "cudaFree" in costliest.title
+
+
+def test_item_of_bert_names_the_function_that_reads(corpus):
+    trace = _trace(corpus, "TraceLens__h100_bert-small")
+    (finding,) = judge(load_rule("host_sync"), trace).findings
+    assert finding.where.file == "transformers/modeling_attn_mask_utils.py"
+    assert finding.where.line == 429
+    assert finding.evidence[0]["line_is"] == "where _prepare_4d_attention_mask_for_sdpa begins"
+
+
+def test_waits_of_the_control_trace_are_all_counted(corpus):
+    """The calls of the raw file: 60 stream waits and 60 pageable copies to the host, each of which blocks."""
+    path = corpus / "kineto" / "HolisticTraceAnalysis__trace_diff_control.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]
+    raw = Counter(event["name"] for event in events if event.get("ph") == "X")
+    assert raw["cudaStreamSynchronize"] == raw["Memcpy DtoH (Device -> Pageable)"] == 60
+    findings = judge(load_rule("host_sync"), _read(path)).findings
+    rows = {row["op"]: row["waits"] for finding in findings for row in finding.evidence}
+    assert sum(rows.values()) == 120

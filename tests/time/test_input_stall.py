@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.rules import load_rule
+from perfscope.model.finding import Outcome
+from tests.build import TraceBuilder
+
+RULE = load_rule("input_stall")
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def _judge(b: TraceBuilder) -> Outcome:
+    return judge(RULE, b.build())
+
+
+def _on_device(stall: float, name: str = LOADER) -> TraceBuilder:
+    """A step of 1 ms: work until 400 us, then ``stall`` us of idle in the loader, then work."""
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.python("train.py(10): epoch", 0, 1000)
+    b.launched("a", 0, 5, 400, correlation=1)
+    b.annotation(name, 300, 400 + stall)
+    b.launched("b", 400 + stall, 400 + stall, 1000, correlation=2)
+    return b
+
+
+def test_flagged_with_the_idle_time_and_the_line_of_the_loop():
+    outcome = _judge(_on_device(200))
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.basis, finding.cost_ns, finding.cost_ns_per_step) == (
+        "flagged", "measured", 200_000, 200_000,
+    )  # fmt: skip
+    assert (finding.subject, finding.where.file, finding.where.line) == (LOADER, "train.py", 10)
+    assert (finding.evidence[0]["stall_ns"], finding.evidence[0]["fetch_ns"]) == (200_000, 300_000)
+
+
+def test_the_threshold_is_a_twentieth_of_the_step():
+    assert _judge(_on_device(50)).status == "flagged"
+    assert _judge(_on_device(49.9)).status == "clean"
+
+
+def test_fetching_while_the_device_is_busy_costs_nothing():
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.launched("a", 0, 5, 900, correlation=1)
+    b.annotation(LOADER, 100, 800)
+    b.launched("b", 850, 900, 1000, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_a_region_named_input_is_a_loader():
+    assert _judge(_on_device(200, name="input")).status == "flagged"
+
+
+def test_a_loader_of_another_thread_is_clean():
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.launched("a", 0, 5, 400, correlation=1)
+    b.annotation(LOADER, 300, 600, tid=2)
+    b.launched("b", 600, 605, 1000, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def _on_cpu(fetch: float, tid: int = 1) -> TraceBuilder:
+    b = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+    b.step(1, 0, 1000)
+    b.annotation("ProfilerStep#1", 0, 1000)
+    b.annotation(LOADER, 0, fetch, tid=tid)
+    b.op("aten::mm", 500, 1000)
+    return b
+
+
+def test_on_cpu_the_programs_own_thread_waits():
+    outcome = _judge(_on_cpu(200))
+    assert outcome.status == "flagged"
+    assert outcome.findings[0].cost_ns_per_step == 200_000
+    assert _judge(_on_cpu(49.9)).status == "clean"
+
+
+def test_on_cpu_a_loader_that_works_ahead_on_its_own_thread_is_clean():
+    assert _judge(_on_cpu(200, tid=2)).status == "clean"
+
+
+def test_on_cpu_the_programs_thread_is_that_of_the_steps_whatever_they_are_called():
+    b = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+    b.step(1, 0, 1000)
+    b.annotation("perfscope.step", 0, 1000)
+    b.annotation("input", 0, 300)
+    b.op("dot.1", 310, 1000, tid=2)  # XLA's own thread: most of the ops are on it
+    assert _judge(b).status == "flagged"
+
+
+def test_on_cpu_only_fetches_within_the_steps_count():
+    b = _on_cpu(100)
+    b.annotation(LOADER, 1500, 1900)
+    assert [finding.cost_ns for finding in _judge(b).findings] == [100_000]
+
+
+def test_a_loader_inside_a_loader_is_counted_once():
+    b = _on_cpu(200)
+    b.annotation("input", 10, 190)
+    assert [finding.cost_ns for finding in _judge(b).findings] == [200_000]
+
+
+def test_abstains_without_a_loader_if_the_device_waited():
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.launched("a", 0, 5, 400, correlation=1)
+    b.launched("b", 600, 605, 1000, correlation=2)
+    outcome = _judge(b)
+    assert outcome.status == "abstained"
+    assert 'perfscope.region("input")' in (outcome.reason or "")
+
+
+def test_without_a_loader_a_busy_device_is_clean():
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.launched("a", 0, 5, 400, correlation=1)
+    b.launched("b", 390, 405, 1000, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_abstains_on_cpu_without_a_loader():
+    b = TraceBuilder(recorded=frozenset({"host_ops"}))
+    b.op("aten::mm", 0, 10)
+    assert _judge(b).status == "abstained"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.facts.launch_delay import launch_delays
+from perfscope.analyzers.rules import load_rule
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import CallKind
+from tests.build import EVERYTHING, TraceBuilder
+
+
+def test_delay_and_mean_queue():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 25, correlation=1)  # 5 us: nothing queued in front of it
+    b.launched("b", 5, 25, 45, correlation=2)  # 20 us
+    b.launched("c", 10, 45, 105, correlation=3)  # 35 us
+    delay = b.build().fact(launch_delays)[0]
+    assert (delay.launches, delay.median_ns, delay.unqueued) == (3, 20_000, 1)
+    assert delay.mean_queue == 60 / 100  # delays of 60 us over a span of 100 us
+
+
+def test_of_a_graph_launch_only_the_first_kernel_counts():
+    b = TraceBuilder()
+    b.call("cudaGraphLaunch", 0, 5, kind=CallKind.GRAPH, correlation=1)
+    b.kernel("first", 8, 20, correlation=1)
+    b.kernel("second", 20, 30, correlation=1)
+    delay = b.build().fact(launch_delays)[0]
+    assert (delay.launches, delay.median_ns) == (1, 8_000)
+
+
+def test_a_kernel_that_starts_before_its_call_by_clock_skew_has_no_delay():
+    b = TraceBuilder()
+    b.launched("a", 10, 9, 20, correlation=1)
+    assert b.build().fact(launch_delays)[0].median_ns == 0
+
+
+def test_no_link_no_delay():
+    b = TraceBuilder()
+    b.kernel("a", 0, 5)
+    assert b.build().fact(launch_delays) == {}
+
+
+RULE = load_rule("launch_bound")
+
+
+def _judge(b: TraceBuilder) -> Outcome:
+    return judge(RULE, b.build())
+
+
+def _eager(gap: float, kernels: int = 10, busy: float = 20.0) -> TraceBuilder:
+    """Kernels of ``busy`` us with ``gap`` us between them, each launched 3 us before it starts."""
+    b = TraceBuilder()
+    now = 10.0
+    for number in range(kernels):
+        b.op("aten::add", now - 5, now)
+        b.launched("k", now - 3, now, now + busy, correlation=number + 1)
+        now += busy + gap
+    return b
+
+
+def test_flagged_with_the_sum_of_the_gaps():
+    outcome = _judge(_eager(gap=30))
+    (finding,) = outcome.findings
+    assert (outcome.status, finding.subject, finding.basis) == ("flagged", "launch overhead", "measured")
+    assert finding.cost_ns == 9 * 30_000
+    assert finding.evidence[0] == {"op": "aten::add", "idle_ns": 270_000, "gaps": 9, "longest_ns": 30_000}
+    assert "10 of 10 launches started within 10 us" in finding.advice
+    assert [(one.start_ns, one.end_ns) for one in finding.spans[:2]] == [(30_000, 60_000), (80_000, 110_000)]
+
+
+def test_the_threshold_is_a_tenth_of_the_devices_span():
+    # Span 100 us: ten of it idle; then a hair less. Launched 3 us before the start, the host is late either way.
+    assert _judge(_eager(gap=10, kernels=2, busy=45)).status == "flagged"
+    assert _judge(_eager(gap=9.99, kernels=2, busy=45)).status == "clean"
+
+
+def test_gaps_of_queued_work_are_not_the_hosts():
+    b = TraceBuilder()
+    for number in range(10):
+        b.launched("k", number, 100 + 50 * number, 120 + 50 * number, correlation=number + 1)
+    assert _judge(b).status == "clean"
+
+
+def test_idle_after_a_wait_belongs_to_host_sync():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.op("aten::item", 10, 110)
+    b.call("cudaStreamSynchronize", 20, 105, kind=CallKind.SYNC)
+    b.launched("b", 190, 195, 300, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_idle_in_a_data_loader_belongs_to_input_stall():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.annotation("enumerate(DataLoader)#x", 90, 189)
+    b.launched("b", 190, 195, 300, correlation=2)
+    assert _judge(b).status == "clean"
+
+
+def test_a_long_gap_is_a_stall_and_says_where_the_host_was():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 1000, correlation=1)
+    b.python("train.py(12): checkpoint", 500, 3000)
+    b.launched("b", 2998, 3001, 4000, correlation=2)
+    (finding,) = _judge(b).findings
+    assert (finding.subject, finding.cost_ns) == ("host stall", 2_001_000)
+    assert (finding.where.file, finding.where.line) == ("train.py", 12)
+    assert finding.evidence[0]["host_was_in"] == "train.py(12): checkpoint"
+    assert finding.evidence[0]["start_ns"] == 1_000_000  # the trace's clock, on which the device's work begins at 5 us
+    assert [(one.start_ns, one.end_ns) for one in finding.spans] == [(1_000_000, 3_001_000)]
+
+
+def test_a_stall_with_nothing_recorded_says_so():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 1000, correlation=1)
+    b.launched("b", 2998, 3001, 4000, correlation=2)
+    (finding,) = _judge(b).findings
+    assert finding.evidence[0]["host_was_in"] == "(nothing recorded)"
+
+
+def test_a_stall_of_less_than_one_percent_gets_no_finding():
+    for stall, subjects in ((4000, {"launch overhead", "host stall"}), (2000, {"launch overhead"})):
+        b = _eager(gap=999, kernels=30, busy=8500)
+        start = 10.0 + 30 * (8500 + 999) - 999 + stall
+        b.launched("last", start - 3, start, start + 1, correlation=99)
+        assert {finding.subject for finding in _judge(b).findings} == subjects
+
+
+def test_memory_calls_are_a_finding_of_their_own_and_not_counted_twice():
+    b = TraceBuilder()
+    b.launched("a", 0, 5, 100, correlation=1)
+    b.op("aten::bmm", 100, 199)
+    b.call("cudaMalloc", 110, 180, kind=CallKind.MEMORY)
+    b.launched("b", 195, 200, 300, correlation=2)
+    costs = {finding.subject: finding.cost_ns for finding in _judge(b).findings}
+    assert costs == {"device memory calls": 70_000, "launch overhead": 30_000}
+
+
+def test_abstains_where_most_idle_time_follows_unknown_launches():
+    b = TraceBuilder()
+    b.kernel("a", 0, 100)
+    b.kernel("b", 200, 300)
+    assert _judge(b).status == "abstained"
+
+
+def test_abstains_without_a_device():
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "runtime_calls"})
+    b.op("aten::add", 0, 10)
+    outcome = _judge(b)
+    assert outcome.status == "abstained"
+    assert "accelerator" in (outcome.reason or "")
