@@ -88,20 +88,23 @@ def test_every_field_we_read_is_theirs(theirs: dict[str, Any]) -> None:
     assert len(theirs) > 50
     wrong, newer = [], []
     ours = list(fields(hlo.SCHEMA))
-    for field in ours:
-        known = theirs[field.message].field if field.message in theirs else ()
-        match = next((one for one in known if field.name == one.name or field.number == one.number), None)
+    for declared in ours:
+        known = theirs[declared.message].field if declared.message in theirs else ()
+        match = next((one for one in known if declared.name == one.name or declared.number == one.number), None)
         if match is None:
-            newer.append(f"{field.message}.{field.name}")
+            newer.append(f"{declared.message}.{declared.name}")
             continue
         kind = FieldDescriptorProto.Type.Name(match.type).removeprefix("TYPE_").lower()
-        expected = field.type if field.type in (*SCALARS, "enum") else "message"
+        expected = declared.type if declared.type in (*SCALARS, "enum") else "message"
         repeated = match.label == FieldDescriptorProto.LABEL_REPEATED
         target = match.type_name.removeprefix(".xla.")
-        if (match.name, match.number, kind, repeated) != (field.name, field.number, expected, field.repeated) or (
-            kind == "message" and target != field.type
-        ):
-            wrong.append(f"{field.message}.{field.name}: {match.number} {match.name} {kind} {target}")
+        if (match.name, match.number, kind, repeated) != (
+            declared.name,
+            declared.number,
+            expected,
+            declared.repeated,
+        ) or (kind == "message" and target != declared.type):
+            wrong.append(f"{declared.message}.{declared.name}: {match.number} {match.name} {kind} {target}")
     assert wrong == []
     assert len(ours) > 150
     if jaxlib_version() >= WRITTEN_AGAINST:

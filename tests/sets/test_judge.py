@@ -21,7 +21,7 @@ from perfscope.analyzers import judge as judging
 from perfscope.analyzers.digest import Digest, digest
 from perfscope.analyzers.engine import Examined, analyze
 from perfscope.analyzers.judge import judge_paths, load_paths
-from perfscope.analyzers.readers.hlo import text
+from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import Task, load_path
 from perfscope.analyzers.readers.remote import is_remote, shown_url, without_secrets
@@ -125,7 +125,7 @@ def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, m
         shutil.copy(corpus / "hlo_text" / name, tmp_path)
     files: list[str] = []
     judged: list[int | None] = []
-    read, examine = text.read, judging.examine
+    read, examine = hlo_text.read, judging.examine
 
     def counted(path: Path) -> Trace:
         files.append(path.name)
@@ -135,7 +135,7 @@ def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, m
         judged.append(trace.source.programs)
         return examine(trace, rules)
 
-    monkeypatch.setattr(text, "read", counted)
+    monkeypatch.setattr(hlo_text, "read", counted)
     monkeypatch.setattr(judging, "examine", watched)
     monkeypatch.setattr("perfscope.analyzers.digest.examine", watched)
     judge_paths([tmp_path], jobs=1)
@@ -405,8 +405,8 @@ def test_what_is_shown(url: str, shown: str) -> None:
 
 def test_texts_about_a_url() -> None:
     url = "https://me:pass-word@host/x?sig=abcd%3Defg&rank=3"
-    for text in (f"cannot open {url}", "GET /x?sig=abcd=efg", "user me:pass-word", "pass-word of me", "abcd%3Defg"):
-        said = without_secrets(text, url)
+    for line in (f"cannot open {url}", "GET /x?sig=abcd=efg", "user me:pass-word", "pass-word of me", "abcd%3Defg"):
+        said = without_secrets(line, url)
         assert "abcd" not in said
         assert "pass-word" not in said
     assert without_secrets("no such key", url) == "no such key"

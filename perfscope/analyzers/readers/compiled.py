@@ -55,10 +55,7 @@ def read(path: Path) -> Trace:
     manifest says of it.
     """
     manifest = load(path)
-    if manifest.framework == "torch":
-        trace = read_plan_folder(path, manifest)
-    else:
-        trace = _programs(path, manifest)
+    trace = read_plan_folder(path, manifest) if manifest.framework == "torch" else _programs(path, manifest)
     notes = (*_manifest_notes(manifest), *trace.source.notes)
     trace.source = replace(trace.source, path=str(path), format=FORMAT, notes=tuple(dict.fromkeys(notes)))
     trace.target = _target(path, manifest)

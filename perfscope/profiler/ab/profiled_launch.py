@@ -74,7 +74,7 @@ def profile_once(
 
 def _our_path() -> str:
     """What we import from ourselves, with the place of this package in front."""
-    ours = str(Path(run_folders.__file__).resolve().parents[2])
+    ours = str(Path(run_folders.__file__).resolve().parents[3])
     return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 
 

@@ -154,7 +154,7 @@ def _stacks(snapshot: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
 # What a process holds when passes begin and when they end: tensors by name, allocator counters, CUDA snapshots.
 
 
-UNTIMED_PASS = "detail"
+UNTIMED_PASS = "detail"  # noqa: S105 (no password)
 """The pass beside which the allocator's history is recorded: nobody uses its times."""
 
 

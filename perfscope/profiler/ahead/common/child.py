@@ -94,7 +94,7 @@ def _make_perfscope_importable() -> None:
     if sys.path and not sys.flags.safe_path and sys.path[0] in (str(Path(__file__).parent), str(Path.cwd()), ""):
         del sys.path[0]
     if importlib.util.find_spec("perfscope") is None:
-        sys.path.append(str(Path(__file__).resolve().parents[3]))
+        sys.path.append(str(Path(__file__).resolve().parents[4]))
 
 
 if __name__ == "__main__":

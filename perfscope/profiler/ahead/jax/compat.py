@@ -105,7 +105,7 @@ def package_folders() -> tuple[str, ...]:
     import jax
     import jaxlib
 
-    ours = Path(__file__).parent
+    ours = Path(__file__).parents[1]
     return (*(f"{Path(str(one.__file__)).parent}/" for one in (jax, jaxlib)), f"{ours}/")
 
 
@@ -122,7 +122,7 @@ def register_canonical_type(kind: type) -> None:
 def exclude_own_frames() -> None:
     """Have jax pass over our own frames where it keeps from which line an operation comes, as it does over its own."""
     register = get("jax._src.source_info_util", "register_exclusion")
-    for file in Path(__file__).parent.glob("jax_*.py"):
+    for file in Path(__file__).parent.rglob("*.py"):
         register(str(file))
 
 
@@ -320,7 +320,7 @@ def exclude_own_folder() -> None:
     try:
         from jax._src import source_info_util
 
-        source_info_util.register_exclusion(str(Path(__file__).parent))
+        source_info_util.register_exclusion(str(Path(__file__).parents[1]))
     except (ImportError, AttributeError):
         return  # they are at the outer end of a stack: more to read, nothing wrong
 

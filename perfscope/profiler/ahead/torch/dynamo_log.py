@@ -13,7 +13,7 @@ from perfscope.model.errors import DataError
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.op_graph.frames import Frames
 
-_OWN_FOLDER = Path(__file__).parent
+_OWN_FOLDER = Path(__file__).parents[1]
 _OUTERMOST = "torch/_dynamo/external_utils.py"
 """Around a module of torch's own that is called first of all."""
 

@@ -41,7 +41,7 @@ class Frames:
     """Classifies frames once per code object and names files as the user would."""
 
     def __init__(self, torch_file: str, working_folder: Path) -> None:
-        ours = Path(os.path.abspath(__file__)).parents[2]
+        ours = Path(os.path.abspath(__file__)).parents[3]
         self._torch = _folder(Path(torch_file).parent)
         self._ours = _folder(ours)
         self._workloads = _folder(ours / "workloads")
