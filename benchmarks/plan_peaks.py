@@ -40,13 +40,14 @@ EAGER, COMPILED = 1, 3
 
 CHILD = child_process.CHILD
 OWN_KERNELS = """
-from perfscope.profiler.ahead import child, torch_inductor_host
+from perfscope.profiler.ahead.common import child
+from perfscope.profiler.ahead.torch import inductor
 
 def as_it_is(_):
     import torch._inductor.config
     torch._inductor.config.cpu_backend = "cpp"
 
-torch_inductor_host.host_as_device = as_it_is
+inductor.treat_cpu_as_device = as_it_is
 child.main()
 """
 """A child that plans with inductor's C++ backend."""

@@ -58,7 +58,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes m
 found = {"captures": {}}
 try:
     import jax
-    from perfscope.profiler import jax_compat
+    from perfscope.profiler.jax import compat as jax_compat
     found["jax"], found["jaxlib"] = jax_compat.version()
     found["apis"] = jax_compat.private_apis()
     from perfscope.profiler.session.pass_runner import CAPTURES, unavailable

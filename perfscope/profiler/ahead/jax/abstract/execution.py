@@ -312,7 +312,7 @@ class _AbstractRun:
         return results if several else results[0]
 
 
-WRAPPER_FILES = ("pmap.py", "jax_abstract.py")
+WRAPPER_FILES = ("pmap.py", __file__)
 """Files of jax's and ours that wrap a function of the user's into a program."""
 
 
